@@ -16,6 +16,7 @@ from mlm_repro.lineage.lock import check_place
 
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the record to this file.")]
 Rounds = Annotated[int, typer.Option(min=1, help="How often every contender is measured, in turn.")]
+Only = Annotated[list[str] | None, typer.Option(help="Only this case; may be repeated.")]
 
 app = CommandLine(
     help="Measure speed beside other programs, in one run on this machine.", no_args_is_help=True
@@ -59,7 +60,7 @@ def data(
 @app.command()
 def train(
     rounds: Rounds = 3,
-    case: Annotated[list[str] | None, typer.Option(help="Only this case; may be repeated.")] = None,
+    case: Only = None,
     json: Json = None,
 ) -> None:
     """Time training on one core beside nanoGPT, stock and tuned, and the core's limit; also
@@ -125,7 +126,8 @@ def gpu(
     from benchmarks.gpu import chosen_items, measure
 
     if dry_run:
-        chosen, until = chosen_items(items), 0.0
+        chosen = chosen_items(items)
+        until = 0.0
         for name, seconds in chosen.items():
             until += seconds
             print(f"{name}: {seconds:g} s, {until:g} s in all")
@@ -150,7 +152,7 @@ def fixes(
         Path | None, typer.Option(help="A clone of NVIDIA/Megatron-LM; nothing is fetched.")
     ] = None,
     torchtitan: Annotated[Path | None, typer.Option(help="A clone of pytorch/torchtitan.")] = None,
-    case: Annotated[list[str] | None, typer.Option(help="Only this case; may be repeated.")] = None,
+    case: Only = None,
     json: Annotated[
         Path | None, typer.Option(help="Keep the rows in this file, and go on where it ends.")
     ] = None,

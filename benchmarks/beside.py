@@ -20,7 +20,12 @@ from mlm_repro.engine.trainer import Trainer
 from mlm_repro.experiments.benchmark import Benchmark, Case
 
 EVERY = 10
-SIZE = ("num_layers=6", "hidden_size=192", "num_heads=6", "seq_length=128")
+SIZE = (
+    "model.num_layers=6",
+    "model.hidden_size=192",
+    "model.num_heads=6",
+    "model.seq_length=128",
+)
 """The twin of 8.3b: 3.3 million parameters, 40 MB of checkpoint."""
 GOAL = 1.02
 TIMES = {"thread time": None, "wall time": None, "wall time with a core": GOAL}
@@ -28,8 +33,8 @@ TIMES = {"thread time": None, "wall time": None, "wall time with a core": GOAL}
 
 
 def measure(rounds: int) -> Benchmark:
-    """Train in a process of its own; a round is ten iterations beside a checkpoint, between ten
-    before and ten after."""
+    """Train in a process of its own; in each of the rounds ten iterations run beside a checkpoint's
+    writing, between ten before and ten after without. Return the record with both times."""
     ends = apart("training", _ends_of_iterations, EVERY * (2 * rounds + 2))
     case = Case(name=f"a checkpoint every {EVERY} iterations")
     blocks = [
@@ -68,28 +73,32 @@ def measure(rounds: int) -> Benchmark:
 
 
 def _waited_for_a_core() -> float:
-    """Seconds in which this thread could go on and no core was free; 0 where the system does not
-    say."""
+    """Return the seconds so far in which this thread could go on and no core was free; 0 where the
+    system does not say."""
     path = Path("/proc/thread-self/schedstat")
     return int(path.read_text().split()[1]) / 1e9 if path.exists() else 0.0
 
 
 def _ends_of_iterations(iterations: int) -> list[tuple[float, float, float, float]]:
-    """Processor time of this thread, time of the wall, the same without waits for a core, and what
-    saving took of the first, as each iteration ends.
+    """Train, and return for the end of each iteration four readings in seconds: processor time of
+    this thread, time of the wall, the same without waits for a core, and what saving took of the
+    first.
 
-    Every other ten iterations end in a save. Memory is kept as `mlm-train` keeps it.
+    Every twentieth iteration ends in a save. Memory is kept as `mlm-train` keeps it. For a process
+    of its own: the trainer's class is changed.
     """
     keep_large_buffers()
     torch.set_num_threads(1)
-    ends, saving = list[tuple[float, float, float, float]](), [0.0]
+    ends = list[tuple[float, float, float, float]]()
+    saving = [0.0]
 
     def noted(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(trainer: Trainer, *arguments: Any) -> Any:
             begun = time.thread_time()
             done = method(trainer, *arguments)
             if arguments:
-                now, waited = time.monotonic(), _waited_for_a_core()
+                now = time.monotonic()
+                waited = _waited_for_a_core()
                 ends.append((time.thread_time(), now, now - waited, saving[0]))
             else:
                 saving[0] += time.thread_time() - begun
@@ -101,17 +110,15 @@ def _ends_of_iterations(iterations: int) -> list[tuple[float, float, float, floa
         setattr(Trainer, name, noted(getattr(Trainer, name)))
     with tempfile.TemporaryDirectory() as folder:
         dataset = write_dataset(Path(folder) / "data")
-        stated = [f"model.{setting}" for setting in SIZE]
-        stated += [
+        stated = [
+            *SIZE,
             f"train.iterations={iterations}",
             f"train.checkpoint_interval={2 * EVERY}",
             "train.precision=fp32",
-        ]
-        stated += [
             "train.global_batch_size=8",
             "train.microbatch_size=4",
             f"train.validation_interval={iterations}",
+            f"data.dataset={dataset}",
         ]
-        config = read_run_config("355m", [*stated, f"data.dataset={dataset}"])
-        train(resolve(config, 1), Path(folder) / "runs")
+        train(resolve(read_run_config("355m", stated), 1), Path(folder) / "runs")
     return ends

@@ -92,8 +92,9 @@ def fit(
     weights: Floats,
     **how: Any,
 ) -> Machine:
-    """Return the machine with the constants fitted to weighted log errors; `how` goes to
-    `least`."""
+    """Return the machine with the named constants fitted to weighted log errors of its predictions
+    of the observations. `constants` has `start`, `low` and `high` of each; the fit starts from the
+    machine's own values. `how` goes to `least`."""
     values = published_values(observations)
 
     def errors(trial: Machine) -> Floats:
@@ -104,7 +105,7 @@ def fit(
 
 def fit_node(machine: Machine, measured: Floats) -> Machine:
     """Return the machine with the latency and bandwidth of all-reduces inside a node, fitted on
-    timed all-reduces."""
+    timed all-reduces: `measured` has ranks, bytes and seconds, [3, n]."""
     ranks, sent_bytes, seconds = measured
     constants = dict(NODE_CONSTANTS)
     if len({*ranks}) == 1:
@@ -117,7 +118,7 @@ def fit_node(machine: Machine, measured: Floats) -> Machine:
 
 
 def started(machine: Machine, constants: Mapping[str, Any]) -> Machine:
-    """Return the machine with the constants where their fit starts."""
+    """Return the machine with each of the named constants at its `start`."""
     return machine.replaced(**{name: constant["start"] for name, constant in constants.items()})
 
 
@@ -127,8 +128,9 @@ def least(
     errors: Callable[[Machine], Floats],
     scale: float = SOFT,
 ) -> Machine:
-    """Return the machine with the constants that, within their bounds, minimize `errors` under a
-    soft L1 loss."""
+    """Return the machine with the named constants that, within `low` and `high` of each, minimize
+    `errors` under a soft L1 loss; `scale` is the error from which it grows linearly. The search
+    starts from the machine's own values."""
     low, high = (
         np.array([constant[side] for constant in constants.values()]) for side in ("low", "high")
     )
@@ -153,7 +155,8 @@ def least(
 
 
 def zero_3() -> list[Observation]:
-    """Return the rows of ZeRO-3 in the 2021 paper's Table 2."""
+    """Return the rows of ZeRO-3 in the 2021 paper's Table 2, with "ZeRO-3" added to their
+    experiment's name."""
     return [
         row._replace(experiment="2021/table-2, ZeRO-3")
         for row in observed("2021/table-2")
@@ -162,8 +165,8 @@ def zero_3() -> list[Observation]:
 
 
 def all_reduces(gpu: str, ranks: int | None = None) -> Floats:
-    """Return ranks, bytes and seconds of NCCL all-reduces inside one server of these GPUs, [3, n];
-    by default of all numbers of ranks."""
+    """Return ranks, bytes and seconds of vTrain's NCCL all-reduces inside one server of these GPUs,
+    [3, n]; by default those of all numbers of ranks."""
     timed = [
         (int(row["ranks"]), int(row["bytes"]), float(row["nanoseconds"]) * 1e-9)
         for row in read_rows(HERE / "vtrain-all-reduce.csv")
@@ -174,7 +177,7 @@ def all_reduces(gpu: str, ranks: int | None = None) -> Floats:
 
 @cache
 def datasheet(cluster: str) -> dict[str, float]:
-    """Return the constants of a cluster that come from a datasheet."""
+    """Return by name the values of a cluster's constants that come from a datasheet."""
     return {
         name: constant.value
         for name, constant in load_cluster(cluster).constants
@@ -183,12 +186,13 @@ def datasheet(cluster: str) -> dict[str, float]:
 
 
 def simulated_seconds(machine: Machine, workloads: Sequence[Workload]) -> Floats:
-    """Return the simulator's iteration times."""
+    """Return the seconds of an iteration of each workload on the machine, as the simulator predicts
+    them."""
     return iteration_parts(machine, workloads).total
 
 
 def ideal_seconds(machine: Machine, workloads: Sequence[Workload]) -> Floats:
-    """Return the iteration times if every GPU reached its peak."""
+    """Return the seconds of an iteration of each workload if every GPU reached its peak."""
     return (
         np.array([flops_of(workload) / workload.gpus for workload in workloads])
         / machine.matmul_flops_per_second
@@ -198,15 +202,16 @@ def ideal_seconds(machine: Machine, workloads: Sequence[Workload]) -> Floats:
 def predicted(
     machine: Machine, observations: Sequence[Observation], rule: Rule = simulated_seconds
 ) -> Floats:
-    """Return the rule's values of the observed quantities, in order. The datasheet of a row's own
-    cluster replaces the machine's."""
+    """Return the values that a rule predicts for the observed quantities, in order; the rule gives
+    seconds of an iteration. If an observation names a cluster, constants of that cluster's
+    datasheet replace the machine's. A quantity that is relative refers to the first observation."""
     workloads = [observation.workload for observation in observations]
     seconds = np.empty(len(observations))
     clusters = np.array([observation.cluster for observation in observations])
     for name in dict.fromkeys(clusters.tolist()):
-        (indices,) = np.nonzero(clusters == name)
+        here = clusters == name
         own = machine.replaced(**datasheet(name)) if name else machine
-        seconds[indices] = rule(own, [workloads[index] for index in indices])
+        seconds[here] = rule(own, [*compress(workloads, here)])
     return np.array(
         [
             QUANTITIES[row.quantity](Simulated(row.workload, time, workloads[0], seconds[0]))
@@ -218,19 +223,21 @@ def predicted(
 def time_ratios(
     machine: Machine, observations: Sequence[Observation], rule: Rule = simulated_seconds
 ) -> Floats:
-    """Return measured over predicted time; for a ratio, relative to the first row."""
+    """Return for each observation its measured over its predicted time, above 1 if it was slower
+    than predicted. A ratio's refers to the first row."""
     ratios = published_values(observations) / predicted(machine, observations, rule)
     falls = [row.quantity not in ("iteration_seconds", "days_per_epoch") for row in observations]
     return np.where(falls, 1 / ratios, ratios)
 
 
 def published_values(observations: Sequence[Observation]) -> Floats:
-    """Return the measured or published values in order."""
+    """Return the measured or published value of each observation."""
     return np.array([observation.value for observation in observations])
 
 
 def weights_of(rows: Sequence[Observation]) -> Floats:
-    """Return the weight of each row in the A100 fit."""
+    """Return the weight of each row in the A100 fit: by nodes for an iteration's seconds, one
+    weight for published figures."""
     return np.array(
         [
             (
@@ -251,8 +258,9 @@ def held_out(
     keys: Sequence[Hashable],
     refit: Callable[[Sequence[Observation]], Machine],
 ) -> HeldOut:
-    """Predict the rows of each key by a machine that is fitted on all other rows, including rows
-    without a key."""
+    """Return a record (fields of `HELD_OUT`) of each row that has a key: the rows of one key are
+    predicted by a machine that `refit` fits on all other rows, including those without a key.
+    `keys` has each row's key, None for none; `title` is shown with the progress."""
     held = np.zeros(len(rows), HELD_OUT)
     ratio = np.array([row.quantity in RATIOS for row in rows])
     every = dict.fromkeys(key for key in keys if key is not None)
@@ -262,15 +270,17 @@ def held_out(
             machine = refit([*compress(rows, ~left)])
             ideal = time_ratios(machine, rows, ideal_seconds)
             known = np.median(ideal[~left & ~ratio]) if (~left & ~ratio).any() else 1.0
-            held["fold"][left], held["ratio"][left] = number, time_ratios(machine, rows)[left]
+            held["fold"][left] = number
+            held["ratio"][left] = time_ratios(machine, rows)[left]
             held["constant"][left] = (ideal / np.where(ratio, 1.0, known))[left]
             progress.advance()
     return held[[key is not None for key in keys]]
 
 
 def interval_of(held: HeldOut, source: str) -> ErrorInterval:
-    """Return the range of 90 % of measurements. Its coverage and score are those that each fold
-    gets from the others' range."""
+    """Return the interval that 90 % of the rows' ratios of measured to predicted time lie in. Its
+    coverage and score are those that each fold gets from the others' interval; the baseline is the
+    score of one share of the peak for all."""
     (coverage, score), (_, baseline) = (
         _tried(held["fold"], held[rule]) for rule in ("ratio", "constant")
     )
@@ -286,7 +296,8 @@ def interval_of(held: HeldOut, source: str) -> ErrorInterval:
 
 
 def _tried(folds: Floats, ratios: Floats) -> tuple[float, float]:
-    """Return coverage and mean score of each fold's measurements by the range of the others."""
+    """Return coverage and mean interval score of all ratios, each judged by the interval of the
+    other folds' ratios."""
     inside = np.empty(len(ratios))
     scores = np.empty(len(ratios))
     for number in np.unique(folds):
@@ -294,7 +305,8 @@ def _tried(folds: Floats, ratios: Floats) -> tuple[float, float]:
         low, high = np.log(_ends(ratios[~left] if (~left).any() else ratios))
         logs = np.log(ratios[left])
         missed = np.maximum(low - logs, 0) + np.maximum(logs - high, 0)
-        inside[left], scores[left] = missed == 0, high - low + MISSED * missed
+        inside[left] = missed == 0
+        scores[left] = high - low + MISSED * missed
     return float(inside.mean()), float(scores.mean())
 
 
@@ -304,16 +316,19 @@ def _ends(ratios: Floats) -> tuple[float, float]:
             float(np.quantile(ratios, 0.05, method="lower")),
             float(np.quantile(ratios, 0.95, method="higher")),
         )
-    logs, count = np.log(ratios), len(ratios)
+    logs = np.log(ratios)
+    count = len(ratios)
     half = (
         stdtrit(max(count - 1, 1), 0.95)
         * logs.std(ddof=1 if count > 1 else 0)
         * math.sqrt(1 + 1 / count)
     )
-    return (math.exp(logs.mean() - half), math.exp(logs.mean() + half))
+    return math.exp(logs.mean() - half), math.exp(logs.mean() + half)
 
 
-A100, H100, V100 = "dgx-a100-80g", "h100", "dgx-2h-v100"
+A100 = "dgx-a100-80g"
+H100 = "h100"
+V100 = "dgx-2h-v100"
 CORE = "megatron-core"
 """Software of the H100 rows."""
 STATED = (
@@ -339,7 +354,8 @@ NOTES = [
 
 
 class Fit(NamedTuple):
-    """A cluster and a software whose constants are fitted together."""
+    """A cluster and a software whose constants are fitted together, with the rows and how to
+    fit."""
 
     cluster: str
     software: str
@@ -355,14 +371,16 @@ class Fit(NamedTuple):
 
 
 def calibrate(out: Path) -> Benchmark:
-    """Fit the clusters and their software, write their files below `out`, and return every error.
+    """Fit the clusters and their software, write their files of constants below `out`, say of each
+    whether the shipped one is the same, and return a record of every error.
 
     The files have the names of those below `FITTED`. Raises BadInput if `out` cannot be a folder.
     """
     check_place("--out", out / "clusters/fitted" / f"{A100}.toml", "python -m benchmarks calibrate")
     a100 = a100_fit()
     machine = a100.refit(a100.rows)
-    fits, cases = (a100, h100_fit(machine), v100_fit(machine), deepspeed_fit(machine)), []
+    fits = (a100, h100_fit(machine), v100_fit(machine), deepspeed_fit(machine))
+    cases = []
     every = [
         {
             way: held_out(f"{fit.cluster}, {way}", fit.rows, keys, fit.refit)
@@ -395,40 +413,39 @@ def calibrate(out: Path) -> Benchmark:
 
 
 def a100_fit() -> Fit:
-    """Return the fit of Megatron of 2021 on A100s."""
+    """Return how Megatron of 2021 on A100s is fitted, and on which rows. Nothing but the times of
+    all-reduces is fitted yet."""
     rows = a100_rows()
     alone = fit_node(machine_of(load_cluster(A100)), all_reduces("a100"))
     start = started(alone, CONSTANTS)
     count = sum(row.quantity == "iteration_seconds" for row in rows)
     shuffled = np.random.default_rng(SEED).permutation(np.arange(count) % FOLDS).tolist()
     folds = [*shuffled, *[None] * (len(rows) - count)]
-    ways = {"rows in 5 folds": folds, "sources": [row.source for row in rows]}
     known = {row.workload for row in rows}  # vTrain measured two of Table 1
-    apart = [
-        *(row for row in observed("2021/table-1") if row.workload not in known),
-        *zero_3(),
-        *timed("megatron-2020", "nemo-a100"),
-    ]
     source = (
         "fit",
         "vTrain's single-node and multi-node rows; 2021 paper, Table 2 and Figures 11 to 16",
     )
     table = ("micro-benchmark", "vTrain's NCCL all-reduces inside one A100 server")
-    sources = dict.fromkeys(CONSTANTS, source) | dict.fromkeys(NODE_CONSTANTS, table)
     return Fit(
         A100,
         "megatron-2021",
         rows,
         lambda some: fit(start, CONSTANTS, some, weights_of(some)),
-        ways,
-        apart,
-        sources,
+        {"rows in 5 folds": folds, "sources": [row.source for row in rows]},
+        [
+            *(row for row in observed("2021/table-1") if row.workload not in known),
+            *zero_3(),
+            *timed("megatron-2020", "nemo-a100"),
+        ],
+        dict.fromkeys(CONSTANTS, source) | dict.fromkeys(NODE_CONSTANTS, table),
     )
 
 
 def h100_fit(a100: Machine) -> Fit:
-    """Return the fit of Megatron-Core and FSDP on H100s, in which each source has one weight.
-    Constants that are neither fitted nor stated are the A100s'."""
+    """Return how Megatron-Core and FSDP on H100s are fitted; each source of rows has the same
+    weight. `a100` is the fitted A100 machine: constants that are neither fitted nor stated are
+    its."""
     names = [name for name in (*CONSTANTS, *NODE_CONSTANTS) if name not in STATED]
     moved = {name: getattr(a100, name) for name in names} | {"network_share": 1.0}
     start = started(machine_of(load_cluster(H100, CORE)).replaced(**moved), MODERN)
@@ -438,13 +455,8 @@ def h100_fit(a100: Machine) -> Fit:
 
     def refit(some: Sequence[Observation]) -> Machine:
         counts = Counter(row.source for row in some)
-        return fit(
-            start,
-            MODERN,
-            some,
-            np.array([3 / math.sqrt(counts[row.source]) for row in some]),
-            scale=0.1,
-        )
+        weights = np.array([3 / math.sqrt(counts[row.source]) for row in some])
+        return fit(start, MODERN, some, weights, scale=0.1)
 
     rows = h100_rows()
     sources["network_share"] = ("counted", "an adapter for each GPU")
@@ -452,11 +464,10 @@ def h100_fit(a100: Machine) -> Fit:
 
 
 def v100_fit(a100: Machine) -> Fit:
-    """Return the fit of Megatron of 2019 on V100s, from the A100 fit's constants. Ratios refer to
-    the first row, which has no weight."""
+    """Return how Megatron of 2019 on V100s is fitted, from the constants of `a100`, the fitted A100
+    machine. Ratios refer to the first row, which has no weight."""
     rows = v100_rows()
-    figures = ("2019/figure-1", "2019/figure-5")
-    apart = [row for row in megatron_2019() if row.experiment in figures and row.value != 100]
+    apart = [row for row in megatron_2019() if "figure" in row.experiment and row.value != 100]
     shared = {name: getattr(a100, name) for name in CONSTANTS}
     shared |= dict.fromkeys(("host_softmax_seconds", "node_rank_latency_seconds"), 0.0)
     alone = machine_of(load_cluster(V100)).replaced(**shared)
@@ -466,7 +477,6 @@ def v100_fit(a100: Machine) -> Fit:
         chosen = {name: CONSTANTS[name] for name in SOFTWARE_OF_2019}
         return fit(start, chosen, some, np.array([0.0] + [1.0] * (len(some) - 1)), scale=0.03)
 
-    ways = {"rows": [None, *range(len(rows) - 1)]}
     source = ("fit", "2019 paper, Tables 2, 7 and 8 without the rows of Figures 1 and 5")
     table = ("micro-benchmark", "vTrain's NCCL all-reduces inside one V100 server")
     return Fit(
@@ -474,7 +484,7 @@ def v100_fit(a100: Machine) -> Fit:
         "megatron-2019",
         rows,
         refit,
-        ways,
+        {"rows": [None, *range(len(rows) - 1)]},
         apart,
         dict.fromkeys(CONSTANTS, TRANSFERRED)
         | dict.fromkeys(NODE_CONSTANTS, table)
@@ -484,30 +494,30 @@ def v100_fit(a100: Machine) -> Fit:
 
 
 def deepspeed_fit(a100: Machine) -> Fit:
-    """Return the fit of Megatron-DeepSpeed on A100s: the A100 fit's constants, and the host time
-    that its pipeline adds to each microbatch."""
+    """Return how Megatron-DeepSpeed on A100s is fitted: all constants are those of `a100`, the
+    fitted A100 machine, but for the host time that its pipeline adds to each microbatch."""
     rows = deepspeed_rows()
-    names = ("host_microbatch_seconds",)
-    moved = {name: TRANSFERRED for name in CONSTANTS if name in SoftwareConstants.model_fields}
-    source = (
+    fitted = "host_microbatch_seconds"
+    sources = {name: TRANSFERRED for name in CONSTANTS if name in SoftwareConstants.model_fields}
+    sources[fitted] = (
         "fit",
         "arXiv:2201.11990, Section 2.4: 530 billion parameters on 280, 350 and 420 nodes",
     )
-    chosen = {name: CONSTANTS[name] for name in names}
     return Fit(
         "selene",
         "megatron-deepspeed",
         rows,
-        lambda some: fit(a100, chosen, some, np.ones(len(some))),
+        lambda some: fit(a100, {fitted: CONSTANTS[fitted]}, some, np.ones(len(some))),
         {"rows": range(len(rows))},
         timed("bigscience"),
-        moved | dict.fromkeys(names, source),
+        sources,
     )
 
 
 def intervals(fit: Fit, held: Mapping[str, HeldOut]) -> dict[str, ErrorInterval]:
-    """Return the intervals of runs on one node and on several, and of ratios if there are any. If a
-    fold has few rows of either, both intervals are over all rows."""
+    """Return by name the intervals of runs on one node (`one_node`) and on several
+    (`several_nodes`), and of ratios (`ratio`) if there are any, from the first way in `held`. Both
+    of the first are over all rows if either has few, or none in some fold."""
     way, fold = next(iter(held.items()))
     rows = _left_out(fit, way)
     node = machine_of(load_cluster(fit.cluster)).gpus_per_node
@@ -530,8 +540,8 @@ def intervals(fit: Fit, held: Mapping[str, HeldOut]) -> dict[str, ErrorInterval]
 def widest(
     a100: HeldOut, h100: HeldOut, v100: HeldOut, within: Iterable[ErrorInterval]
 ) -> ErrorInterval:
-    """Return the range that covers 90 % of every source's measurements, and all the intervals
-    `within`.
+    """Return the interval that covers 90 % of the measurements of each source, predicted by a fit
+    without it, and also every interval `within`.
 
     Each A100 and H100 source is predicted by a fit on the other sources of its cluster; each V100
     row by a fit of the software's constants on the other rows, with the A100 fit's constants for
@@ -543,7 +553,8 @@ def widest(
         for fold in np.unique(held["fold"])
     ]
     ratios.append(v100["ratio"])
-    ends, inside = np.array([_ends(each) for each in ratios]), []
+    ends = np.array([_ends(each) for each in ratios])
+    inside = []
     for index, each in enumerate(ratios):
         low, high = _union(np.delete(ends, index, axis=0))
         inside.append(((low <= each) & (each <= high)).mean())
@@ -561,23 +572,20 @@ def _union(ends: Floats) -> tuple[float, float]:
 
 
 def files(fit: Fit, machine: Machine, intervals: Mapping[str, ErrorInterval]) -> dict[str, str]:
-    """Return the texts, by path, that the cluster's and the software's own files extend.
+    """Return the texts of the fitted files by their path below `FITTED`: the software's constants,
+    intervals and reach, and the cluster's constants if any was fitted. The cluster's and the
+    software's own files extend them.
 
     The H100 fit also gives the constants that are transferred to clusters without measurements.
     """
     software = _constants(fit.sources, machine, SoftwareConstants)
-    for name, interval in intervals.items():
-        stated = interval.model_dump(exclude_none=True).items()
-        software += [
-            "",
-            f"[intervals.{name}]",
-            *(f"{key} = {json.dumps(value)}" for key, value in stated),
-        ]
-    software += [
-        "",
-        "[reach]",
-        *(f"{key} = {json.dumps(value)}" for key, value in reach(fit).items()),
-    ]
+    sections = {
+        f"intervals.{name}": interval.model_dump(exclude_none=True)
+        for name, interval in intervals.items()
+    }
+    for name, values in (sections | {"reach": reach(fit)}).items():
+        software += ["", f"[{name}]"]
+        software += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
     lines = {f"software/fitted/{fit.software}.toml": software}
     if {*fit.sources} & {*Hardware.model_fields}:
         lines[f"clusters/fitted/{fit.cluster}.toml"] = _constants(fit.sources, machine, Hardware)
@@ -588,15 +596,15 @@ def files(fit: Fit, machine: Machine, intervals: Mapping[str, ErrorInterval]) ->
 
 
 def reach(fit: Fit) -> dict[str, list[Any]]:
-    """Return the processors of a fit's rows, and the minimum and maximum of their nodes, positions
-    and parameters."""
+    """Return the ranges of a fit's rows: under `processors` the processor, and under `nodes`, `seq`
+    (positions) and `parameters` the minimum and the maximum."""
     cluster = load_cluster(fit.cluster)
+    workloads = [row.workload for row in fit.rows]
+    node = cluster.constants.gpus_per_node.value
     sizes: dict[str, list[float]] = {
-        "nodes": [
-            max(row.workload.gpus / cluster.constants.gpus_per_node.value, 1.0) for row in fit.rows
-        ],
-        "seq": [row.workload.seq for row in fit.rows],
-        "parameters": [parameter_count(checked_config(row.workload).model) for row in fit.rows],
+        "nodes": [max(each.gpus / node, 1.0) for each in workloads],
+        "seq": [each.seq for each in workloads],
+        "parameters": [parameter_count(checked_config(each).model) for each in workloads],
     }
     return {"processors": [cluster.processor]} | {
         name: [min(values), max(values)] for name, values in sizes.items()
@@ -606,7 +614,8 @@ def reach(fit: Fit) -> dict[str, list[Any]]:
 def _constants(
     sources: Mapping[str, tuple[str, str]], machine: Machine, of: type[Config]
 ) -> list[str]:
-    """Return the lines of a file with the fitted constants that `of` has."""
+    """Return the lines of a file with the machine's values of those constants of `sources` that the
+    model `of` has, each with its kind and source."""
     lines = ["# Written by `python -m benchmarks calibrate`.", "[constants]"]
     for name in of.model_fields:
         if name in sources:
@@ -619,7 +628,7 @@ def _constants(
 
 
 def rounded(value: float) -> float:
-    """Return the value to the four digits that are kept."""
+    """Return the value rounded to the four significant digits that are kept."""
     return float(f"{value:.4g}")
 
 
@@ -630,8 +639,9 @@ def _left_out(fit: Fit, way: str) -> list[Observation]:
 def _errors(
     fit: Fit, machine: Machine, held: Mapping[str, HeldOut], span: Mapping[str, ErrorInterval]
 ) -> list[Series]:
-    """Return, as series, the relative errors of the predictions in each set, table or figure, held
-    out or apart, and the coverage and score of the intervals."""
+    """Return, as series, the mean, median and bias of the relative errors of predicted times in
+    each set of rows, left out or apart; coverage of the rows apart; and coverage and score of each
+    interval in `span`."""
     errors_of = defaultdict(list)
     inside = defaultdict(list)
     for way, fold in held.items():
@@ -644,9 +654,9 @@ def _errors(
         where = "one_node" if row.workload.gpus <= machine.gpus_per_node else "several_nodes"
         interval = span["ratio" if row.quantity in RATIOS else where]
         inside[f"{row.experiment}, apart"].append(interval.low <= ratio <= interval.high)
-    series = [
-        each for name, errors in errors_of.items() for each in _scored(name, np.array(errors))
-    ]
+    series = []
+    for name, errors in errors_of.items():
+        series += _scored(name, np.array(errors))
     series += [_series(name, "coverage", float(np.mean(each))) for name, each in inside.items()]
     for name, interval in span.items():
         for measure in ("coverage", "score", "baseline"):
@@ -656,12 +666,11 @@ def _errors(
 
 
 def _scored(name: str, errors: Floats) -> list[Series]:
-    measures = {
-        "mean": np.abs(errors).mean(),
-        "median": np.median(np.abs(errors)),
-        "bias of": errors.mean(),
-    }
-    return [_series(name, f"{measure} error", float(value)) for measure, value in measures.items()]
+    return [
+        _series(name, "mean error", float(np.abs(errors).mean())),
+        _series(name, "median error", float(np.median(np.abs(errors)))),
+        _series(name, "bias of error", float(errors.mean())),
+    ]
 
 
 def _series(name: str, measure: str, share: float) -> Series:

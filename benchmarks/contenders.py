@@ -6,6 +6,7 @@ Shapes: b batch, s sequence, h hidden, n heads, d head dim, v vocabulary; activa
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ from mlm_repro.engine.model.microbatch import PipelineInput
 from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.engine.rng import Dropout
 from mlm_repro.engine.step import TrainingStep, build_step
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.errors import UserError
 from mlm_repro.lineage.extras import import_extra
 from mlm_repro.lineage.progress import Progress
@@ -40,7 +42,8 @@ rank."""
 
 
 def huggingface(config: ModelConfig) -> torch.nn.Module:
-    """Return transformers' GPT2LMHeadModel, with its own initial values."""
+    """Return a new GPT2LMHeadModel of transformers with this model's sizes and transformers' own
+    initial values. Needs the extra `bench`."""
     transformers = import_extra("transformers", "bench")
     settings = transformers.GPT2Config(
         **FORMATS["gpt2"].their_config(config), bos_token_id=0, eos_token_id=0
@@ -50,15 +53,19 @@ def huggingface(config: ModelConfig) -> torch.nn.Module:
 
 
 def adamw(model: torch.nn.Module, train: TrainConfig, fused: bool = False) -> torch.optim.AdamW:
-    """Return torch's optimizer as such programs set it: parameters of one dim are not decayed."""
+    """Return torch's AdamW over a model's parameters with a recipe's settings, as such programs set
+    it: parameters of one dim are not decayed."""
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": train.weight_decay},
         {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
     ]
-    betas = (train.adam_beta1, train.adam_beta2)
     return torch.optim.AdamW(
-        groups, lr=train.learning_rate, betas=betas, eps=train.adam_epsilon, fused=fused
+        groups,
+        lr=train.learning_rate,
+        betas=(train.adam_beta1, train.adam_beta2),
+        eps=train.adam_epsilon,
+        fused=fused,
     )
 
 
@@ -73,22 +80,22 @@ class TrainingSize:
 
     @property
     def tokens(self) -> int:
-        """Return the tokens of one iteration over all ranks."""
+        """The tokens of one iteration over all ranks."""
         return self.train.global_batch_size * self.model.seq_length
 
     @property
-    def setting(self) -> dict[str, Any]:
-        """Return the model and the recipe where they differ from their defaults, and the
-        warm-up."""
-        recipes = {"model": self.model, "train": self.train}
-        changed = {
-            name: recipe.model_dump(exclude_defaults=True) for name, recipe in recipes.items()
+    def setting(self) -> JSON:
+        """Settings for a record: under `model` and `train` the values that differ from the
+        defaults, and the iterations of `warm_up`."""
+        return {
+            "model": self.model.model_dump(exclude_defaults=True),
+            "train": self.train.model_dump(exclude_defaults=True),
+            "warm_up": self.warm_up,
         }
-        return changed | {"warm_up": self.warm_up}
 
     def batch(self, iteration: int) -> NDArray[np.int64]:
-        """Return the token ids of an iteration's global batch, [B, s + 1]: few words are frequent,
-        as in text."""
+        """Return invented token ids of an iteration's global batch, [B, s + 1]; a few words are
+        frequent, as in text. The recipe's seed and the iteration fix them."""
         generator = np.random.default_rng([self.train.seed, iteration])
         uniform = generator.random((self.train.global_batch_size, self.model.seq_length + 1))
         return (self.model.vocab_size**uniform - 1).astype(np.int64)
@@ -96,7 +103,7 @@ class TrainingSize:
 
 @dataclass(frozen=True)
 class Timed:
-    """Timed iterations of one round, in processes of their own."""
+    """Timed iterations of one round of a contender."""
 
     seconds: list[float]
     """Time of every iteration after the warm-up."""
@@ -108,7 +115,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class OurLayout:
-    """This engine on one rank."""
+    """This engine on one rank, as a contender."""
 
     name: str
     microbatches: int = 1
@@ -117,19 +124,20 @@ class OurLayout:
     """True if the first step captures its microbatches as CUDA graphs."""
     is_tuned: bool = True
 
-    def build(self, size: TrainingSize, device: torch.device | None = None) -> Step:
-        """Return a step, by default on this rank's device."""
-        return self.steps(self.training(size, device), size)
+    def build(self, size: TrainingSize) -> Step:
+        """Build a new model with its optimizer on this rank's device, and return a function that
+        trains it for an iteration."""
+        return self.steps(self.training(size), size)
 
-    def training(self, size: TrainingSize, device: torch.device | None = None) -> TrainingStep:
-        """Return the model with its optimizer, by default on this rank's device."""
-        return build_step(
-            size.model, size.train, ParallelConfig(), serial_mesh(device or local_device())
-        )[1]
+    def training(self, size: TrainingSize) -> TrainingStep:
+        """Return a new model with its optimizer, on this rank's device."""
+        return build_step(size.model, size.train, ParallelConfig(), serial_mesh(local_device()))[1]
 
     def steps(self, training: TrainingStep, size: TrainingSize) -> Step:
-        """Return a step of a model that was built already; the batch may have another size."""
-        train, mesh = size.train, training.mesh
+        """Return a function that trains a model which was built already for an iteration; the batch
+        of `size` may differ from the one that it was built for."""
+        train = size.train
+        mesh = training.mesh
         microbatch = train.global_batch_size // self.microbatches
 
         def step(iteration: int, dropout: float) -> float:
@@ -153,8 +161,10 @@ class OurLayout:
 class _Block(nn.Module):
     def __init__(self, h: int, heads: int) -> None:
         super().__init__()
-        self.heads, self.dropout = heads, nn.Dropout(0.0)
-        self.ln_1, self.ln_2 = nn.LayerNorm(h), nn.LayerNorm(h)
+        self.heads = heads
+        self.dropout = nn.Dropout(0.0)
+        self.ln_1 = nn.LayerNorm(h)
+        self.ln_2 = nn.LayerNorm(h)
         self.attn = nn.ModuleDict({"c_attn": nn.Linear(h, 3 * h), "c_proj": nn.Linear(h, h)})
         self.mlp = nn.ModuleDict({"c_fc": nn.Linear(h, 4 * h), "c_proj": nn.Linear(4 * h, h)})
 
@@ -170,12 +180,13 @@ class _Block(nn.Module):
 
 
 class NanoGPTModel(nn.Module):
-    """nanoGPT's model, called with token ids and targets [b, s] for the mean loss."""
+    """nanoGPT's model, called with token ids and targets [b, s]; returns their mean loss."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         h = config.hidden_size
-        self.wte, self.wpe = nn.Embedding(config.vocab_size, h), nn.Embedding(config.seq_length, h)
+        self.wte = nn.Embedding(config.vocab_size, h)
+        self.wpe = nn.Embedding(config.seq_length, h)
         self.dropout = nn.Dropout(0.0)
         self.h = nn.ModuleList(_Block(h, config.num_heads) for _ in range(config.num_layers))
         self.ln_f = nn.LayerNorm(h)
@@ -201,10 +212,12 @@ class Peer:
     is_compiled: bool = False
 
     def build(self, size: TrainingSize) -> Step:
-        """Return a step of the model."""
+        """Build the model on this process's device, and return a function that trains it for an
+        iteration. Seeds torch's generator."""
         network = GPT2(size.model, serial_mesh())
         network.initialize(size.train.seed)
-        train, device = size.train, local_device()
+        train = size.train
+        device = local_device()
         with device:  # a GPU draws the values that are replaced in less time
             model = NanoGPTModel(size.model).train()
         weights = named_as_theirs(dict(network.named_parameters()), network.config)
@@ -243,8 +256,10 @@ def time_contender(
     clock: Callable[[], float] = time.perf_counter,
     training: TrainingStep | None = None,
 ) -> Timed:
-    """Run the iterations of one round, with the model `training` if it is given, else with a new
-    one."""
+    """Train the iterations of one round, those of the warm-up included, and return their times and
+    losses. An engine's contender goes on with the model `training`, if given; else a new one is
+    built before the clock runs. `clock` gives seconds. A tuned contender changes this process's
+    allocator."""
     if contender.is_tuned:
         keep_large_buffers()
     memory = PeakMemory(local_device())
@@ -253,7 +268,8 @@ def time_contender(
         if training and isinstance(contender, OurLayout)
         else contender.build(size)
     )
-    seconds, losses = [], []
+    seconds = []
+    losses = []
     for iteration in range(size.train.iterations):
         start = clock()
         losses.append(step(iteration, dropout))
@@ -264,22 +280,21 @@ def time_contender(
 def in_turn(
     name: str, rounds: int, measurements: Mapping[K, Callable[[], Any]]
 ) -> dict[K, list[Any]]:
-    """Take every measurement in each round, so that other work on the machine falls on each
-    alike."""
-    taken: dict[K, list[Any]] = {key: [] for key in measurements}
+    """Take every measurement once in each round, so that other work on the machine falls on all
+    alike; return the values of each by its key, one for each round. Shows progress under `name`."""
+    taken = defaultdict[K, list[Any]](list)
     with Progress(name, rounds * len(measurements), "measurements") as progress:
         for _ in range(rounds):
             for key, measure in measurements.items():
                 taken[key].append(measure())
-                progress.advance(
-                    1, ", ".join(map(str, key)) if isinstance(key, tuple) else str(key)
-                )
+                shown = ", ".join(map(str, key)) if isinstance(key, tuple) else str(key)
+                progress.advance(1, shown)
     return taken
 
 
 def apart(name: str, function: Callable[..., T], *arguments: Any) -> T:
-    """Return a function's result in a new process. Raises UserError with the measurement's name if
-    the function fails."""
+    """Run a function in a new process that is forked from this one, and return its result; it may
+    take ten minutes. Raises UserError with `name`, the measurement's, if it fails."""
     try:
         (result,) = run_forked(function, 1, *arguments, timeout_seconds=600.0)
     except RanksFailed as error:

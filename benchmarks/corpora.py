@@ -50,18 +50,19 @@ NOTES = [
 
 
 def words(rng: random.Random, count: int) -> str:
-    """Return `count` invented words."""
+    """Return `count` invented words with spaces between them."""
     return " ".join("".join(rng.choices(LETTERS, k=rng.randrange(2, 9))) for _ in range(count))
 
 
 def crawl(rng: random.Random, number: int) -> str:
-    """Return a line; every second one is the same error page."""
+    """Return the text of document `number`: seven invented words, or for an even number the same
+    error page."""
     return words(rng, 7) if number % 2 else "page not found"
 
 
 def templates(rng: random.Random, number: int) -> str:
-    """Return a page of one of three templates. Pages of a template are alike and no duplicates, but
-    for one in fifty."""
+    """Return the text of document `number`, a page of one of three templates. Pages of a template
+    are alike but no duplicates; one in fifty differs from an earlier page by a space alone."""
     if number % 50 == 49:
         return templates(random.Random(number - 3), number - 3).replace(" ", "  ", 1)
     vocabulary = _vocabulary()
@@ -99,19 +100,21 @@ SHAPES = {
 
 
 def texts(name: str, documents: int) -> Iterator[str]:
-    """Return the first `documents` texts of a shape, one at a time."""
+    """Return an iterator over the first `documents` texts of a shape. Each text is seeded by its
+    number."""
     return (SHAPES[name].text(random.Random(number), number) for number in range(documents))
 
 
 def write_corpus(path: Path, name: str, documents: int) -> Path:
-    """Write `documents` documents of a shape as JSON lines, and return the file's path."""
+    """Write the first `documents` texts of a shape into `path` as JSON lines, and return `path`."""
     with path.open("w", encoding="utf-8") as file:
         file.writelines(f"{json.dumps({'text': text})}\n" for text in texts(name, documents))
     return path
 
 
 def write_recipe(folder: Path, corpus: Path) -> Path:
-    """Write the recipe of a corpus, and its tokenizer beside it."""
+    """Write into a folder a recipe that builds the corpus, a file of JSON lines, and the tokenizer
+    that it names; return the recipe's path."""
     Tokenizer.train(["any"], 257).save(folder / "tokenizer")
     path = folder / "recipe.toml"
     path.write_text(RECIPE.format(corpus, folder / "tokenizer"), encoding="utf-8")
@@ -119,18 +122,21 @@ def write_recipe(folder: Path, corpus: Path) -> Path:
 
 
 def promise_of(recipe: Path) -> Promise:
-    """Return the promise of a dry run for a recipe."""
+    """Return what a dry run promises for a recipe's file. It rehearses: a part of the corpus is
+    built."""
     config = load_config(recipe, DataConfig, [])
     sources = open_sources(config.sources, config.seed)
     return promise(config, sources, rehearse(config, sources), sources.total_bytes)
 
 
 def used(recipe: Path, runs: Path) -> tuple[int, int, float]:
-    """Build a dataset; return its peak of memory and of disk in bytes, and its processor seconds.
+    """Build a recipe's dataset below `runs` with `mlm-data`; return the peak of its memory and of
+    its disk in bytes, and its processor seconds.
 
-    Raises UserError if it fails.
+    Raises UserError if the build fails.
     """
-    program, disk = Path(sys.executable).with_name("mlm-data"), 0
+    program = Path(sys.executable).with_name("mlm-data")
+    disk = 0
     process = Popen([program, "run", recipe, "--runs", runs], stdout=DEVNULL, stderr=DEVNULL)
     while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
         disk = max(disk, _taken(runs, process.pid))
@@ -141,8 +147,8 @@ def used(recipe: Path, runs: Path) -> tuple[int, int, float]:
 
 
 def _taken(runs: Path, process: int) -> int:
-    """Return the bytes of files below a folder that may change meanwhile, and of nameless files
-    that the process has mapped; 0 if they cannot be read."""
+    """Return the bytes of the files that a build's work takes below `runs`, and of nameless files
+    that the process has mapped; 0 if any cannot be read, as files may go meanwhile."""
     try:
         size = sum(bytes_below(work) for work in runs.glob("shape-*/.work"))
         for line in Path(f"/proc/{process}/maps").read_text().splitlines():
@@ -155,8 +161,8 @@ def _taken(runs: Path, process: int) -> int:
 
 
 def measure(names: Sequence[str], part: float = 1.0) -> Benchmark:
-    """Build a corpus of each shape, or this part of it, beside its promise. Raises BadInput for an
-    unknown shape."""
+    """Build a corpus of each named shape, with `part` of its documents, and return a case for each:
+    memory, disk and time used beside those promised. Raises BadInput for an unknown shape."""
     # Imports torch, which the promise would count as memory.
     from benchmarks.timing import (
         ratio,
@@ -168,7 +174,8 @@ def measure(names: Sequence[str], part: float = 1.0) -> Benchmark:
     cases = []
     for name in names:
         with tempfile.TemporaryDirectory() as folder, get_context("spawn").Pool(1) as fresh:
-            work, documents = Path(folder), round(part * SHAPES[name].documents)
+            work = Path(folder)
+            documents = round(part * SHAPES[name].documents)
             corpus = fresh.apply(write_corpus, (work / "corpus.jsonl", name, documents))
             recipe = write_recipe(work, corpus)
             promised = fresh.apply(promise_of, (recipe,))

@@ -25,7 +25,7 @@ from datasketch import MinHashLSH
 from tokenizers import Tokenizer as Backend
 
 from benchmarks.timing import child_seconds, cpu_seconds, ratio, rounded, series
-from mlm_repro.data_pipeline.config import DataConfig, DeduplicateConfig, SourcesConfig
+from mlm_repro.data_pipeline.config import DecontaminateConfig, DeduplicateConfig
 from mlm_repro.data_pipeline.contamination.decontaminate import decontaminate, ngrams_of_files
 from mlm_repro.data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
 from mlm_repro.data_pipeline.contamination.words import WORD, Ngrams
@@ -46,9 +46,12 @@ from mlm_repro.lineage.digest import sha256_file
 from mlm_repro.lineage.errors import BadInput, DataMissing
 from mlm_repro.lineage.progress import Progress, announce
 
-OURS, PLAIN, FASTER = "ours", "plain", "times faster"
+OURS = "ours"
+PLAIN = "plain"
+FASTER = "times faster"
 SECONDS = "processor s"
-BATCH, BLOCKS = 1000, 12
+BATCH = 1000
+BLOCKS = 12
 FEW, FEW_SECONDS = 20, 2.5
 """Documents of a small run, and the seconds that it may take."""
 NOTES = [
@@ -72,8 +75,8 @@ NOTES = [
 
 @dataclass(frozen=True)
 class StageRivals:
-    """A stage by plain libraries and by ours: two functions of texts that return an answer for
-    each. The answers should be equal."""
+    """A stage by plain libraries and by ours: two functions that take texts and return a list with
+    an answer for each. The answers should be equal."""
 
     name: str
     library: str
@@ -86,15 +89,15 @@ class StageRivals:
 
 
 def measure(corpus: Path, rounds: int) -> Benchmark:
-    """Measure every stage, then the whole pipeline `rounds` times.
+    """Measure every stage on a corpus, a file of JSON lines, then the whole pipeline `rounds`
+    times; return the record.
 
-    Raises BadInput if no documents are left at some stage.
+    Raises BadInput if fewer than two documents are left for some stage, UserError if the pipeline
+    fails.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    piece = Piece(
-        "jsonl", corpus.name, str(corpus), "", corpus.stat().st_size if corpus.is_file() else 0
-    )
-    every = list(read_pieces([piece]))
+    size = corpus.stat().st_size if corpus.is_file() else 0
+    every = list(read_pieces([Piece("jsonl", corpus.name, str(corpus), "", size)]))
     texts = [each.text for each in every if isinstance(each, Document)]
     megabytes = sum(map(size_bytes, texts)) / 1e6
     announce(
@@ -109,8 +112,7 @@ def measure(corpus: Path, rounds: int) -> Benchmark:
         for name in ("wikitext103", "lambada"):
             with suppress(DataMissing):
                 test_sets.append(find_test_set(name))
-        config = DataConfig(name="bench", sources=SourcesConfig(names=(f"jsonl:{corpus}",)))
-        stages, expected = measure_stages(texts, work / "tokenizer", tuple(test_sets), config)
+        stages, expected = measure_stages(texts, work / "tokenizer", tuple(test_sets))
         few = write_texts(work / "few.jsonl", list(expected.elements())[:FEW])
         run_pipeline(recipe, work, few)  # machine code is compiled and cached
         runs = [
@@ -118,10 +120,10 @@ def measure(corpus: Path, rounds: int) -> Benchmark:
             for _ in range(rounds)
         ]
         left = texts_of(runs[-1][1][2])
-    clock = [[seconds for _, seconds, _ in many] for many in runs]
-    small, single, double = ([each[index] for each in clock] for index in range(3))
+    small, single, double = ([many[index][1] for many in runs] for index in range(3))
     differing = ((expected - left) + (left - expected)).total()
-    ours, plain = [many[1][0] for many in runs], sum(one_sample(case, PLAIN) for case in stages)
+    ours = [many[1][0] for many in runs]
+    plain = sum(one_sample(case, PLAIN) for case in stages)
     pipeline = Case(
         name="whole beside the plain stages together",
         series=[
@@ -168,12 +170,13 @@ def measure(corpus: Path, rounds: int) -> Benchmark:
 
 
 def measure_stages(
-    texts: Sequence[str], tokenizer: Path, test_sets: tuple[Path, ...], config: DataConfig
+    texts: Sequence[str], tokenizer: Path, test_sets: tuple[Path, ...]
 ) -> tuple[list[Case], Counter[str]]:
-    """Measure each stage on the documents that the stage before kept; return the cases and the
-    final documents.
+    """Measure each stage on the documents that the stage before kept; return the cases, and the
+    final documents, each with its count. `tokenizer` is a directory; without test sets nothing is
+    decontaminated.
 
-    Raises BadInput if no documents are left on the way.
+    Raises BadInput if fewer than two documents are left for a stage.
     """
     cases: list[Case] = []
 
@@ -187,7 +190,7 @@ def measure_stages(
         cases.append(case)
         return answers
 
-    contamination = config.decontaminate
+    contamination = DecontaminateConfig()
     cleaned = [text for text in run(cleaning(), texts) if text.strip()]
     plain = _each(lambda text: reference_detection(text)[0])
     languages = run(StageRivals("language", "langdetect", 25, plain, _each(detect)), cleaned)
@@ -197,7 +200,7 @@ def measure_stages(
     tokens = run(encoding(tokenizer), spoken)
     enough = Length().min_tokens
     long = [text for text, ids in zip(spoken, tokens, strict=True) if len(ids) + 1 >= enough]
-    survivors = run(deduplication(config.deduplicate), long)
+    survivors = run(deduplication(DeduplicateConfig()), long)
     rest = [text for text, survivor in zip(long, survivors, strict=True) if survivor < 0]
     matches: list[Any] = [[] for _ in rest]
     if test_sets:
@@ -219,23 +222,29 @@ def measure_stages(
 
 
 def measure_stage(stage: StageRivals, texts: Sequence[str]) -> tuple[Case, list[Any]]:
-    """Run both functions in turn on each block of the texts; return the case and our answers.
+    """Run both functions in turn on each block of the texts and compare their answers; return the
+    case and our answers.
 
-    Both are called with one text first, which loads tables and compiles and is not counted.
+    Both are called with the first two texts before, which loads tables and compiles and is not
+    counted.
     """
     bounds = np.linspace(0, len(texts), min(stage.blocks, len(texts)) + 1).astype(int)
-    seconds: tuple[list[float], list[float]] = ([], [])
-    answers: tuple[list[Any], list[Any]] = ([], [])
-    stage.plain(texts[:2]), stage.ours(texts[:2])
+    stage.plain(texts[:2])
+    stage.ours(texts[:2])
+    seconds = []
+    answers = []
+    differing = 0
     with Progress(stage.name, len(bounds) - 1, "blocks") as progress:
         for start, end in pairwise(bounds):
-            for index, function in enumerate((stage.plain, stage.ours)):
-                took, given = cpu_seconds(function, texts[start:end])
-                seconds[index].append(took)
-                answers[index].extend(given)
+            plain, expected = cpu_seconds(stage.plain, texts[start:end])
+            ours, given = cpu_seconds(stage.ours, texts[start:end])
+            seconds.append((plain, ours))
+            answers += given
+            differing += sum(
+                not np.array_equal(*both) for both in zip(expected, given, strict=True)
+            )
             progress.advance()
-    differing = sum(not np.array_equal(left, right) for left, right in zip(*answers, strict=True))
-    plain, ours = map(sum, seconds)
+    plain, ours = map(sum, zip(*seconds, strict=True))
     megabytes = sum(map(size_bytes, texts)) / 1e6
     case = Case(
         name=f"{stage.name} beside {stage.library}",
@@ -249,7 +258,7 @@ def measure_stage(stage: StageRivals, texts: Sequence[str]) -> tuple[Case, list[
                 name=FASTER,
                 value=rounded(plain / ours),
                 goal=stage.goal,
-                rounds=[rounded(a / b) for a, b in zip(*seconds, strict=True) if b],
+                rounds=[rounded(a / b) for a, b in seconds if b],
             )
         ],
         setting={
@@ -260,38 +269,37 @@ def measure_stage(stage: StageRivals, texts: Sequence[str]) -> tuple[Case, list[
             "differing": differing,
         },
     )
-    return case, answers[1]
+    return case, answers
 
 
 def one_sample(case: Case, contender: str) -> float:
-    """Return the median of a contender's first series."""
+    """Return the median of the samples in a contender's first series of a case."""
     return median(next(row.samples for row in case.series if row.contender == contender))
 
 
 def write_texts(path: Path, texts: Sequence[str]) -> Path:
-    """Write a .jsonl file and return its path."""
+    """Write texts into a .jsonl file and return its path."""
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     return path
 
 
 def choose_vocabulary() -> tuple[Tokenizer, str, str]:
-    """Return GPT-2's vocabulary or, without its files, the bytes alone; with the recipe's section
-    for it, and its name."""
+    """Return a tokenizer, the lines for it in a recipe's section `tokenizer`, and its name in
+    words: GPT-2's or, without its files, the bytes alone."""
     try:
         return Tokenizer.from_gpt2_files(*find_gpt2_vocabulary()), 'kind = "gpt2"', "GPT-2's"
     except DataMissing:  # any text trains the bytes and the end of a text
-        section, name = (
-            'kind = "train"\nvocab_size = 257',
-            "the bytes alone, as GPT-2's vocabulary is not here",
-        )
+        section = 'kind = "train"\nvocab_size = 257'
+        name = "the bytes alone, as GPT-2's vocabulary is not here"
         return Tokenizer.train(["any"], 257), section, name
 
 
 def run_pipeline(
     vocabulary: str, folder: Path, corpus: Path, workers: int = 1
 ) -> tuple[float, float, Path]:
-    """Run `mlm-data run`; return the processor seconds of all its processes, the seconds by the
-    clock, and its dataset.
+    """Run `mlm-data run` on a corpus, a .jsonl file, in a new directory of `folder`; return the
+    processor seconds of all its processes, the seconds by the clock, and the dataset's directory.
+    `vocabulary` is the text of the recipe's section `tokenizer`.
 
     Raises UserError with its last line if it fails.
     """
@@ -303,13 +311,14 @@ def run_pipeline(
         f"[tokenizer]\n{vocabulary}\n",
         encoding="utf-8",
     )
-    program, start = Path(sys.executable).with_name("mlm-data"), time.monotonic()
+    program = Path(sys.executable).with_name("mlm-data")
+    start = time.monotonic()
     seconds = child_seconds(program, "run", recipe, "--runs", work / "runs")
     return seconds, time.monotonic() - start, work / "runs" / "bench"
 
 
 def texts_of(dataset: Path) -> Counter[str]:
-    """Return every document of the dataset's splits, with its count."""
+    """Return the text of every document in a dataset's directory, with its count."""
     return Counter(
         json.loads(line)["text"]
         for path in sorted((dataset / "documents").glob("**/*.jsonl"))
@@ -318,17 +327,15 @@ def texts_of(dataset: Path) -> Counter[str]:
 
 
 def cleaning() -> StageRivals:
-    """Return the stage that cleans texts: ftfy with its default settings, and ours."""
+    """Return the rivals that clean texts: ftfy with its default settings, and ours."""
     return StageRivals("clean", "ftfy.fix_text", 10, _each(ftfy.fix_text), _each(fix_text("NFC")))
 
 
 def encoding(directory: Path) -> StageRivals:
-    """Return the stage that encodes texts: Hugging Face tokenizers on the directory's
+    """Return the rivals that encode texts: Hugging Face tokenizers on the directory's
     `tokenizer.json`, a thousand documents at a time on one thread, and ours."""
-    tokenizer, backend = (
-        Tokenizer.load(directory),
-        Backend.from_file(str(directory / "tokenizer.json")),
-    )
+    tokenizer = Tokenizer.load(directory)
+    backend = Backend.from_file(str(directory / "tokenizer.json"))
 
     def plain(texts: Sequence[str]) -> list[list[int]]:
         return [
@@ -343,12 +350,15 @@ def encoding(directory: Path) -> StageRivals:
 
 
 def reference_search(ngrams: Ngrams) -> Callable[[str], list[tuple[int, str]]]:
-    """Return a function that searches as `Ngrams.search` does, with sets of strings."""
-    longest, shortest = ngrams.lengths[0], ngrams.lengths[-1]
+    """Return a function that finds the n-grams in a text as `Ngrams.search` does, as (position,
+    n-gram), with sets of strings."""
+    longest = ngrams.lengths[0]
+    shortest = ngrams.lengths[-1]
     prefixes = {" ".join(ngram.split(" ", shortest)[:shortest]) for ngram in ngrams.ngrams}
 
     def search(text: str) -> list[tuple[int, str]]:
-        spans, matches = list(WORD.finditer(text)), []
+        spans = list(WORD.finditer(text))
+        matches = []
         words = [span.group().lower() for span in spans]
         for start in range(len(words) - shortest + 1):
             if " ".join(words[start : start + shortest]) in prefixes:
@@ -363,8 +373,9 @@ def reference_search(ngrams: Ngrams) -> Callable[[str], list[tuple[int, str]]]:
 
 
 def decontamination(test_sets: tuple[Path, ...], words: int, min_words: int) -> StageRivals:
-    """Return the stage that finds every match of a test set's n-grams with its position: sets of
-    strings, and ours."""
+    """Return the rivals that find every match of the test sets' n-grams in a text with its
+    position: sets of strings, and ours. `words` and `min_words` are the words of the longest and of
+    the shortest n-gram."""
     ngrams = ngrams_of_files(test_sets, words, min_words)
     plain = _each(reference_search(ngrams))
     ours = _each(lambda text: [*ngrams.search(text)])
@@ -372,8 +383,8 @@ def decontamination(test_sets: tuple[Path, ...], words: int, min_words: int) -> 
 
 
 def deduplication(config: DeduplicateConfig) -> StageRivals:
-    """Return the stage that names the survivor of each document that goes, else -1: datasketch's
-    signatures and index with sets of strings, and ours.
+    """Return the rivals that name for each text the index of the survivor if it goes as a
+    duplicate, else -1: datasketch's signatures and index with sets of strings, and ours.
 
     Ours takes all three steps as well: fingerprints, links, and decisions by component.
     """
@@ -383,10 +394,8 @@ def deduplication(config: DeduplicateConfig) -> StageRivals:
         survivors = [-1] * len(texts)
         for document, text in enumerate(texts):
             values = reference_signature(text, config.num_permutations, config.shingle_characters)
-            minhash, mine = (
-                as_sketch(values, config.num_permutations),
-                shingles(text, config.shingle_characters),
-            )
+            minhash = as_sketch(values, config.num_permutations)
+            mine = shingles(text, config.shingle_characters)
             for earlier in sorted(index.query(minhash)):
                 theirs = shingles(texts[earlier], config.shingle_characters)
                 if len(mine & theirs) / len(mine | theirs) >= config.threshold:
@@ -400,7 +409,8 @@ def deduplication(config: DeduplicateConfig) -> StageRivals:
         keys, sketches = map(
             np.ascontiguousarray, np.hsplit(fingerprints(texts, config), [config.banding[0]])
         )
-        forest, partly = np.arange(len(texts)), np.zeros(len(texts), np.bool_)
+        forest = np.arange(len(texts))
+        partly = np.zeros(len(texts), np.bool_)
         for band in keys.T:
             link(
                 forest,

@@ -8,6 +8,7 @@ from its page on perplexity. Shapes: b batch, s sequence, v vocabulary.
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,17 @@ from mlm_repro.lineage.progress import announce
 
 TOLERANCES = {"fp32": 1e-5, "bf16": 1e-2}
 """The largest allowed relative difference of losses."""
-CONTEXT, HALF, STRIDE = 1024, 512, 32
+CONTEXT = 1024
+HALF = 512
+STRIDE = 32
 VOCABULARY = 49152
 """Tokens that every model here has."""
-SMALL, GPT2_124M, LLAMA = "2 layers, 128 wide", "GPT-2 124M", "LLaMA 124M"
-OURS, PLAIN_LOOP, TRANSFORMERS = "ours", "plain loop", "transformers"
+SMALL = "2 layers, 128 wide"
+GPT2_124M = "GPT-2 124M"
+LLAMA = "LLaMA 124M"
+OURS = "ours"
+PLAIN_LOOP = "plain loop"
+TRANSFORMERS = "transformers"
 NOTES = [
     (
         "Seconds are processor seconds of one thread; every round measures both, ours first, and"
@@ -74,7 +81,8 @@ RIVALRIES: tuple[tuple[str, str, Precision, float, tuple[int, ...]], ...] = (
 
 
 def pretrained() -> dict[str, Callable[[], Any]]:
-    """Return a function for each model of transformers' own that loads it."""
+    """Return by name a function for each model that transformers implements, which loads and
+    returns it; SmolLM2 only where its package is installed."""
 
     def llama() -> Any:
         library = import_extra("transformers", "bench")
@@ -90,15 +98,15 @@ def pretrained() -> dict[str, Callable[[], Any]]:
         ).eval()
 
     def smollm2() -> Any:
-        return Pretrained(
-            Place.find(Path(SMOLLM2)), torch.float32, torch.device("cpu")
-        ).model.theirs
+        place = Place.find(Path(SMOLLM2))
+        return Pretrained(place, torch.float32, torch.device("cpu")).model.theirs
 
     return {LLAMA: llama} | ({SMOLLM2: smollm2} if find_spec(SMOLLM2_PACKAGE) else {})
 
 
 def measure(rounds: int) -> Benchmark:
-    """Measure time and memory of scoring, in `rounds` rounds."""
+    """Measure time and memory of scoring beside the rivals, in `rounds` rounds, and return the
+    record. Changes this process's allocator and threads."""
     import_extra("transformers", "bench")
     loaders = pretrained()
     announce(f"{4 + 2 * len(loaders)} comparisons of {rounds} rounds on one core")
@@ -128,15 +136,15 @@ def measure(rounds: int) -> Benchmark:
         benchmark="eval",
         title="Evaluation beside the plain loop and transformers",
         cases=[*(case for case, _ in compared), *memory],
-        disagreements=[why for _, differing in compared for why in differing],
+        disagreements=list(chain.from_iterable(differing for _, differing in compared)),
         notes=NOTES,
         setting={"rounds": rounds},
     )
 
 
 def compare_memory(name: str, load: Callable[[], Any]) -> Case:
-    """Measure the memory that scoring a window adds to the loaded model, for each contender in a
-    process of its own."""
+    """Measure the bytes that scoring a window adds to the loaded model, for each contender in a
+    process of its own; return the case. `load` returns transformers' model."""
     window = sliding_requests(CONTEXT, 1)
     added = {who: apart(name, _added_bytes, load, build, window) for who, build in SCORERS.items()}
     return Case(
@@ -162,8 +170,9 @@ def _added_bytes(
 
 
 def sliding_requests(context: int, count: int, stride: int = STRIDE) -> list[Request]:
-    """Return full windows over random tokens of every vocabulary here; few of these are frequent,
-    as in text."""
+    """Return `count` requests of full windows, each `stride` tokens on from the last, with the last
+    `stride` scored, over random tokens of every vocabulary here; a few of these are frequent, as in
+    text."""
     draws = np.random.default_rng(0).random(context + 1 + stride * count)
     tokens = (VOCABULARY**draws - 1).astype(np.int64)
     return [
@@ -181,28 +190,30 @@ def compare(
     batch_sizes: Sequence[int] = (1,),
     tolerance: float = TOLERANCES["fp32"],
 ) -> tuple[Case, list[str]]:
-    """Time ours and a rival with the fastest of its batch sizes. Return the case, and a sentence if
-    an answer differs."""
+    """Time two scorers on the requests, ours first in `scorers` and then a rival's with the fastest
+    of its batch sizes. Return the case, and a list with a sentence if their losses differ by more
+    than `tolerance`, relatively, or a verdict does."""
     (_, our_score), (rival, their_score) = scorers.items()
     expected = our_score(requests, None)
     tried = {size: cpu_seconds(their_score, requests, size) for size in batch_sizes}
     best = min(tried, key=lambda size: tried[size][0])
     runs = {OURS: partial(our_score, requests, None), rival: partial(their_score, requests, best)}
-    gap = float(
-        np.max([np.abs(answers[:, 0] / expected[:, 0] - 1) for _, answers in tried.values()])
-    )
-    verdicts = max(int((answers[:, 1] != expected[:, 1]).sum()) for _, answers in tried.values())
-    shown = {
+    answers = np.stack([given for _, given in tried.values()])
+    gap = float(np.abs(answers[..., 0] / expected[:, 0] - 1).max())
+    verdicts = int((answers[..., 1] != expected[:, 1]).sum(axis=1).max())
+    setting = {
+        "requests": len(requests),
+        "batch_size": best,
         "largest_relative_gap": gap if np.isfinite(gap) else None,
         "different_verdicts": verdicts,
     }
-    setting = {"requests": len(requests), "batch_size": best} | shown
     case = compare_times(name, runs, goal, rounds, setting)
-    difference = (
-        f"the losses of {rival} differ by up to {gap:.2g} of their size, its verdicts in {verdicts}"
-        " requests"
-    )
-    return case, [] if gap <= tolerance and verdicts == 0 else [f"{case.name}: {difference}"]
+    if gap <= tolerance and verdicts == 0:
+        return case, []
+    return case, [
+        f"{case.name}: the losses of {rival} differ by up to {gap:.2g} of their size, its verdicts"
+        f" in {verdicts} requests"
+    ]
 
 
 def compare_times(
@@ -212,7 +223,8 @@ def compare_times(
     rounds: int,
     setting: dict[str, Any],
 ) -> Case:
-    """Time ours and a rival in turn; ours should be `goal` times faster."""
+    """Time two functions, ours first and then a rival's, in turn in each round, and return the
+    case; ours should be `goal` times faster."""
     taken = in_turn(name, rounds, {who: partial(cpu_seconds, run) for who, run in runs.items()})
     seconds = {who: [taken_seconds for taken_seconds, _ in many] for who, many in taken.items()}
     mine, theirs = seconds.values()
@@ -224,31 +236,34 @@ def compare_times(
     )
 
 
-def initial_network(config: ModelConfig, dtype: torch.dtype = torch.float32) -> GPT2:
-    """Return a model with the initial weights of one fixed seed."""
+def initial_network(config: ModelConfig, dtype: torch.dtype) -> GPT2:
+    """Return a model in a number format with the initial weights of one fixed seed, for
+    evaluation."""
     network = GPT2(config, serial_mesh()).eval()
     network.initialize(1234)
     return network.to(dtype)
 
 
 def scoring_model(network: GPT2) -> ScoringModel:
-    """Return the network as an evaluation uses it: a copy with packed weights."""
-    config, dtype = network.config, next(network.parameters()).dtype
+    """Return the network as an evaluation uses it: a new model with the same initial weights,
+    packed. The network must come from `initial_network`."""
+    config = network.config
+    dtype = next(network.parameters()).dtype
     packed = initial_network(config, dtype)
     pack_weights(packed)
     return ScoringModel(packed, config.vocab_size, config.seq_length, config.hidden_size, dtype)
 
 
 def ours(model: ScoringModel, requests: Sequence[Request], batch_size: int | None) -> Answers:
-    """Score with this engine in this process."""
+    """Score requests with this engine in this process; None as batch size lets it choose."""
     scores = score(model, requests, batch_size, workers=1)
     return np.stack([scores.nll, scores.all_greedy], axis=1)
 
 
 @torch.inference_mode()
 def plain_loop(network: GPT2, requests: Sequence[Request], batch_size: int) -> Answers:
-    """Run Megatron-LM's loop: float logits and log-softmax at every position, then the scored
-    positions alone.
+    """Score requests by Megatron-LM's loop: float logits and log-softmax at every position, then
+    the scored positions alone.
 
     Requests of one batch have the same length.
     """
@@ -263,19 +278,14 @@ def plain_loop(network: GPT2, requests: Sequence[Request], batch_size: int) -> A
         )  # [b, s, v]
         log_probabilities = F.log_softmax(logits, dim=-1).gather(2, targets[..., None]).squeeze(2)
         is_best = logits.argmax(dim=-1) == targets
-        for row, request in enumerate(batch):
-            scored = slice(-request.num_scored, None)
-            answers.append(
-                (
-                    -log_probabilities[row, scored].double().sum().item(),
-                    is_best[row, scored].all().item(),
-                )
-            )
+        for request, likely, best in zip(batch, log_probabilities, is_best, strict=True):
+            count = request.num_scored
+            answers.append((-likely[-count:].double().sum().item(), best[-count:].all().item()))
     return np.array(answers)
 
 
 def transformers_model(network: GPT2) -> Any:
-    """Return transformers' model with the network's weights, in fp32."""
+    """Return transformers' model with the network's weights, in fp32, for evaluation."""
     model = huggingface(network.config)
     weights = named_as_theirs(dict(network.named_parameters()), network.config)
     model.load_state_dict(weights | {"lm_head.weight": weights["transformer.wte.weight"]})
@@ -284,11 +294,12 @@ def transformers_model(network: GPT2) -> Any:
 
 @torch.inference_mode()
 def transformers_loop(model: Any, requests: Sequence[Request], batch_size: int = 1) -> Answers:
-    """Run the loop of transformers' page: full logits of each window, and the softmax of the scored
-    positions."""
+    """Score requests by the loop of transformers' page, one window at a time whatever `batch_size`
+    is: logits of each position, and the softmax of the scored ones."""
     answers = []
     for request in requests:
-        tokens, count = torch.from_numpy(request.tokens), request.num_scored
+        tokens = torch.from_numpy(request.tokens)
+        count = request.num_scored
         logits = model(tokens[None, :-1], use_cache=False).logits[0, -count:].float()
         targets = tokens[-count:]
         nll = F.cross_entropy(logits, targets, reduction="none").double().sum().item()
@@ -297,7 +308,8 @@ def transformers_loop(model: Any, requests: Sequence[Request], batch_size: int =
 
 
 def packed_pretrained(model: Any) -> Scorer:
-    """Return our scorer for transformers' model, with its weights packed."""
+    """Return our scorer for a model of transformers; the weights are packed, which changes the
+    model."""
     mine = PretrainedModel(model)
     mine.pack_weights()
     sizes = model.config.vocab_size, CONTEXT, mine.hidden_size

@@ -24,7 +24,8 @@ from mlm_repro.verify.layouts import run_layouts
 from mlm_repro.verify.subjects import Asked
 
 CASES = Path(__file__).with_name("fixes.toml")
-SECONDS, SEED = 400, 1234
+SECONDS = 400
+SEED = 1234
 PACKAGES = {
     "megatron": ("megatron_core", "megatron/core"),
     "torchtitan": ("torchtitan", "torchtitan"),
@@ -33,7 +34,7 @@ PACKAGES = {
 
 
 class Edit(Config):
-    """Lines of a file that a fix wrote, and the lines that it replaced."""
+    """A part of a file as a fix wrote it (`now`), and what stood there before (`was`)."""
 
     file: str
     now: str
@@ -110,11 +111,12 @@ class Fixes(Config):
 def measure(
     clones: Mapping[str, Path], only: Sequence[str], record: Path | None, cases: Path = CASES
 ) -> Fixes:
-    """Run the cases whose repository has a clone, one at a time, and print a line for each; cases
-    in the record are kept.
+    """Run the cases whose repository has a clone, by default all and else those named in `only`;
+    print a line for each and return a row for each. Rows that the file `record` has are kept and
+    not run again; it is written after each case.
 
-    Raises BadInput for a path that is no repository or lacks a commit, Diverged if a healthy tree
-    gives a finding that the table does not explain.
+    Raises BadInput for an unknown case, a path that is no repository or a repository that lacks a
+    commit, Diverged if a tree after its fix gives a finding that the table does not explain.
     """
     table = {case.name: case for case in load_config(cases, Cases).case}
     if unknown := [name for name in only if name not in table]:
@@ -154,8 +156,9 @@ def measure(
 
 
 def examine(clone: Path, case: Case, beside: Path, folder: Path) -> Row:
-    """Run the layouts of a case before its fix and after it, and return its row. Trees are
-    extracted into the folder once."""
+    """Ask for the layouts of a case before its fix and after it, and return its row. The trees are
+    extracted into `folder` unless they are there. `beside` is the folder of programs that a case
+    names by path."""
     healthy = extract(clone, case.repository, case.tree or case.commit, folder)
     if case.edits:
         faulty = folder / case.name
@@ -163,7 +166,8 @@ def examine(clone: Path, case: Case, beside: Path, folder: Path) -> Row:
         put_back(faulty, case.edits)
     else:
         faulty = extract(clone, case.repository, f"{case.commit}^", folder)
-    before, after = ask(faulty, case, beside), ask(healthy, case, beside)
+    before = ask(faulty, case, beside)
+    after = ask(healthy, case, beside)
     result: Literal["found", "named otherwise", "missed", "cannot run"] = "missed"
     if "cannot run" in (before.state, after.state):
         result = "cannot run"
@@ -175,8 +179,8 @@ def examine(clone: Path, case: Case, beside: Path, folder: Path) -> Row:
 
 
 def extract(clone: Path, repository: str, commit: str, folder: Path) -> Path:
-    """Write the package of a commit, with the commit as its release, into a directory of the
-    folder; return the directory."""
+    """Write a package's files at a commit, with metadata that name the commit as its release, into
+    a directory of the folder unless it is there; return the directory."""
     name, package = PACKAGES[repository]
     release = _git(clone, "rev-parse", "--short=10", commit).decode().strip()
     if not (directory := folder / release).exists():
@@ -191,18 +195,22 @@ def extract(clone: Path, repository: str, commit: str, folder: Path) -> Path:
 
 
 def put_back(directory: Path, edits: Sequence[Edit]) -> None:
-    """Put old lines back. Raises BadInput unless the new lines stand exactly once in their file."""
+    """Replace in the files of a tree the lines that a fix wrote by the old ones. Raises BadInput
+    unless the new lines stand exactly once in their file."""
     for edit in edits:
         text = (path := directory / edit.file).read_text(encoding="utf-8")
         if text.count(edit.now) != 1:
-            raise BadInput(f"{edit.file} has {text.count(edit.now)} times: {edit.now.strip()}")
+            raise BadInput(
+                f"{edit.file} has {text.count(edit.now)} times, not once: {edit.now.strip()}"
+            )
         path.write_text(text.replace(edit.now, edit.was), encoding="utf-8")
 
 
 def ask(tree: Path, case: Case, beside: Path) -> Said:
-    """Return the answer of `mlm-verify layouts` on a tree. It runs in a process of its own, which
-    alone imports the tree's package."""
-    start, (receive, send) = time.monotonic(), Pipe(duplex=False)
+    """Run `mlm-verify layouts` on a tree and return its answer, "cannot run" if it takes too long.
+    It runs in a process of its own, which alone imports the tree's package."""
+    start = time.monotonic()
+    receive, send = Pipe(duplex=False)
     child = get_context("fork").Process(target=_answer, args=(tree, case, beside, send))
     child.start()
     send.close()
@@ -213,7 +221,8 @@ def ask(tree: Path, case: Case, beside: Path) -> Said:
             else ("cannot run", [f"no answer in {SECONDS} s"])
         )
     except EOFError:
-        state, sentences = "cannot run", ["it ended without an answer"]
+        state = "cannot run"
+        sentences = ["it ended without an answer"]
     child.kill()
     child.join()
     shown = [sentence.replace(str(tree), "TREE") for sentence in sentences]
@@ -222,7 +231,8 @@ def ask(tree: Path, case: Case, beside: Path) -> Said:
 
 
 def _answer(tree: Path, case: Case, beside: Path, send: Connection) -> None:
-    """Run the layouts on a tree and send their answer."""
+    """Run the layouts on a tree's package and send (state, sentences) through the pipe. For a
+    process of its own: its imports, stdout and stderr are changed."""
     sys.path.insert(0, str(tree))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     program = str(beside / case.program) if ".py:" in case.program else case.program
@@ -238,7 +248,8 @@ def _answer(tree: Path, case: Case, beside: Path, send: Connection) -> None:
 
 
 def _git(clone: Path, *arguments: str) -> bytes:
-    """Return the output of git. Raises BadInput with git's own sentence if it fails."""
+    """Run git in a clone and return its output. Raises BadInput with git's own last line if it
+    fails."""
     return _run(["git", *arguments], clone)
 
 

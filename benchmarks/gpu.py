@@ -92,7 +92,8 @@ NOTES = [
 ]
 GOALS = {"355m": 0.42, "2.5b": 0.50, "2.5b, without dropout": 0.58}
 """The share of the peak that is each training's goal."""
-ITERATIONS, WARM_UP = 6, 3
+ITERATIONS = 6
+WARM_UP = 3
 TRIED = (
     "name=tried model.num_layers=4 model.hidden_size=128 model.num_heads=4 model.seq_length=128"
     " train.iterations=200 train.warmup_iterations=0 train.decay=cosine train.global_batch_size=8"
@@ -104,15 +105,16 @@ Result = Sequence[Case | str]
 
 
 class Worker:
-    """A process that measures one item after another. It is replaced after an item that fails or
-    takes too long."""
+    """A spawned process that runs one function after another. It is replaced after one that fails
+    or takes too long."""
 
     _process: SpawnProcess | None = None
     _pipe: Connection
 
     def answer(self, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return a function's result. Raises UserError if the function fails or takes longer than
-        `seconds`."""
+        """Run a function in the process, which is started if there is none, wait for its result and
+        return it. Raises UserError if the function fails, takes longer than `seconds` or ends the
+        process; the process is then killed."""
         if self._process is None:
             spawn = multiprocessing.get_context("spawn")
             self._pipe, child_end = spawn.Pipe()
@@ -125,14 +127,15 @@ class Worker:
             why, value = self._pipe.recv() if self._pipe.poll(seconds) else late
         except (EOFError, BrokenPipeError):
             self._process.join()
-            why, value = f"its process ended with code {self._process.exitcode}", None
+            why = f"its process ended with code {self._process.exitcode}"
+            value = None
         if why:
             self.end()
             raise UserError(why)
         return value
 
     def end(self) -> None:
-        """End the process, if there is one."""
+        """Kill the process, if there is one, and wait for its end."""
         if self._process:
             self._process.kill()
             self._process.join()
@@ -150,11 +153,15 @@ def _serve(pipe: Connection) -> None:
 
 
 class ItemRecord:
-    """Record of the items measured now and, in the same folder, before."""
+    """Measures items and keeps their record, together with the items that the record in the same
+    folder has from before."""
 
     def __init__(self, out: Path | None, deadline: float | None) -> None:
-        """Continue the record in `out`, if it holds one; `deadline` is in seconds from now."""
-        self.out, self.worker = out, Worker()
+        """Continue the record in the folder `out`, which is made if it is not there; without a
+        folder nothing is written. `deadline` is in seconds from now. Raises BadInput if the folder
+        cannot be made."""
+        self.out = out
+        self.worker = Worker()
         self._ends = time.monotonic() + (deadline or float("inf"))
         self._cases: dict[str, Case] = {}
         self._disagreements: dict[str, None] = {}
@@ -172,9 +179,11 @@ class ItemRecord:
                 self.done = dict(before.setting["done"])
 
     def attempt(self, name: str, seconds: float, measure: Callable[[], Result]) -> None:
-        """Measure an item, add its cases to the record and write a line for each; on failure write
-        one line with the reason."""
-        limit, start = min(seconds, self._ends - time.monotonic()), time.monotonic()
+        """Measure an item in the worker's process, for at most `seconds` and not beyond the
+        deadline; add its cases to the record and write a line for each. On failure write one line
+        with the reason; nothing is raised."""
+        limit = min(seconds, self._ends - time.monotonic())
+        start = time.monotonic()
         try:
             if limit < LEAST_SECONDS:
                 raise UserError("the deadline came first")
@@ -183,17 +192,18 @@ class ItemRecord:
             self.say(name, failed=str(error), seconds=round(time.monotonic() - start, 2))
             return
         self.done[name] = source_state().get("commit") or "unknown"
-        self._disagreements |= dict.fromkeys(
-            result for result in results if isinstance(result, str)
-        )
-        for case in (result for result in results if isinstance(result, Case)):
-            self._cases[case.name] = case
-            self.say(name, seconds=round(time.monotonic() - start, 2), case=case)
+        for result in results:
+            if isinstance(result, Case):
+                self._cases[result.name] = result
+                self.say(name, seconds=round(time.monotonic() - start, 2), case=result)
+            else:
+                self._disagreements[result] = None
         if self.out:
             write_benchmark(self.out / "gpu.json", self.result)
 
     def say(self, name: str, **values: Any) -> None:
-        """Write a line of JSON, on the terminal and into `gpu.jsonl`."""
+        """Write a line of JSON, the item's name and the values, on the terminal and into
+        `gpu.jsonl` if there is a folder."""
         line = to_json({"item": name} | values).decode()
         print(line, flush=True)
         if self.out:
@@ -202,13 +212,13 @@ class ItemRecord:
 
     @property
     def result(self) -> Benchmark:
-        """Return the record so far. Raises UserError if it is empty."""
+        """The benchmark's record of all items so far, with the machine as it is now. Raises
+        UserError if it is empty."""
         if not self._cases:
             raise UserError("nothing was measured: every item's line has its reason")
-        title = "One GPU beside torch.compile, nanoGPT and its own limits"
         return Benchmark(
             benchmark="gpu",
-            title=title,
+            title="One GPU beside torch.compile, nanoGPT and its own limits",
             cases=list(self._cases.values()),
             disagreements=list(self._disagreements),
             notes=NOTES,
@@ -218,8 +228,8 @@ class ItemRecord:
 
 
 def chosen_items(chosen: str) -> dict[str, float]:
-    """Return the chosen items with their seconds, in the table's order: `all`, or some with commas
-    between them. Raises BadInput for an unknown item."""
+    """Return the seconds of the chosen items by name, in the table's order. `chosen` is `all`, or
+    names with commas between them. Raises BadInput for an unknown item."""
     names = list(ITEMS) if chosen == "all" else chosen.split(",")
     if unknown := [name for name in names if name not in ITEMS]:
         raise BadInput(f"no item is called {unknown[0]!r}; there are: {', '.join(ITEMS)}")
@@ -227,10 +237,13 @@ def chosen_items(chosen: str) -> dict[str, float]:
 
 
 def measure(chosen: str, out: Path | None, deadline: float | None) -> Benchmark:
-    """Measure items in the order of `ITEMS`, except those that `out` already has. Raises
-    HardwareMissing without a GPU or a torch with CUDA."""
+    """Measure the chosen items in the order of `ITEMS`, except those that the record in the folder
+    `out` has; return the record. `deadline` is in seconds from now, None for none. Raises BadInput
+    for an unknown item or folder, HardwareMissing without a GPU or a torch with CUDA, UserError if
+    nothing was measured."""
     names = chosen_items(chosen)
-    record, missing = ItemRecord(out, deadline), ""
+    record = ItemRecord(out, deadline)
+    missing = ""
     if not list_gpus():
         missing = "there is no NVIDIA GPU here"
     elif torch.version.cuda is None:
@@ -247,22 +260,24 @@ def measure(chosen: str, out: Path | None, deadline: float | None) -> Benchmark:
 
 
 def versions() -> Result:
-    """Return a case that describes the GPU, the machine and its software."""
+    """Return one case, whose setting describes the GPU, the machine and its software."""
     return [Case(name="versions", setting=gpu_facts() | describe_environment().to_json())]
 
 
 @lru_cache(1)
 def built(name: str) -> TrainingStep:
-    """Return the model at full size with its step, once for all items of one process that follow
-    each other."""
+    """Return the model of a recipe at full size with its optimizer, on the GPU. The last one is
+    kept for further items of this process that ask for the same."""
     keep_large_buffers()
     return EAGER.training(full_size(name, MICROBATCHES))
 
 
 def train_alone(name: str, b: int, dropout: float = DROPOUT, is_captured: bool = False) -> Result:
-    """Train a model at full size with microbatches of `b` sequences, and follow one iteration on
-    the GPU."""
-    training, size = built(name), full_size(name, b * MICROBATCHES, 3, 1)
+    """Train a model at full size with microbatches of `b` sequences; return a case of its speed and
+    one of what the GPU does in one more iteration. Raises UserError if the microbatch was to be
+    captured and could not be."""
+    training = built(name)
+    size = full_size(name, b * MICROBATCHES, 3, 1)
     training.model.graphs = None
     layout = replace(EAGER, is_captured=is_captured)
     timed = time_contender(layout, size, dropout, training=training)
@@ -278,14 +293,16 @@ def train_alone(name: str, b: int, dropout: float = DROPOUT, is_captured: bool =
 
 
 def timeline(title: str, step: Callable[[], object]) -> Case:
-    """Return how long the GPU was busy and idle in a step, how long the host waited, and the
-    kernels that took longest."""
+    """Run a step under torch's profiler; return a case of how long the GPU was busy and idle, how
+    long the host waited, and the 25 kernels that took longest."""
     with torch.profiler.profile() as trace:
         step()
-    spent: dict[str, float] = defaultdict(float)
-    spans, waited = [], 0.0
+    spent = defaultdict[str, float](float)
+    spans = []
+    waited = 0.0
     for event in trace.events():
-        start, end = event.time_range.start, event.time_range.end
+        start = event.time_range.start
+        end = event.time_range.end
         if event.device_type.name == "CUDA":
             spans.append((start, end))
             spent[event.name[:80]] += (end - start) / 1000
@@ -303,8 +320,8 @@ def timeline(title: str, step: Callable[[], object]) -> Case:
 
 
 def busy_and_idle(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """Return the time that spans cover, and the time between the first and the last that no span
-    covers."""
+    """Return the time that spans (start, end) cover together, and the time between the first and
+    the last that no span covers."""
     busy = idle = 0.0
     until = float("inf")
     for start, end in sorted(spans):
@@ -316,7 +333,9 @@ def busy_and_idle(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
 
 
 def compare_peers(name: str, b: int) -> Result:
-    """Train a model with every contender in turn."""
+    """Train a model at full size with every contender, one after the other, in batches of `b`
+    sequences; return a case, and a sentence for each whose first losses differ. Drops the model
+    that `built` keeps."""
     # The model that an earlier item built would leave less memory to the contenders.
     built.cache_clear()
     size = full_size(name, b)
@@ -328,12 +347,13 @@ def compare_peers(name: str, b: int) -> Result:
 
 
 def compare_copies(name: str, b: int) -> Result:
-    """Time an iteration alone, and while weights are copied to the host, as an asynchronous
-    checkpoint copies them."""
+    """Time an iteration alone, and one while weights are copied to the host, as an asynchronous
+    checkpoint copies them; return the case. `b` is the sequences of a microbatch."""
     training = built(name)
     source = training.optimizer.groups[0].master[:COPIED]
     step = EAGER.steps(training, full_size(name, b * MICROBATCHES))
-    host, stream = torch.empty(source.shape, pin_memory=source.is_cuda), torch.cuda.Stream()
+    host = torch.empty(source.shape, pin_memory=source.is_cuda)
+    stream = torch.cuda.Stream()
     seconds = {}
     for who in ("first", "training", "training and a copy"):
         start = time.perf_counter()
@@ -346,26 +366,19 @@ def compare_copies(name: str, b: int) -> Result:
 
 
 def try_program() -> Result:
-    """Train with `mlm-train` in bf16, stop it by SIGTERM, resume it, and compare the losses with
-    the processor's."""
+    """Train a small model with `mlm-train` in bf16 on the processor, and on the GPU, where it is
+    stopped by SIGTERM and resumed; return a case of both losses, and a sentence if they differ.
+    Raises UserError if a program ends with another code than expected."""
     losses: dict[str, list[Timed]] = {}
     with TemporaryDirectory() as folder:
         dataset = write_dataset(Path(folder) / "data")
         settings = [f"--set={setting}" for setting in (*TRIED.split(), f"data.dataset={dataset}")]
-        command = [
-            sys.executable,
-            "-m",
-            "mlm_repro.engine.cli",
-            "run",
-            "355m",
-            "--ranks=1",
-            *settings,
-        ]
+        program = [sys.executable, "-m", "mlm_repro.engine.cli", "run", "355m", "--ranks=1"]
         for device, variables in (("cpu", {"CUDA_VISIBLE_DEVICES": ""}), ("cuda", {})):
             runs = Path(folder) / device
             begin = partial(
                 subprocess.Popen,
-                [*command, f"--runs={runs}"],
+                [*program, *settings, f"--runs={runs}"],
                 env=os.environ | variables,
                 stdout=sys.stderr,
                 preexec_fn=end_with_parent,
@@ -379,15 +392,15 @@ def try_program() -> Result:
                     raise UserError(f"mlm-train ended with code {stopped.returncode} after SIGTERM")
             if code := begin().wait():
                 raise UserError(f"mlm-train ended with code {code} on {device}")
-            losses[device] = [
-                Timed([1.0], [step.loss for step in read_steps(next(runs.glob("tried-*")))])
-            ]
+            steps = read_steps(next(runs.glob("tried-*")))
+            losses[device] = [Timed([1.0], [step.loss for step in steps])]
     case = Case(name="mlm-train, stopped and resumed, beside the CPU", losses=first_losses(losses))
     return [case, *differing_losses("mlm-train", losses, MASKED)]
 
 
 def write_dataset(directory: Path) -> Path:
-    """Write a dataset of random letters, and return its directory."""
+    """Write a tokenized dataset of random letters, with its tokenizer, into a directory; return the
+    directory."""
     texts = ["".join(random.Random(number).choices("abcdefgh ", k=200)) for number in range(600)]
     tokenizer = Tokenizer.train(texts, 290)
     tokenizer.save(directory / "tokenizer")
@@ -399,19 +412,18 @@ def write_dataset(directory: Path) -> Path:
         "name": "letters",
         "seed": 0,
         "tokenizer": {"kind": "train", "digest": tokenizer.digest},
-    }
-    sizes = {
         "vocab_size": tokenizer.vocab_size,
         "padded_vocab_size": padded_vocab_size(tokenizer.vocab_size),
     }
-    write_json(directory / "dataset.json", made | sizes)
+    write_json(directory / "dataset.json", made)
     seal(directory)
     return directory
 
 
 def check_kernels(kind: torch.dtype, shape: KernelShape, *names: str) -> Result:
-    """Compare kernels, by default all, with their references on this GPU, as the tests do under an
-    interpreter."""
+    """Compare kernels, by default all, with their references on this GPU in the number format
+    `kind`, as the tests do under an interpreter; return cases and sentences on what is wrong. Needs
+    the tests' package."""
     from tests.engine import exactness
 
     return exactness.check_kernels(kind, shape, names)
@@ -443,15 +455,16 @@ tests it without a GPU."""
 def full_size(
     name: str, batch: int, iterations: int = ITERATIONS, warm_up: int = WARM_UP
 ) -> TrainingSize:
-    """Return the model's published recipe at full size in bf16; the timed iterations come after the
-    warm-up."""
+    """Return a published model with `batch` sequences an iteration in bf16, as a size to time:
+    `warm_up` iterations, and `iterations` timed ones after them."""
     return size_of(
         read_run_config(model_file(name)).model, batch, "bf16", warm_up + iterations, warm_up
     )
 
 
 def summarize(name: str, size: TrainingSize, measured: Measured, goal: float) -> Case:
-    """Make a trained model's case from every contender's rounds."""
+    """Return a case of a trained model from every contender's rounds: tokens a second, share of the
+    GPU's peak, whose goal is `goal`, memory, first losses."""
     speed = rates(size, measured)
     peak = PEAK_TFLOPS * 1e12 / flops_per_token(size.model, causal=True)
     return Case(

@@ -3,6 +3,7 @@
 Shapes: s sequence, b microbatch, n heads, d head dim, v vocabulary.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,13 +23,17 @@ from mlm_repro.engine.parallel.mesh import LoneAxis
 from mlm_repro.engine.rng import DropoutMask
 from mlm_repro.experiments.benchmark import Case, Series
 
-GEMM_WIDTH, COPIED_BYTES = 8192, 1 << 31
-REPEATS, FEW, WARM_UP = 20, 3, 2
+GEMM_WIDTH = 8192
+COPIED_BYTES = 1 << 31
+REPEATS = 20
+FEW = 3
+WARM_UP = 2
 WIDTHS = (1024, 1920, 3072, 4096, 6144, 12288)
 """Hidden widths of 355m, 2.5b and 8.3b, and of larger models."""
 QUEUED = 10
 """Passes that a GPU is given together, so that it does not wait for the host between them."""
-OURS, SDPA = "ours", "SDPA with dropout"
+OURS = "ours"
+SDPA = "SDPA with dropout"
 Times = tuple[dict[str, list[float]], dict[str, str]]
 """Seconds of each round by name, and why others were not measured."""
 
@@ -46,7 +51,8 @@ class KernelShape:
 
 @dataclass(frozen=True)
 class KernelCase:
-    """A kernel's tensors with a gradient, and its other arguments."""
+    """A kernel's name, the tensors that it gives a gradient to, and its other arguments, which come
+    after them."""
 
     name: str
     tensors: list[torch.Tensor]
@@ -56,10 +62,12 @@ class KernelCase:
 def kernel_cases(
     shape: KernelShape, dtype: torch.dtype, device: torch.device | None = None
 ) -> dict[str, KernelCase]:
-    """Return by name every kernel that has a gradient, on a device, by default this process's."""
+    """Return by name a case for every kernel that has a gradient, with random tensors of the shape
+    and format on a device, by default this process's. Seeds torch's generator."""
     device = device or local_device()
     s, b, n, d, v = shape.s, shape.b, shape.n, shape.d, shape.v
-    h, mask = n * d, DropoutMask(0.1, tuple(range(b)))
+    h = n * d
+    mask = DropoutMask(0.1, tuple(range(b)))
     torch.manual_seed(0)
 
     def leaf(*size: int, scale: float = 1.0) -> torch.Tensor:
@@ -85,7 +93,7 @@ def kernel_cases(
 
 
 def run_pass(function: Callable[..., torch.Tensor], case: KernelCase) -> None:
-    """Run forward and, with gradients, backward; gradients are not added to old ones."""
+    """Run a kernel forward and backward on a case's tensors; the gradients are dropped."""
     outputs = all_of(function(*case.tensors, *case.others))
     torch.autograd.grad(outputs, case.tensors, [output.detach() for output in outputs])
 
@@ -95,7 +103,8 @@ def all_of(outputs: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tens
 
 
 def time_kernel(case: KernelCase, device: str, rounds: int) -> Times:
-    """Time each pass of ours, the reference and torch.compile."""
+    """Time forward and backward of a case's kernel on a kind of device ("cpu" or "cuda"), of its
+    reference and of the reference under torch.compile."""
     functions = {
         OURS: implementation(case.name, device),
         "reference": implementation(case.name, REFERENCE),
@@ -107,9 +116,11 @@ def time_kernel(case: KernelCase, device: str, rounds: int) -> Times:
 
 
 def time_in_turn(runs: Mapping[str, Callable[[], object]], rounds: int) -> Times:
-    """Time every run in turn after a warm-up; only the first must not fail.
+    """Call every function in turn, once a round after a warm-up; the first must not fail, another
+    is dropped when it does.
 
-    Returns seconds by name, and why others could not be measured: out of memory, not compiled.
+    Returns the seconds of each round by name, and by name why others could not be measured: out of
+    memory, not compiled.
     """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     missing = {}
@@ -129,9 +140,11 @@ def time_in_turn(runs: Mapping[str, Callable[[], object]], rounds: int) -> Times
 
 
 def seconds_of(run: Callable[[], object]) -> float:
-    """Return the seconds of a run by the processor's clock or by a GPU's own.
+    """Run a function and return the seconds of one run, by the processor's clock or by the GPU's
+    own.
 
-    A GPU is given several runs while it still multiplies something else.
+    On a GPU it runs several times in a row, queued while the GPU still multiplies something else;
+    the mean is returned.
     """
     device = local_device()
     if device.type == "cpu":
@@ -150,7 +163,8 @@ def seconds_of(run: Callable[[], object]) -> float:
 
 
 def times_case(name: str, times: Times, goals: Mapping[str, float] | None = None) -> Case:
-    """Return a case with everybody's seconds, compared with the first contender's."""
+    """Return a case of the times, one series for each contender, and the ratio of every other's to
+    the first's. `goals` has by contender what that ratio should reach."""
     seconds, missing = times
     (first, ours), *others = seconds.items()
     return Case(
@@ -167,7 +181,8 @@ def times_case(name: str, times: Times, goals: Mapping[str, float] | None = None
 
 
 def _torch_attention(qkv: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
-    """Run torch's own attention, with a mask of its own: [s, b, n·d] from [s, b, n, 3, d]."""
+    """Return torch's own causal attention, [s, b, n·d], of [s, b, n, 3, d]; only the probability of
+    `mask` is used: torch draws its own."""
     query, key, value = qkv.permute(3, 1, 2, 0, 4).unbind(0)
     mixed = F.scaled_dot_product_attention(
         query, key, value, dropout_p=mask.probability, is_causal=True
@@ -176,18 +191,15 @@ def _torch_attention(qkv: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
 
 
 def measure_rates(shape: KernelShape) -> list[Case]:
-    """Measure the rates of a layer's products at widths of 355m to 175b over 1 to 8 ranks, of
-    attention, and of copying.
+    """Measure on this process's GPU the rates of a layer's products at widths of 355m to 175b over
+    1 to 8 ranks, of attention, and of copying; return a case for each of the three.
 
-    The planner's constants are taken from them. A weight's gradient is also added to fp32, by its
-    product and afterwards.
+    The planner's constants are taken from them. Products for a weight's gradient are also measured
+    with the sum into fp32, within the product and after it.
     """
-    rows, device = shape.s * shape.b, local_device()
-    speeds: dict[str, list[Series]] = {
-        "products of a layer": [],
-        "attention without dropout": [],
-        "copying": [],
-    }
+    rows = shape.s * shape.b
+    device = local_device()
+    speeds = defaultdict[str, list[Series]](list)
 
     def rate(case: str, name: str, unit: str, work: float, run: Callable[[], object]) -> None:
         speeds[case].append(
@@ -201,20 +213,19 @@ def measure_rates(shape: KernelShape) -> list[Case]:
                 for size in ((rows, ins), (rows, outs), (outs, ins))
             )
             total = matrix.float()
-            products: dict[str, Callable[[], object]] = {
-                "output": partial(torch.mm, x, matrix.t()),
-                "to input": partial(torch.mm, slopes, matrix),
-                "to weight": partial(torch.mm, slopes.t(), x),
-                "to weight, added": partial(add_product, total, slopes.t(), x, True),
-                "to weight, added afterwards": partial(_add_afterwards, total, slopes.t(), x),
-            }
-            for name, run in products.items():
+            for name, product_of, *factors in (
+                ("output", torch.mm, x, matrix.t()),
+                ("to input", torch.mm, slopes, matrix),
+                ("to weight", torch.mm, slopes.t(), x),
+                ("to weight, added", add_product, total, slopes.t(), x, True),
+                ("to weight, added afterwards", _add_afterwards, total, slopes.t(), x),
+            ):
                 rate(
                     "products of a layer",
                     f"{name}, {ins} × {outs}",
                     "TFLOP/s",
                     2e-12 * rows * ins * outs,
-                    run,
+                    partial(product_of, *factors),
                 )
     for s, d in product((shape.s << power for power in range(0, 7, 2)), (64, 96, 128)):
         qkv = torch.randn(s, 1, 8, 3, d, device=device).bfloat16()
@@ -231,11 +242,13 @@ def _add_afterwards(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> No
 
 
 def compare_kernels(shape: KernelShape) -> list[Case]:
-    """Time attention beside other tiles and torch's, with its own mask and without; norms and GeLU
-    beside torch."""
+    """Time on this process's GPU attention beside itself with other tiles and without dropout, and
+    beside torch's, which draws its own mask; norms and GeLU beside their references and
+    torch.compile. Return a case for each of the three."""
     from mlm_repro.engine.kernels.gpu import attention
 
-    every, ours = kernel_cases(shape, torch.bfloat16), implementation("attention", "cuda")
+    every = kernel_cases(shape, torch.bfloat16)
+    ours = implementation("attention", "cuda")
     case = every["attention"]
     without = replace(case, others=(None,))
 
@@ -255,8 +268,10 @@ def compare_kernels(shape: KernelShape) -> list[Case]:
         f"without dropout, {backend.name}": partial(changed, "BACKENDS", [backend], without)
         for backend in attention.BACKENDS
     }
-    others = [
-        times_case(name, time_kernel(every[name], "cuda", FEW))
-        for name in ("add_norm", "bias_gelu")
+    return [
+        times_case("attention", time_in_turn(runs, REPEATS), {SDPA: 1.0}),
+        *(
+            times_case(name, time_kernel(every[name], "cuda", FEW))
+            for name in ("add_norm", "bias_gelu")
+        ),
     ]
-    return [times_case("attention", time_in_turn(runs, REPEATS), {SDPA: 1.0}), *others]

@@ -41,9 +41,11 @@ Measured = Mapping[str, Sequence[Timed]]
 
 
 def carry_out(measure: Callable[[], Benchmark], json: Path | None) -> None:
-    """Measure, print the record with the machine and its load, and write it to `json` if given.
+    """Call `measure`, print the record with the machine and its load, and write it to the file
+    `json` if given.
 
-    Raises Diverged if a contender's answers differ.
+    Raises BadInput if the file cannot be written, Diverged, after all this, if contenders' answers
+    differ.
     """
     check_place("--json", json, '"benchmark"')
     before = os.getloadavg()[0]
@@ -62,7 +64,7 @@ def carry_out(measure: Callable[[], Benchmark], json: Path | None) -> None:
 
 
 def described_here() -> Environment:
-    """Describe the machine, the software and the command of this process.
+    """Return a description of the machine, the software and the command of this process.
 
     The command is as anybody may give it: without `--json`, and of every path only the file's name.
     """
@@ -79,15 +81,16 @@ def described_here() -> Environment:
 
 
 def cpu_seconds(function: Callable[..., T], *arguments: Any) -> tuple[float, T]:
-    """Return the processor seconds that a call takes in this process, and its answer."""
+    """Call a function; return the processor seconds that the call takes in this process, and its
+    answer."""
     start = time.process_time()
     answer = function(*arguments)
     return time.process_time() - start, answer
 
 
 def child_seconds(*command: object) -> float:
-    """Return the processor seconds of a program and its children. Raises UserError with its last
-    line if it fails."""
+    """Run a program, offline and with one thread, and return the processor seconds of it and its
+    children. Raises UserError with its last line if it fails."""
     offline = {
         # One thread, and no request to the hub: the time is the program's own work.
         "OMP_NUM_THREADS": "1",
@@ -107,7 +110,7 @@ def child_seconds(*command: object) -> float:
 
 
 def rates(size: TrainingSize, measured: Measured) -> dict[str, list[float]]:
-    """Return the tokens a second of each contender in each round, by its median iteration."""
+    """Return by contender its tokens a second in each round, by the round's median iteration."""
     return {
         name: [size.tokens / median(timed.seconds) for timed in many]
         for name, many in measured.items()
@@ -121,8 +124,9 @@ def ratio(
     goal: float | None = None,
     less_is_better: bool = False,
 ) -> Ratio:
-    """Return the ratio within each round, in which a slow round cancels, and the median as its
-    value."""
+    """Return the ratio of numerators to denominators within each round, in which a slow round
+    cancels, and as its value the median. `goal` is the least value wanted, or the greatest if less
+    is better."""
     rounds = [a / b for a, b in zip(numerators, denominators, strict=True)]
     return Ratio(
         name=name,
@@ -140,19 +144,19 @@ def series(
     *samples: float,
     kind: Literal["measured", "computed"] = "measured",
 ) -> Series:
-    """Return a contender's samples, one for each round."""
+    """Return a contender's samples of a measure, one for each round, rounded, for a record."""
     return Series(
         contender=contender, measure=measure, unit=unit, samples=[*map(rounded, samples)], kind=kind
     )
 
 
 def rounded(value: float) -> float:
-    """Round to six significant digits; whole numbers stay."""
+    """Return the value to six significant digits; an int stays as it is."""
     return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
 def first_losses(measured: Measured) -> dict[str, list[float | None]]:
-    """Return each contender's losses of its first round, None for one that is not a number."""
+    """Return by contender the losses of its first round, None for each that is not finite."""
     return {
         name: [loss if math.isfinite(loss) else None for loss in many[0].losses]
         for name, many in measured.items()
@@ -162,10 +166,10 @@ def first_losses(measured: Measured) -> dict[str, list[float | None]]:
 def differing_losses(
     case: str, measured: Measured, allowed: float, compared: int | None = None
 ) -> list[str]:
-    """Return a sentence for each contender whose losses differ from the first contender's first
-    round.
+    """Return a sentence for each contender with a loss, in any round, that differs by more than
+    `allowed` from the first contender's in its first round.
 
-    Only the first `compared` iterations count, if given.
+    Only the first `compared` iterations count, if given. `case` begins each sentence.
     """
     first = next(iter(measured))
     expected = measured[first][0].losses[:compared]
@@ -189,8 +193,8 @@ def failure(error: BaseException) -> str:
 
 
 def gpu_facts() -> dict[str, str]:
-    """Describe the first GPU by its driver, clocks, power and temperature, with torch's CUDA and
-    cuDNN."""
+    """Return driver, clocks, power and temperature of the first GPU, with the versions of torch's
+    CUDA and cuDNN, as texts by name; nothing without nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return {}
     import torch

@@ -19,7 +19,8 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional as F
 
-WORDS, HIDDEN = 64, 32
+WORDS = 64
+HIDDEN = 32
 for absent in (
     "tyro",
     "torchtitan.components.dataloader",
@@ -34,12 +35,13 @@ batch = torch.randint(0, WORDS, (8, 17), generator=torch.Generator().manual_seed
 
 
 def loss(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
-    """Return the mean loss of the rows' next words."""
+    """Return the mean loss of the rows' next words. Rows are token ids [b, s + 1]."""
     return F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
 
 
 def experts(score_before_experts: bool) -> Any:
-    """Return a layer of four experts, as the release takes their settings."""
+    """Return a layer of four experts, built by torchtitan's older or newer interface, whichever is
+    installed. Scores multiply the experts' inputs or else their outputs."""
     settings = {
         "num_experts": 4,
         "score_before_experts": score_before_experts,
@@ -60,7 +62,7 @@ def experts(score_before_experts: bool) -> Any:
 
 
 class Block(nn.Module):
-    """A norm before experts, whose output is added to the block's input."""
+    """A residual block: the experts' output on the normed input is added to the input."""
 
     moe_enabled = True
 
@@ -76,7 +78,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Embedded words, two blocks with experts and a head."""
+    """A model of embedded words, two blocks with experts and a head."""
 
     def __init__(self, score_before_experts: bool) -> None:
         super().__init__()
@@ -87,7 +89,7 @@ class Model(nn.Module):
         self.head = nn.Linear(HIDDEN, WORDS, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Map [b, s] to [b, s, v]."""
+        """Map token ids [b, s] to logits [b, s, v]."""
         x = self.embed(tokens)
         for layer in self.layers.values():
             x = layer(x)
@@ -96,8 +98,8 @@ class Model(nn.Module):
 
 
 def build(layout: Any, score_before_experts: bool = True) -> nn.Module:
-    """Return the model of a rank: experts divided by torchtitan's plan, other layers as its models
-    divide them."""
+    """Return this rank's model: experts divided over the layout's tp by torchtitan's plan, other
+    layers as its models divide them. Every rank calls it."""
     torch.manual_seed(1)
     model = Model(score_before_experts)
     if layout.tp > 1:
@@ -124,5 +126,5 @@ def build(layout: Any, score_before_experts: bool = True) -> nn.Module:
 
 
 def build_late(layout: Any) -> nn.Module:
-    """Return the same model with scores that are applied to the experts' output."""
+    """Return what `build` returns, with scores that multiply the experts' outputs."""
     return build(layout, score_before_experts=False)

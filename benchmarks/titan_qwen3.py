@@ -18,7 +18,8 @@ from torch import distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-WORDS, HIDDEN = 64, 32
+WORDS = 64
+HIDDEN = 32
 sys.modules.setdefault("tyro", MagicMock())
 trainer = sys.modules.setdefault("torchtitan.trainer", MagicMock())  # models ask it for one class
 trainer.Trainer.Config = type("Config", (), {})
@@ -29,8 +30,8 @@ batch = torch.randint(0, WORDS, (8, 17), generator=torch.Generator().manual_seed
 
 
 def grouped_product(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-    """Multiply the rows up to each of `offs` by their expert's matrix; rows behind the last offset
-    are zero."""
+    """Return each row of `a` times its expert's matrix in `b`: expert i has the rows before
+    `offs[i]` that no earlier one has; rows behind the last offset give zeros."""
     sizes = torch.diff(offs, prepend=offs.new_zeros(1)).tolist()
     products = [rows @ matrix for rows, matrix in zip(a[: sum(sizes)].split(sizes), b, strict=True)]
     return torch.cat([*products, a.new_zeros(len(a) - sum(sizes), b.shape[-1])])
@@ -39,7 +40,8 @@ def grouped_product(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> tor
 def count(
     of: torch.Tensor, *args: Any, kept: Callable[..., torch.Tensor] = torch.histc, **named: Any
 ) -> torch.Tensor:
-    """Return `torch.histc` in float64, because it takes no integers on a CPU."""
+    """Return `torch.histc` of a tensor, computed in float64, because it takes no integers on a CPU;
+    the result has the tensor's type."""
     return kept(of.double(), *args, **named).to(of.dtype)
 
 
@@ -47,8 +49,8 @@ vars(torch).update(_grouped_mm=grouped_product, histc=count)
 
 
 def loss(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
-    """Return the mean loss of the rows' next words, whose gradient is this rank's share in the mean
-    of all data-parallel ranks.
+    """Return the mean loss of the rows' next words, with a gradient that is this rank's share in
+    the mean of all data-parallel ranks. Rows are token ids [b, s + 1].
 
     torchtitan divides by the tokens of the whole batch and adds gradients up.
     """
@@ -60,8 +62,10 @@ def loss(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
 
 
 def build(layout: Any) -> nn.Module:
-    """Return the model of a rank, divided over tp, fsdp, dp and ep."""
-    qwen3, configs = import_module("torchtitan.models.qwen3"), import_module("torchtitan.config")
+    """Return this rank's model, divided over the layout's tp, fsdp, dp and ep; the whole model
+    without process groups. Every rank calls it. Patches torchtitan's modules in this process."""
+    qwen3 = import_module("torchtitan.models.qwen3")
+    configs = import_module("torchtitan.config")
     attention = import_module("torchtitan.models.common.attention").ScaledDotProductAttention
     vars(qwen3)["get_attention_config"] = lambda _: attention.Config()  # the others need a GPU
     configs.TORCH_DTYPE_MAP["float32"] = torch.float64

@@ -38,7 +38,9 @@ from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.progress import announce
 from mlm_repro.lineage.shipped import model_file
 
-OURS, STOCK, TUNED = "serial", "stock nanoGPT", "tuned nanoGPT"
+OURS = "serial"
+STOCK = "stock nanoGPT"
+TUNED = "tuned nanoGPT"
 LIMIT = "limit"
 KERNEL_CASES = "kernels"
 TOLERANCES: dict[Precision, float] = {"fp32": 1e-3, "bf16": 3e-2}
@@ -46,7 +48,9 @@ TOLERANCES: dict[Precision, float] = {"fp32": 1e-3, "bf16": 3e-2}
 MASKED = 0.1
 """The largest allowed difference with dropout, whose masks are each contender's own."""
 RATE = "tokens per processor second"
-GEMM_WIDTH, GEMM_REPEATS, GEMM_TRIES = 1024, 8, 4
+GEMM_WIDTH = 1024
+GEMM_REPEATS = 8
+GEMM_TRIES = 4
 KERNEL_SHAPE = KernelShape(s=1024, b=1, n=12, d=64, v=50304)
 NOTES = [
     (
@@ -72,7 +76,8 @@ NOTES = [
 
 @dataclass(frozen=True)
 class Row:
-    """One case: a size, a number format, a dropout probability, and its goals."""
+    """A case: a size by name, a number format, a dropout probability, and its goals, None for
+    none."""
 
     size: str
     precision: Precision
@@ -84,7 +89,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The case's name."""
+        """The case's name: size, format and dropout."""
         return f"{self.size} {self.precision} dropout {self.dropout:g}"
 
 
@@ -102,7 +107,8 @@ ALONE: tuple[Contender, ...] = (OurLayout(OURS), Peer(STOCK, is_tuned=False), Pe
 
 
 def read_size(name: str, precision: Precision = "fp32") -> TrainingSize:
-    """Return the size `tiny`, `small` (GPT-2 124M) or `twin`, the twin of the 8.3b recipe."""
+    """Return a model to time by the name of its size: `tiny`, `small` (GPT-2 124M) or `twin`, the
+    twin of the 8.3b recipe."""
     if name == "twin":
         twin = read_run_config(model_file("8.3b"), twin=True)
         return size_of(twin.model, twin.train.global_batch_size, precision, iterations=5, warm_up=2)
@@ -124,7 +130,8 @@ def read_size(name: str, precision: Precision = "fp32") -> TrainingSize:
 def size_of(
     model: ModelConfig, batch: int, precision: Precision, iterations: int, warm_up: int
 ) -> TrainingSize:
-    """Return the model trained on one microbatch of `batch` sequences an iteration.
+    """Return the model with a recipe of one microbatch of `batch` sequences an iteration, as a size
+    to time; `iterations` counts those of the warm-up.
 
     Every vocabulary row is a real word, so that no contender masks padding. During the warm-up the
     heap grows until it holds the needs of an iteration.
@@ -143,8 +150,8 @@ def size_of(
 
 
 def gemm_gflops(precision: Precision) -> float:
-    """Return the GFLOP per processor second that matrix products reach, the best of several
-    tries."""
+    """Measure square matrix products in a number format; return the GFLOP per processor second that
+    the best of several tries reached."""
     a, b, out = (torch.ones(GEMM_WIDTH, GEMM_WIDTH, dtype=DTYPES[precision]) for _ in range(3))
 
     def multiply() -> None:
@@ -156,7 +163,8 @@ def gemm_gflops(precision: Precision) -> float:
 
 
 def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
-    """Measure the named cases, by default all. Raises BadInput for an unknown name."""
+    """Measure the named cases, by default all, and return the record. Raises BadInput for an
+    unknown name."""
     every = [*(row.name for row in ROWS), KERNEL_CASES]
     if unknown := set(names or ()) - {*every}:
         raise BadInput(f"no case is called {sorted(unknown)[0]!r}; there are: {', '.join(every)}")
@@ -178,7 +186,8 @@ def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
                 apart, contender.name, time_contender, *how
             )
     taken = in_turn("train", rounds, measurements)
-    cases, disagreements = [], []
+    cases = []
+    disagreements = []
     for row in rows:
         measured = {contender.name: taken[row.name, contender.name] for contender in ALONE}
         cases.append(summarize(row, sizes[row.name], measured, taken[row.name, LIMIT]))
@@ -198,9 +207,10 @@ def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
 
 
 def summarize(row: Row, size: TrainingSize, measured: Measured, gflops: Sequence[float]) -> Case:
-    """Make a row's case from the contenders' rounds and the rate of matrix products in each
-    round."""
-    speed, operations = rates(size, measured), flops_per_token(size.model, causal=True)
+    """Return a row's case from the contenders' rounds and the speed of matrix products, `gflops`,
+    in each round."""
+    speed = rates(size, measured)
+    operations = flops_per_token(size.model, causal=True)
     limits = [rate * 1e9 / operations for rate in gflops]
     peaks = {name: [timed.peak_bytes for timed in many] for name, many in measured.items()}
     return Case(
@@ -229,8 +239,8 @@ def summarize(row: Row, size: TrainingSize, measured: Measured, gflops: Sequence
 
 
 def measure_kernels(precision: Precision, rounds: int, shape: KernelShape) -> list[Case]:
-    """Time each compiled CPU kernel beside its reference and, with a C++ compiler,
-    torch.compile."""
+    """Time each compiled CPU kernel at a shape beside its reference and, with a C++ compiler,
+    torch.compile; return a case for each."""
     dtype = DTYPES[precision]
     return [
         times_case(f"{name} {precision}", time_kernel(case, "cpu", rounds))

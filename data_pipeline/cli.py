@@ -57,7 +57,8 @@ def run(
     part: Part = "",
     dry_run: DryRun = False,
 ) -> None:
-    """Build the dataset of a recipe, or find it if it is already built."""
+    """Build the dataset of a recipe, or find it if it is already built, and print its directory and
+    size."""
     from mlm_repro.data_pipeline.config import DataConfig
     from mlm_repro.lineage.config import load_config
     from mlm_repro.lineage.digest import sha256_json
@@ -81,8 +82,9 @@ def run(
 
 
 def _add_verb(name: str, summary: str) -> None:
-    """Add a command `name IN OUT` that runs the stage with this verb, or the measurement of
-    overlap."""
+    """Add the command `name IN OUT` to the program: it runs the stage whose verb is `name` or, if
+    no stage has it, the measurement of overlap, and prints what it made. Its help begins with
+    `summary`."""
 
     def verb(
         source: Source,
@@ -265,8 +267,8 @@ def _cells(amount: "Amount", sign: str = "") -> tuple[str, ...]:
 
 
 def _open(dataset: Path) -> Path:
-    """Return the directory of a dataset, or one that a verb wrote. Raises BadInput if there is no
-    run or one of another kind, IntegrityFailure if it is not complete."""
+    """Return the path of a complete directory that `run`, `import` or a verb wrote. Raises BadInput
+    if there is no run or one of another kind, IntegrityFailure if it is not complete."""
     from mlm_repro.lineage.digest import is_sealed
     from mlm_repro.lineage.run import RunDirectory
 

@@ -142,8 +142,8 @@ class DataConfig(_WithFilters):
         return self
 
     def model_dump(self, **options: Any) -> JSON:
-        """Return plain values without the sections of stages that are not done, so that a new stage
-        changes no recipe."""
+        """Return the recipe as plain values, without the sections of stages that it does not list,
+        so that its identity stays the same when another kind of stage is added to the program."""
         idle = BY_NAME.keys() - {*self.stages}
         return {
             name: value for name, value in super().model_dump(**options).items() if name not in idle
@@ -155,7 +155,8 @@ class DataConfig(_WithFilters):
         return any(BY_NAME[name].needs_tokenizer for name in self.stages)
 
     def identity(self) -> JSON:
-        """Return the plain values that change the dataset and differ from their defaults."""
+        """Return the settings that change the dataset and differ from their defaults, as plain
+        values by section. Its digest identifies the dataset."""
         return self.model_dump(mode="json", exclude_defaults=True, exclude=WITHOUT)
 
 

@@ -87,13 +87,15 @@ class StageAttrition(FileSchema, frozen=False):
         return Amount(self.documents_out, self.bytes_out, self.tokens_out)
 
     def enter(self, size: int | None, tokens: int | None = 0, documents: int = 1) -> None:
-        """Add to the documents, bytes and tokens that came into the stage."""
+        """Count further documents as come into the stage: `documents` of them, `size` bytes and
+        `tokens` tokens in all. None counts as 0."""
         self.documents_in += documents
         self.bytes_in = (self.bytes_in or 0) + (size or 0)
         self.tokens_in = (self.tokens_in or 0) + (tokens or 0)
 
     def keep(self, size: int | None, tokens: int | None = 0, documents: int = 1) -> None:
-        """Add to the documents, bytes and tokens that the stage kept."""
+        """Count further documents as kept by the stage: `documents` of them, `size` bytes and
+        `tokens` tokens in all. None counts as 0."""
         self.documents_out += documents
         self.bytes_out = (self.bytes_out or 0) + (size or 0)
         self.tokens_out = (self.tokens_out or 0) + (tokens or 0)
@@ -109,7 +111,8 @@ class StageAttrition(FileSchema, frozen=False):
             )
 
     def merge(self, other: "StageAttrition") -> None:
-        """Add another task's counts, samples and seconds for the same stage."""
+        """Add to this entry another task's counts and seconds for the same stage, and its samples
+        as long as a reason has fewer than MAX_SAMPLES."""
         self.enter(other.bytes_in, other.tokens_in, other.documents_in)
         self.keep(other.bytes_out, other.tokens_out, other.documents_out)
         for reason, amount in other.dropped.items():
@@ -222,8 +225,9 @@ class Ledger(FileSchema, frozen=False):
             )
 
     def finish(self, uncounted: Container[str]) -> None:
-        """Put the most frequent reasons first, round the seconds, and set tokens to null in the
-        stages that did not count them."""
+        """Make the ledger ready to be written: put the most frequent reasons for a drop first,
+        round the seconds, and set the numbers of tokens to None in the stages that `uncounted`
+        names."""
         for stage in self.stages:
             reasons = sorted(
                 stage.dropped, key=lambda reason: (-stage.dropped[reason].documents, reason)
@@ -350,6 +354,7 @@ def trained_datasets(run: Path) -> list[tuple[Path, float]]:
     for dataset in datasets:
         if not dataset.is_here:
             raise DataMissing(
-                f"the dataset {dataset.place} that {run.name} was trained on is not here"
+                f"the dataset {dataset.place} that {run.name} was trained on is not here, or has"
+                " changed since"
             )
     return [(dataset.place, dataset.weight) for dataset in datasets]

@@ -30,7 +30,8 @@ def write_page(dataset: Path, out: Path) -> None:
         raise BadInput(f"{out} is there already: name a new folder")
     if not (dataset / DATASET).is_file():
         raise BadInput(
-            f"{dataset} was not made by `mlm-data run`, and only such a dataset has a page"
+            f"{dataset} has no token files, as `mlm-data run` writes them: only such a dataset has"
+            " a page"
         )
     ledger = read_document(dataset / LEDGER, Ledger)
     card = read_document(dataset / DATASET, DataCard)

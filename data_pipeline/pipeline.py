@@ -101,8 +101,9 @@ class Pipeline:
         return section.model_dump(mode="json") if section and name in self.stages else None
 
     def _filters(self, kind: Known) -> JSON:
-        """Return the settings of a pass: its filters, the digests of the user's own code among
-        them, and whether dropped documents are written."""
+        """Return settings for the tasks of a pass that applies the recipe's filters of a `kind`:
+        the filters' names and sections, digests of those that are the user's own code, and whether
+        dropped documents are written."""
         names = [name for name in self.stages if name in kind]
         return {
             "filters": [(name, self._section(name) or {}) for name in names],
@@ -111,9 +112,9 @@ class Pipeline:
         }
 
     def _prepare(self, shards: list[list[Piece]]) -> Finished:
-        """Run the first pass over all shards and enter it in the ledger. Raises BadInput if too
-        many files are damaged, too many lines are malformed, or no document is left; prints a
-        warning of fewer damaged files."""
+        """Run the first pass over all shards, enter it in the ledger, and return the finished
+        stage. Raises BadInput if too many files are damaged, too many lines are malformed, or no
+        document is left; prints a warning of fewer damaged files."""
         filters = self._filters(TEXT_FILTERS)
         names = [name for name, _ in filters["filters"]]
         limit = self.config.sources.max_bad_files
@@ -175,8 +176,8 @@ class Pipeline:
         )
 
     def joined(self, name: str, *stages: str) -> Path:
-        """Return the path of one file with the content of all files called `name` that the tasks of
-        these stages wrote, such as all malformed input."""
+        """Join, by a task, all files called `name` that the tasks of these finished stages wrote,
+        such as all malformed input, and return the path of the joined file."""
         finished = [self.finished[stage] for stage in stages]
         settings = {"shards": len(finished[0].counts), "name": name}
         inputs = (stage_tasks.input for stage_tasks in finished)
@@ -185,8 +186,8 @@ class Pipeline:
         )
 
     def _make_tokenizer(self, prepared: Finished) -> Finished | None:
-        """Train or copy the tokenizer, and return its finished stage; None if no stage needs
-        one."""
+        """Train or copy the tokenizer by a task, load it into `tokenizer`, and return the finished
+        stage; do nothing and return None if no stage needs a tokenizer."""
         if not self.config.needs_tokenizer:
             return None
         config = self.config.tokenizer
@@ -212,8 +213,8 @@ class Pipeline:
         return made
 
     def _measure(self, prepared: Finished, tokenizer: Finished | None) -> Finished:
-        """Run the second pass over all shards and enter it in the ledger. Raises BadInput if no
-        document is left."""
+        """Run the second pass over all shards, enter it in the ledger, and return the finished
+        stage. Raises BadInput if no document is left."""
         config = self.config.deduplicate
         search = self.config.decontaminate
         bands, rows = config.banding
@@ -256,7 +257,7 @@ class Pipeline:
     ) -> Finished:
         """Decide about duplicates and test-set text, where the recipe has these stages; write an
         index of each shard's remaining documents, whose text is left in place; and enter the stages
-        in the ledger. Raises BadInput if no document is left."""
+        in the ledger. Returns the finished stage. Raises BadInput if no document is left."""
         counts = [task_counts["documents"] for task_counts in measured.counts]
         starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).tolist()
         decided: list[Input] = []
@@ -305,7 +306,7 @@ class Pipeline:
 
     def _deduplicate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
         """Decide which documents are near-duplicates, describe the search in the ledger, and return
-        the decisions."""
+        the decisions as the input of a further task."""
         held = sum(task_counts["documents"] for task_counts in measured.counts[: self.compared])
         decisions, compared = find_duplicates(
             self.workspace, prepared, measured, self.config.deduplicate, held
@@ -330,7 +331,7 @@ class Pipeline:
 
     def _decontaminate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
         """Decide which n-grams of the test sets are cut out, describe the search in the ledger, and
-        return these n-grams."""
+        return these n-grams as the input of a further task."""
         frequent = self.config.decontaminate.frequent
         settings = {
             "counts": [task_counts["documents"] for task_counts in measured.counts],
@@ -355,9 +356,10 @@ class Pipeline:
     def _order(
         self, of_shards: list[str], prepared: Finished, measured: Finished, selected: Finished
     ) -> list[Job]:
-        """Return the tasks that write the slices of the splits, enter their numbers in `splits`,
-        and describe the split and the vocabulary in the ledger. Raises BadInput if only one
-        document is left to split."""
+        """Choose the final order of the documents by a task, and return the jobs that are to write
+        the slices of the splits. Enter the jobs' numbers in `splits`, and describe the split and
+        the vocabulary in the ledger. `of_shards` is the split of each shard if the sources name
+        one. Raises BadInput if only one document is left to split."""
         config = self.config.split
         counts = [each["documents"] for each in selected.counts]
         is_split = "split" in self.stages
@@ -424,8 +426,8 @@ class Pipeline:
         return jobs
 
     def _gather(self, jobs: list[Job]) -> Finished:
-        """Write the slices of the splits, and enter `split` and `tokenize` in the ledger with equal
-        shares of the time."""
+        """Write the slices of the splits, enter `split` and `tokenize` in the ledger with equal
+        shares of the time, and return the finished stage."""
         start = time.monotonic()
         slices = self.workspace.all("gather", gather_slice, jobs)
         for name in ("split", "tokenize"):

@@ -178,7 +178,8 @@ def _amounts(pipeline: Pipeline) -> dict[str, Amount]:
 
 
 def _describe(pipeline: Pipeline, files: JSON) -> DataCard:
-    """Return the data card of a pipeline; `files` has the size and digest of each file."""
+    """Return the data card of the dataset that a pipeline made, with its stages' settings; `files`
+    has the size and SHA-256 of each file by name."""
     config = pipeline.config
     stages = pipeline.stages
     assert pipeline.tokenizer
@@ -196,8 +197,8 @@ def _describe(pipeline: Pipeline, files: JSON) -> DataCard:
 def data_card(
     name: str, seed: int, ledger: Ledger, tokenizer: Tokenizer, config: TokenizerConfig, files: JSON
 ) -> DataCard:
-    """Return the data card of a dataset with that ledger and tokenizer; `files` has the size and
-    digest of each file."""
+    """Return the data card of a dataset with that ledger and tokenizer, without its stages'
+    settings; `files` has the size and SHA-256 of each file by name."""
     card = DataCard(
         name=name,
         source=ledger.source,

@@ -32,7 +32,7 @@ from mlm_repro.data_pipeline.tokens.token_file import (
     split_prefixes,
     texts_of,
 )
-from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
 from mlm_repro.lineage.atomic import JSON, parse_json
 from mlm_repro.lineage.digest import read_digest, sealed_files
 from mlm_repro.lineage.files import (
@@ -71,25 +71,24 @@ def card(run: Path) -> Comparisons:
     yield Remade(f"{DATASET}: files", files, {name: sealed.get(name) for name in held})
     yield from counted(run, card)
     tokenizer = Tokenizer.load(run / "tokenizer")
-    stated_tokenizer = (card.tokenizer.digest, card.vocab_size, card.end_of_text)
-    yield Remade(
-        f"{DATASET}: tokenizer",
-        stated_tokenizer,
-        (tokenizer.digest, tokenizer.vocab_size, tokenizer.end_of_text),
-    )
     config = _config(run)
+    asked = _asked(config, TokenizerConfig, "tokenizer")
+    kind = "path" if asked["path"] else asked["kind"]
+    seed = config.get("seed", DataConfig.model_fields["seed"].default)
+    facts = {
+        "seed": 0 if "prefix" in config else seed,  # tokens of another's file are not shuffled
+        "tokenizer": {"kind": kind, "digest": tokenizer.digest},
+        "vocab_size": tokenizer.vocab_size,
+        "padded_vocab_size": padded_vocab_size(
+            tokenizer.vocab_size, asked["multiple"], asked["tp"]
+        ),
+        "end_of_text": tokenizer.end_of_text,
+    }
+    yield as_said(card, facts, DATASET, f"{MANIFEST} and tokenizer give")
     if "sources" in config:  # of a recipe
         made_with = {name: config[name] for name in card.stages if name in config}
         yield Remade(f"{DATASET}: settings", card.settings, made_with, f"{MANIFEST} has")
         yield from _banded(run, card.near_duplicates)
-    tokenizing = _asked(config, TokenizerConfig, "tokenizer")
-    stated = card.seed, card.tokenizer.kind
-    seed = config.get("seed", DataConfig.model_fields["seed"].default)
-    asked = (
-        0 if "prefix" in config else seed,  # tokens of another's file are not shuffled
-        "path" if tokenizing["path"] else tokenizing["kind"],
-    )
-    yield Remade(f"{DATASET}: seed and tokenizer", stated, asked, f"{MANIFEST} has")
     for name, split in card.splits.items():
         of_tokens = np.zeros(2, np.int64)
         of_texts = np.zeros(2, np.int64)
@@ -227,8 +226,9 @@ def _attrition(run: Path, ledger: Ledger) -> Comparisons:
 
 
 def _asked(config: JSON, section: type[BaseModel], name: str) -> JSON:
-    """Return a section of a recorded configuration, with defaults for the keys that it lacks, such
-    as the newer ones."""
+    """Return the section called `name` of a recorded configuration as plain values, with defaults
+    for the keys that it lacks, such as newer ones; all defaults if there is no such section.
+    Nothing is validated."""
     return {**section().model_dump(), **config.get(name, {})}
 
 

@@ -323,7 +323,7 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
     """
     local = [source for source in sources.sources if isinstance(source, FileSource)]
     if len(local) < len(sources.sources):
-        raise BadInput("only local files are rehearsed")
+        raise BadInput("a rehearsal reads only local files, and not every source is one")
     values = config.model_dump(mode="json", exclude={"sources"}) | {"workers": 1}
     if "deduplicate" in config.stages:
         values["deduplicate"]["against"] = []
@@ -408,8 +408,9 @@ def _run_stages(
     shelf: Path | None = None,
     meeting: Meeting | None = None,
 ) -> RunDirectory:
-    """Run the stages of `config` in the run that `begin` opens for the digests of all input, and
-    return the run."""
+    """Open all input and print the cost, then run the stages of `config` in the run that `begin`
+    opens for the input's digests, and return the complete run. `room` is as for `announce_cost`,
+    and `shelf` and `meeting` as for `_complete`."""
     sources, test_sets, parents, needed = _open(config, room)
     if meeting:
         meeting.agree(parents)
@@ -486,9 +487,11 @@ def _complete(
     shelf: Path | None = None,
     meeting: Meeting | None = None,
 ) -> RunDirectory:
-    """Build in the locked directory of a run and seal it, or return it if it is sealed.
+    """Build in the locked directory of a run, seal it, and return the run; a run that is sealed
+    already is returned at once, with a note.
 
-    All parts but the first work in the directory without its lock, and end when it is sealed.
+    `shelf` keeps the results of slow stages from one build to the next. With a `meeting`, all parts
+    but the first work in the directory without its lock, and end when it is sealed.
     """
     work = run.path / FOLDER
     # A lock or work that a kill left beside a complete run is removed below, under the lock.
@@ -530,8 +533,8 @@ def _help(
     meeting: Meeting,
     room: int,
 ) -> RunDirectory:
-    """Do this part's share of the tasks, after the first part has begun, until the first part has
-    sealed the run."""
+    """Wait until the first part has begun, do this part's share of the tasks, wait until the first
+    part has sealed the run, and return the run."""
     work = run.path / FOLDER
     try:
         meeting.wait_for(
@@ -554,8 +557,9 @@ def _help(
 def _workspace(
     run: RunDirectory, workers: LocalExecutor | RayExecutor, room: int
 ) -> Iterator[Workspace]:
-    """Yield the workspace of a run. Raises BadInput if the disk has too little space, Interrupted
-    if it fills up or fails."""
+    """Make a run's workspace, yield it, and end its worker processes after the block. Raises
+    BadInput if the disk has less than `room` bytes for the work, Interrupted if the disk fills up
+    or fails within the block."""
     work = run.path / FOLDER
     try:
         work.mkdir(mode=0o700, exist_ok=True)

@@ -8,7 +8,8 @@ from typing import NamedTuple, Protocol
 # Protocols and not `TrainConfig`, because `engine/config.py` imports this module to turn samples
 # into iterations.
 class TrainedBefore(Protocol):
-    """Finished iterations and samples of an earlier run that a new run continues."""
+    """Interface: the numbers of iterations and samples that an earlier run had finished when a new
+    run continued it."""
 
     @property
     def iteration(self) -> int: ...
@@ -17,7 +18,7 @@ class TrainedBefore(Protocol):
 
 
 class Recipe(Protocol):
-    """Fields of `TrainConfig` from which the batch sizes follow."""
+    """Interface: the fields of `TrainConfig` from which the batch sizes follow."""
 
     @property
     def global_batch_size(self) -> int: ...
@@ -61,14 +62,14 @@ class BatchSchedule:
         return self._phase(iteration).batch_size
 
     def samples_before(self, iteration: int) -> int:
-        """Return the number of samples in all iterations before `iteration` (from 0), with the
-        samples of a continued run."""
+        """Return the number of samples in all iterations before `iteration` (from 0); the samples
+        of a continued run count too."""
         phase = self._phase(iteration)
         return phase.sample + (iteration - phase.iteration) * phase.batch_size
 
     def whole_iterations(self, samples: float) -> int:
-        """Return the number of iterations that `samples` samples fill; an incomplete last batch is
-        not counted."""
+        """Return the number of iterations that the training's first `samples` samples fill; an
+        incomplete last batch is not counted. A continued run's samples and iterations count too."""
         # Searched and not divided, because a growing batch has no fixed size. A batch has at least
         # one sample, so `samples` iterations are enough to search.
         return bisect_right(range(int(samples) + 1), samples, key=self.samples_before) - 1
@@ -84,8 +85,9 @@ class BatchSchedule:
 def _ramp(
     start: int, increment: int, samples: int, steps: int, iteration: int, taken: int
 ) -> list[_Phase]:
-    """Return the phases of batch size after `iteration` iterations and `taken` samples: `steps`
-    sizes that share the training's first `samples` samples equally, then the last size.
+    """Return the phases of a batch size that grows after `iteration` iterations and `taken`
+    samples. The sizes `start`, `start + increment` and on, `steps` in number, share the training's
+    first `samples` samples equally; the next size then stays.
 
     A size whose samples earlier batches have taken is left out.
     """

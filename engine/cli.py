@@ -113,8 +113,8 @@ def resume(
 
 
 def _train(run: "ResolvedRun", runs: Path, same_code: bool, threads: bool = False) -> None:
-    """Train a run on its ranks and print its directory. If it is complete already, point its name
-    at it and print that.
+    """Train a run on its ranks and print its directory. If it is complete already, train nothing:
+    make the link with the run's name lead to it, and print its directory.
 
     Raises BadInput if `same_code` is set and other code worked on the run last, and SystemExit as
     `_on_ranks` does.
@@ -188,7 +188,8 @@ def finetune_(
     ] = 1,
     json: Annotated[Path | None, typer.Option(help="Also write the result to this file.")] = None,
 ) -> None:
-    """Fine-tune a BERT on MNLI, QQP, SQuAD or RACE and evaluate it on the held-out files."""
+    """Fine-tune a BERT on MNLI, QQP, SQuAD or RACE and print its metrics on the held-out files. The
+    trained weights are not kept."""
     from mlm_repro.engine.finetune.tasks import find_task, read_sets
     from mlm_repro.lineage.chain import resolve_checkpoint
     from mlm_repro.lineage.config import override_config
@@ -305,8 +306,8 @@ def schedule(
 
 
 def format_grid(lowered: "Lowered", chunks: int) -> str:
-    """Return a schedule as text: a row for each rank, a column for each unit of time, which is the
-    shortest pass.
+    """Return the grid of a schedule as text, one line for each rank, one column for each unit of
+    time, which is the shortest pass. `chunks` is the number of stages per rank.
 
     A cell has F or B for forward or backward, the microbatch's number and, with several chunks, the
     chunk's letter. It is blank while the rank is idle.
@@ -333,8 +334,8 @@ def _cell(compute: "Compute", chunks: int) -> str:
     "from-megatron", context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
 )
 def from_megatron_(context: typer.Context) -> None:
-    """Translate Megatron-LM's command line, or a script that contains it, into a configuration
-    (TOML).
+    """Translate Megatron-LM's command line, or a script that contains it, and print the
+    configuration (TOML).
 
     `mlm-train from-megatron pretrain.sh` or `mlm-train from-megatron --num-layers 24 …`. The script
     is not run.
@@ -379,8 +380,8 @@ def _announce_conversion(directory: Path) -> None:
 
 
 def main() -> None:
-    """Run the command line of `mlm-train` and exit. A first argument that is not a verb is taken as
-    the model to `run`."""
+    """Run the command line of `mlm-train` and exit with its exit code. A first argument that is not
+    a verb is taken as the model to `run`."""
     keep_large_buffers()
     run_command(app, "run")
 

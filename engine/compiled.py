@@ -27,8 +27,9 @@ Array = NDArray[Any]
 
 
 class Compiled:
-    """Callable loop, compiled at the first call with arrays of a dtype. The machine code is kept on
-    disk, from which later processes load it."""
+    """Callable loop, compiled at the first call with arrays of new dtypes. The machine code is kept
+    on disk, from which later processes load it. A first call waits for the first calls of other
+    processes."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         # numpy's error model, because Python's would test every division for a zero. Without the
@@ -64,9 +65,9 @@ last place."""
 
 
 def load(row: Array, i: int) -> np.float32:
-    """Return element i of a row as fp32; an int16 row holds bf16. For compiled loops alone: a call
-    from Python raises NotImplementedError."""
-    raise NotImplementedError("compiled only")
+    """Return element i of a row as fp32; an int16 row holds bf16. Only loops that numba compiles
+    can call it: a call from Python raises NotImplementedError."""
+    raise NotImplementedError("only loops that numba compiles can call this")
 
 
 @overload(load)
@@ -82,9 +83,9 @@ def _load(row: Any, i: Any) -> Any:
 
 
 def store(row: Array, i: int, value: np.float32) -> None:
-    """Write an fp32 value at i, rounded to nearest even if the row holds bf16 (int16). For compiled
-    loops alone: a call from Python raises NotImplementedError."""
-    raise NotImplementedError("compiled only")
+    """Write an fp32 value at i of a row, rounded to nearest even if the row holds bf16 (int16).
+    Only loops that numba compiles can call it: a call from Python raises NotImplementedError."""
+    raise NotImplementedError("only loops that numba compiles can call this")
 
 
 @overload(store)
@@ -103,8 +104,8 @@ def _store(row: Any, i: Any, value: Any) -> Any:
 
 @in_written_order
 def exponential(x: np.float32) -> np.float32:
-    """Return eˣ to 2 units in the last place, for x ≤ 88; 0 below −87, where results are no longer
-    normal."""
+    """Return eˣ of an fp32 number to 2 units in the last place, for x ≤ 88; 0 below −87, where
+    results are no longer normal."""
     clamped = np.float32(-87.0) if x < np.float32(-87.0) else x
     n = np.floor(clamped * np.float32(1.4426950408889634) + np.float32(0.5))
     # ln 2 in two parts (Cody and Waite): the first has 16 bits, so that its product with n is
@@ -124,8 +125,8 @@ def exponential(x: np.float32) -> np.float32:
 
 @inline
 def largest(row: Array, count: int) -> np.float32:
-    """Return the largest of the first `count` elements; −∞ if `count` is 0. A NaN may be
-    ignored."""
+    """Return the largest of a row's first `count` elements, fp32 or bf16, as fp32; −∞ if `count` is
+    0. A NaN may be ignored."""
     # The search compares integers in the order of the numbers, which compiles to vector
     # instructions.
     most = _in_order(np.float32(-np.inf).view(np.int32))
@@ -137,15 +138,15 @@ def largest(row: Array, count: int) -> np.float32:
 
 @inline
 def _in_order(bits: np.int32) -> np.int32:
-    """Map the bits of fp32 numbers to integers of the same order. The function is its own
-    inverse."""
+    """Return an integer for the bits of an fp32 number; the integers have the order of the numbers.
+    The function is its own inverse."""
     return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
 
 
 @inline
 def random_bits(key: np.uint64, row: int, columns: int, out: Array) -> None:
-    """Write 16 random bits for each of the first `columns` elements of row number `row` to `out`,
-    and for the rest of the last BLOCK, for which `out` needs room.
+    """Write to `out` 16 random bits, drawn under `key`, for each of the first `columns` elements of
+    row number `row` of a mask, and for the rest of the last BLOCK, for which `out` needs room.
 
     Philox 4×32-10 with counter (16 · block + lane, row, 0, 0), as in `engine/kernels/dropout.py`.
     """

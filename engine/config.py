@@ -128,8 +128,9 @@ class TransformerXLConfig(FamilySection):
             )
 
     def shrink(self, scale: "TwinScale") -> Self:
-        """Return the twin's options, rounded down: heads and MLP shrink with the model, the memory
-        with its context, the cutoffs with its vocabulary."""
+        """Return a copy of these options for a twin, each divided by its factor in `scale` and
+        rounded down: heads and MLP shrink with the model, the memory with its context, the cutoffs
+        with its vocabulary."""
         sizes = {
             "memory_length": self.memory_length // scale.seq_length,
             "head_dim": self.head_dim and self.head_dim * scale.num_heads // scale.hidden_size,
@@ -195,7 +196,7 @@ class ModelConfig(Config):
 
     @property
     def section(self) -> FamilySection:
-        """The options of this model's family."""
+        """Section with the options of this model's family, such as `gpt2`."""
         section: FamilySection = getattr(self, self.family.replace("-", "_"))
         return section
 
@@ -228,7 +229,8 @@ class Seam(Config):
 
 
 class TrainConfig(Config):
-    """The recipe of the 2019 paper's Section 4.2; the defaults are its values."""
+    """Section `train` of the configuration: how a model is trained. The defaults are the recipe of
+    the 2019 paper's Section 4.2."""
 
     init_from: Path | None = None
     """Run or checkpoint whose weights the training starts from, with a fresh optimizer; `mlm-train
@@ -384,7 +386,10 @@ class TrainConfig(Config):
         parts = [self.warmup_iterations, self.decay_iterations, self.wsd_iterations]
         # Updates are whole; only a clock of samples can stop within a batch.
         if self.clock == "updates" and any(isinstance(part, float) for part in parts):
-            raise ValueError("with clock = 'updates' warm-up and fall are integers")
+            raise ValueError(
+                "warmup_iterations, decay_iterations and wsd_iterations must be whole numbers with"
+                " clock = 'updates'"
+            )
         if (self.decay == "WSD") != (self.wsd_iterations is not None):
             raise ValueError(
                 "wsd_iterations, the length of its fall, goes with decay = 'WSD' and with no other"
@@ -435,7 +440,8 @@ class TrainConfig(Config):
 
 
 class ParallelConfig(Config):
-    """Division of the model; data parallelism takes the remaining ranks."""
+    """Section `parallel` of the configuration: how the model is divided over ranks. Data
+    parallelism takes the remaining ranks."""
 
     tp: PositiveInt = 1
     """Tensor-parallel ranks."""
@@ -502,7 +508,8 @@ class TwinScale(Config):
 
 
 class DataSection(Config):
-    """The dataset that a run trains on, or several that are blended."""
+    """Section `data` of the configuration: the dataset that a run trains on, or several that are
+    blended."""
 
     dataset: Path | tuple[tuple[Path, float], ...] | None = None
     """Dataset directory made by `mlm-data run`, or several, each with its weight: `[["runs/a",
@@ -541,7 +548,8 @@ false."""
 
 
 class RecordConfig(Config):
-    """Records that a run writes beside its results; none changes them."""
+    """Section `record` of the configuration: what a run writes or prints beside its results, and
+    how often. It does not change the results."""
 
     loggers: tuple[Literal["tensorboard"], ...] = ()
     """Loggers that receive the metrics beside metrics.jsonl; the extra of the same name installs

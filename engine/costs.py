@@ -37,7 +37,8 @@ Section 3.1)."""
 
 
 class RankMemory(NamedTuple):
-    """Peak memory of one pipeline rank, in bytes."""
+    """Peak memory of one pipeline rank, in bytes: the training state, activations and a
+    checkpoint's copy, beside the rank's number."""
 
     state: int
     """Parameters, gradients and optimizer state."""
@@ -75,15 +76,16 @@ def flops_per_token(model: ModelConfig, recompute: bool = False, causal: bool = 
 
 def flops_per_iteration(model: ModelConfig, train: TrainConfig, recompute: bool = False) -> float:
     """Return the FLOPs of one batch of `train.global_batch_size` sequences, forward and backward,
-    with attention counted in full, as in the papers."""
+    with attention counted in full, as in the papers. With `recompute` the layers' forward pass
+    counts twice."""
     return (
         family_of(model).closed_forms(model).flops(train.global_batch_size, recompute, causal=False)
     )
 
 
 def tokens_trained(model: ModelConfig, train: TrainConfig) -> int:
-    """Return the number of tokens that a run trains on from beginning to end, with the tokens of a
-    run that it continues."""
+    """Return the number of tokens that a run trains on from beginning to end, repeated ones
+    included, with the tokens of a run that it continues."""
     return BatchSchedule(train).samples_before(train.iterations) * model.seq_length
 
 
@@ -130,7 +132,8 @@ def activation_bytes_per_layer(
 def memory_of_ranks(
     model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, dp: int = 1
 ) -> list[RankMemory]:
-    """Return the peak memory of each pipeline rank, in closed form and without a checkpoint's copy.
+    """Return a RankMemory for each pipeline rank, the peak in closed form, without a checkpoint's
+    copy. `dp` is the number of data-parallel ranks.
 
     A rank holds the activations of forward passes that await their backward pass (2021 paper,
     Section 2.2), and the activations that one recomputation restores. The last rank also holds the
@@ -194,12 +197,13 @@ def written_bytes(
 
 
 def _stages_of_ranks(model: ModelConfig, parallel: ParallelConfig) -> list[list[PipelineStage]]:
-    """Return the stages that each pipeline rank holds, one for each of its chunks."""
+    """Return a list for each pipeline rank of the stages that it holds, one for each of its
+    chunks."""
     stages = split_layers(model.num_layers, parallel.pp, parallel.chunks)
     return [stages[rank :: parallel.pp] for rank in range(parallel.pp)]
 
 
 def _parameters(model: ModelConfig, parallel: ParallelConfig, stages: list[PipelineStage]) -> float:
-    """Count the parameters of these stages that one tensor-parallel rank holds."""
+    """Return the number of parameters of these stages that one tensor-parallel rank holds."""
     costs = family_of(model).closed_forms(model)
     return sum(costs.parameters(stage, parallel.tp) for stage in stages)

@@ -37,8 +37,9 @@ class ClosedForms:
         self.v = model.padded_vocab_size
 
     def parameters(self, stage: PipelineStage, tp: int = 1) -> int:
-        """Return the number of parameters on one tensor-parallel rank of a stage. The last stage
-        has a copy of the word embedding if it is not the first as well."""
+        """Return the number of parameters that one of `tp` tensor-parallel ranks holds of a
+        pipeline stage. The last stage has a copy of the word embedding if it is not the first as
+        well."""
         h = self.h
         words = self.v // tp * self.h
         # In a layer 12h² weights and 7h biases are divided over tp. Two layer norms and the two
@@ -48,13 +49,13 @@ class ClosedForms:
         return count + (2 * h + (0 if stage.is_first else words) if stage.is_last else 0)
 
     def score_bytes(self) -> int:
-        """Return the bytes that one query of one head keeps for the backward pass, in 16 bits:
-        output of the softmax, dropout mask, output of the dropout."""
+        """Return the bytes that one query of one head keeps in a layer for the backward pass, in 16
+        bits: output of the softmax, dropout mask, output of the dropout."""
         return 5 * self.s
 
     def head_columns(self) -> float:
-        """Return how many columns of the output head a position is multiplied by, averaged over
-        positions."""
+        """Return the number of output columns that the head computes for a position, averaged over
+        positions; here the padded vocabulary."""
         return self.v
 
     def flops(self, sequences: int, recompute: bool, causal: bool) -> float:
@@ -130,7 +131,7 @@ GPT2 = Family("mlm_repro.engine.model.gpt2:GPT2", ClosedForms, _training_order, 
 
 
 def family_of(model: ModelConfig) -> Family:
-    """Return the family of a model. A family other than GPT-2 is imported here."""
+    """Return the Family of a model configuration. A family other than GPT-2 is imported here."""
     if model.family == "gpt2":
         return GPT2
     # By name, because the core knows no family but GPT-2.

@@ -42,11 +42,11 @@ def load_for_inference(
     """Load the model of a checkpoint or run directory, in evaluation mode and with the checkpoint's
     digest checked.
 
-    With a mesh, it is this rank's part on the mesh's device. It is in fp32, or `as_stored` in its
-    training format. Statistics of the tensors (below fp64) must agree with the stored ones, as must
-    the loss on the probe within a tolerance, if a probe is stored and the model is not divided into
-    stages. Raises BadInput for a directory of another kind or a mesh that does not divide the
-    model, IntegrityFailure for a directory that is incomplete or changed.
+    With a mesh, it is this rank's part on the mesh's device, and every rank calls this. It is in
+    fp32, or `as_stored` in its training format. Statistics of the tensors (below fp64) must agree
+    with the stored ones, as must the loss on the probe within a tolerance, if a probe is stored and
+    the model is not divided into stages. Raises BadInput for a directory of another kind or a mesh
+    that does not divide the model, IntegrityFailure for a directory that is incomplete or changed.
     """
     mesh = mesh or serial_mesh()
     directory = resolve_checkpoint(path)
@@ -110,8 +110,8 @@ def parameters_of(
 def check_entries(
     directory: Path, index: dict[str, shards.Entry], shapes: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Raise IntegrityFailure unless the index describes exactly the tensors of `shapes`, by name
-    and shape. No tensor's file is opened."""
+    """Raise IntegrityFailure unless a checkpoint's index describes exactly the tensors of `shapes`,
+    name → shape. No tensor's file is opened."""
     if unexpected := sorted(index.keys() - shapes.keys()):
         which = f"tensor {unexpected[0]!r} is unexpected ({len(unexpected)} such tensors)"
         raise IntegrityFailure(f"{directory}: {which}: is it another model's?")
@@ -120,7 +120,8 @@ def check_entries(
 
 
 def read_whole(directory: Path, index: dict[str, shards.Entry], name: str) -> torch.Tensor:
-    """Return a whole tensor, read from its files, in its own number format.
+    """Return the whole tensor `name` of a checkpoint, joined from the files that the index names,
+    in its own number format.
 
     Raises IntegrityFailure if the index or a file lacks it, or if its shape is not the index's.
     """

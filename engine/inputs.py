@@ -22,8 +22,8 @@ TOKENS_AT_ONCE = 8192
 
 
 class TrainingInputs:
-    """This rank's training microbatches. Everything but the memory of the streams follows from seed
-    and iteration."""
+    """This rank's training microbatches of each iteration. Everything but the memory of the streams
+    follows from seed and iteration."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class TrainingInputs:
 
     def of(self, iteration: int) -> list[PipelineInput]:
         """Return this rank's microbatches of `iteration` (from 0), with dropout keys and the memory
-        of their streams.
+        of their streams, which `streams.commit` renews after the iteration.
 
         A collective over the data-parallel ranks if `train.normalise` is "batch". Raises
         IntegrityFailure for a token outside the vocabulary.
@@ -98,8 +98,8 @@ class ValidationSplit:
         self.probed = tuple(map(tuple, rows.tolist()))
 
     def inputs(self, num_samples: int) -> Iterator[PipelineInput]:
-        """Yield this rank's microbatches of about `num_samples` sequences of all ranks together.
-        Memory begins empty and is carried along each stream.
+        """Yield this rank's microbatches for a validation on about `num_samples` sequences of all
+        ranks together. Memory begins empty and is carried along each stream.
 
         Raises IntegrityFailure for a token outside the vocabulary.
         """

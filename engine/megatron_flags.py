@@ -67,8 +67,8 @@ class MegatronFlags(NamedTuple):
 
 
 def script_or_arguments(given: Sequence[str]) -> list[str]:
-    """Return the given arguments, or the arguments in a script if its path is the only one. Raises
-    BadInput if the script is unreadable."""
+    """Return the given arguments, or, if the only one is the path of a script, the arguments in it.
+    Raises BadInput if the script is unreadable."""
     if len(given) == 1 and not given[0].startswith("--"):
         try:
             return read_script(Path(given[0]).read_text(encoding="utf-8"))
@@ -172,8 +172,8 @@ class _Given:
         return name in self.flags
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Return the flag's value as written, or `default` if it is not given. Raises BadInput
-        unless there is exactly one value, which is not a shell variable."""
+        """Return the flag's value as written, or `default` if it is not given, and count the flag
+        as read. Raises BadInput unless there is exactly one value. A shell variable is no value."""
         values = [] if default is None else [default]
         if self.has(name):
             values = self.flags[name]
@@ -310,8 +310,8 @@ def _start(values: dict[str, JSON], given: _Given, shown: dict[str, str]) -> lis
 
 
 def to_megatron(config: RunConfig) -> MegatronFlags:
-    """Return the flags with which Megatron-LM trains a configuration, the inverse of
-    `from_megatron`.
+    """Return the flags with which Megatron-LM trains a configuration, and sentences about settings
+    that flags do not express. It is the inverse of `from_megatron`.
 
     Raises BadInput for a model other than GPT-2.
     """
@@ -372,8 +372,8 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
 
 
 def _schedule_flags(train: TrainConfig) -> dict[str, str]:
-    """Return the schedule's flags: in iterations if Megatron-LM takes them and they are integers,
-    else in samples."""
+    """Return the values of the schedule's flags by name: lengths in iterations if Megatron-LM takes
+    them and they are integers, else in samples."""
     end = end_of_schedule(train)
     named_lengths = {
         "lr-decay": end,

@@ -53,7 +53,8 @@ class Dropout:
         return tuple(key_of(self.seed, self.iteration, sample, site) for sample in self.samples)
 
     def mask(self, site: str, first_row: int = 0) -> DropoutMask:
-        """Return one site's mask from row `first_row` on. It is the same at every layout."""
+        """Return one site's mask from row `first_row` on, and give a site that is new a row in
+        `rows`. The mask is the same at every layout."""
         # A site that the table does not have yet, in a model's first pass, brings its keys in a
         # copy of its own.
         row = self.rows.setdefault(site, len(self.rows))

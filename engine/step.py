@@ -95,7 +95,7 @@ class TrainingStep:
 
     def update(self, gradient: Gradient, learning_rate: float, skip: bool = False) -> bool:
         """Clip the gradient and update the weights, unless `skip` is set or loss or norm are not
-        finite; return True if the weights changed.
+        finite; return True if the weights changed. Every rank calls it.
 
         In fp16 the next loss scale is set in either case.
         """
@@ -110,7 +110,8 @@ class TrainingStep:
 
     def run(self, microbatches: Sequence[PipelineInput], learning_rate: float) -> Gradient:
         """Run one whole iteration, gradient and update, and return the gradient's loss and norm.
-        Nothing is updated if either is not finite."""
+        Nothing is updated if either is not finite. Every rank calls it, with equally many
+        microbatches."""
         gradient = self.gradient(microbatches)
         self.update(gradient, learning_rate)
         return gradient
@@ -138,8 +139,9 @@ class TrainingStep:
         )
 
     def capture(self, microbatches: Sequence[PipelineInput]) -> None:
-        """Replay microbatches of the first one's shape as CUDA graphs from now on, if these give
-        the eager step's loss and norm; else print a line. Overwrites the gradients.
+        """Capture CUDA graphs of forward and backward, which replay microbatches of the first one's
+        shape from now on, if they give the eager step's loss and norm; else print a line.
+        Overwrites the gradients.
 
         Does nothing without a GPU, on several ranks, and for models with sentence pairs or memory.
         """
@@ -169,7 +171,7 @@ class TrainingStep:
 
     def _computed(self, microbatches: Sequence[PipelineInput]) -> list[float] | str:
         """Compute the gradient of microbatches, and return this rank's sum of (loss × sequences)
-        and the whole gradient's norm; the weights stay."""
+        and the whole gradient's norm; the weights stay. Every rank calls it."""
         total = self.model.forward_backward(microbatches, self.reducer)
         self.reducer.finish(1.0)
         return torch.stack([total, self.optimizer.gradient_norm()]).tolist()
@@ -187,6 +189,6 @@ class TrainingStep:
 def build_step(
     model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, mesh: ParallelMesh
 ) -> tuple[PartitionedModel, TrainingStep]:
-    """Build the configured model on this rank and the step that trains it."""
+    """Build the configured model on this rank and the step that trains it, and return both."""
     partitioned = partition(model, parallel, mesh, DTYPES[train.precision], train.seed)
     return partitioned, TrainingStep(partitioned, train, parallel.shard_optimizer)

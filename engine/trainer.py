@@ -297,7 +297,7 @@ class Trainer:
 
     def iterate(self, number: int) -> tuple[Step, list[str], bool]:
         """Run iteration `number`, from 0; return its line of the metrics, the guards' warnings
-        without empty ones, and True if a rank was asked to stop.
+        without empty ones, and True if a rank was asked to stop. Every rank calls it.
 
         Logs nothing, and leaves `state` to the caller. Raises NotFinite or Diverged as the guards
         do.
@@ -379,7 +379,8 @@ class Trainer:
         )
 
     def _describe_validation(self, now: Validation) -> str:
-        """Return a sentence for the console: a validation beside the best so far."""
+        """Return a sentence for the console about a validation: its loss and perplexity, and the
+        lowest loss so far."""
         text = f"{self.config.name}: validation after {now.iteration:,}: loss {now.loss:.4f}"
         if self.validations:
             best = min(self.validations, key=attrgetter("loss"))
@@ -446,8 +447,8 @@ class Trainer:
             self.writer.close()
 
     def _loss_of(self, tokens: tuple[tuple[int, ...], ...]) -> float:
-        """Return the current model's mean loss, without dropout, on samples that are the same on
-        every data-parallel rank."""
+        """Return the current model's mean loss, without dropout, on samples of token ids that are
+        the same on every data-parallel rank. Every rank calls it."""
         total = self.model.evaluate([to_input(np.array(tokens, dtype=np.int64), self.mesh)])
         return self.mesh.pp.all_reduce(total).item() / len(tokens)
 

@@ -129,7 +129,7 @@ class EvaluatedCheckpoint:
             ((dataset, _),) = trained_datasets(run)
         except (BadInput, ValueError) as error:
             raise DataMissing(
-                f"the run of checkpoint {self.directory} does not name its dataset"
+                f"checkpoint {self.directory} is of no run that names a single dataset"
             ) from error
         return dataset
 

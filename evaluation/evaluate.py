@@ -117,7 +117,8 @@ def evaluate(
 
 
 def _environment() -> Environment:
-    """Describe the machine and its packages, with the versions of all that may compute a model."""
+    """Return a description of the machine and its packages, with the versions of all that may
+    compute a model."""
     environment = describe_environment()
     versions = {name: installed(name) for name in COMPUTING}
     more = {name: version for name, version in versions.items() if version}
@@ -127,9 +128,9 @@ def _environment() -> Environment:
 def _score_all(
     tasks: Sequence[Task], evaluated: EvaluatedCheckpoint, settings: Settings
 ) -> list[Scores]:
-    """Return the scores of each task, in order. Tasks without memory share one pass over the model,
-    in which the tokens of the first task that bans any are banned for all; tasks with memory are
-    scored one by one."""
+    """Score the tasks' requests and return the scores of each task, in order. Tasks without memory
+    share one pass over the model, in which the tokens of the first task that bans any are banned
+    for all; tasks with memory are scored one by one. Every rank calls it."""
     plain = [task for task in tasks if not task.with_memory]
     banned = next((task.banned for task in plain if task.banned is not None), None)
     if len(tasks) == 1:
@@ -160,8 +161,9 @@ def score_shared(
     unit: str = "requests",
     banned: Tokens | None = None,
 ) -> list[Scores]:
-    """Return the scores of each list of requests. A request in several lists is scored once; scores
-    that an earlier evaluation stored are read, and new ones are stored.
+    """Score lists of requests and return the scores of each list. A request in several lists is
+    scored once; scores that an earlier evaluation stored are read, and new ones are stored. Every
+    rank of the model's mesh calls it.
 
     Tokens that are `banned` do not count as answers in `greedy_allowed`. The cost is announced and
     the progress is shown under `title`, with `unit` as the plural noun for requests.

@@ -35,7 +35,10 @@ class Request:
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_scored < len(self.tokens):
-            raise BadInput(f"{self.num_scored} of {len(self.tokens)} tokens cannot be scored")
+            raise BadInput(
+                f"{self.num_scored} of {len(self.tokens)} tokens cannot be scored: at least one"
+                " is, and the first never"
+            )
 
     @classmethod
     def of_window(cls, tokens: Tokens, window: Window) -> Self:

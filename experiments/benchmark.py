@@ -21,21 +21,22 @@ from mlm_repro.lineage.numbers import csv_cell
 AGAINST = "against.json"
 """The record that `mlm-verify against` keeps in its run."""
 MOST = 1e9
-"""Largest share of a tolerance that it states; also stated for NaN."""
+"""Largest share of a tolerance that it states; also stated for any difference where none is
+allowed."""
 
 Name = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
 NotNegative = Annotated[NonNegativeFloat, Field(allow_inf_nan=False)]
 
 
 class Series(Config):
-    """The samples of one quantity of one contender in one case."""
+    """The samples of one measured or computed quantity of a contender in a case."""
 
     contender: Name
     measure: Name
     """The quantity, such as `rate`."""
     unit: str = ""
     samples: Annotated[list[int | FiniteFloat], Field(min_length=1)]
-    """One sample for each round."""
+    """One sample for each round; in a comparison of engines one for each iteration."""
     kind: Literal["measured", "computed"] = "measured"
     """computed: a limit, a bound or a closed form."""
 
@@ -45,7 +46,8 @@ class Ratio(Config):
 
     name: Name
     value: NotNegative
-    """The median of the rounds, unless the notes say otherwise."""
+    """The median of the rounds, unless the notes say otherwise; of a tolerance the largest share
+    that a difference takes."""
     rounds: list[NotNegative] = Field(default_factory=list)
     goal: Positive | None = None
     less_is_better: bool = False
@@ -53,7 +55,7 @@ class Ratio(Config):
 
     @property
     def is_reached(self) -> bool:
-        """Return True if the value reaches the goal, or if there is no goal."""
+        """True if the value reaches the goal, or if there is no goal."""
         if self.goal is None:
             return True
         return self.value <= self.goal if self.less_is_better else self.value >= self.goal
@@ -69,7 +71,8 @@ class Case(Config):
     missing: dict[Name, str] = Field(default_factory=dict)
     """Contenders that were not measured, with the reason."""
     losses: dict[str, list[FiniteFloat | None]] = Field(default_factory=dict)
-    """Losses of each iteration, by contender; None for a loss that is not a number."""
+    """Losses of each iteration of the first round, by contender; None for one that is NaN or
+    infinite."""
     setting: JSON = Field(default_factory=dict)
     """The task's shape, batch, number of requests and the like."""
 
@@ -78,7 +81,7 @@ class Benchmark(Config):
     """All cases of one run, with the machine that they were measured on."""
 
     benchmark: Name
-    """The benchmark's name on the command line."""
+    """Name of the benchmark, such as `train`."""
     title: Name
     cases: Annotated[list[Case], Field(min_length=1)]
     disagreements: list[str] = Field(default_factory=list)
@@ -88,7 +91,8 @@ class Benchmark(Config):
     setting: JSON = Field(default_factory=dict)
     """Settings that all cases share."""
     load_average: list[FiniteFloat] = Field(default_factory=list)
-    """The machine's load average during the run."""
+    """The machine's load averages over one minute before the run and after it; empty if they were
+    not noted."""
     environment: Environment = Environment()
 
 
@@ -104,8 +108,8 @@ class Table:
 
     @property
     def csv(self) -> str:
-        """Return the table as CSV text: a line of heads, then the rows. A text that a spreadsheet
-        would take for a formula gets an apostrophe."""
+        """The table as CSV text: a line of heads, then the rows. A text that a spreadsheet would
+        take for a formula gets an apostrophe."""
         buffer = io.StringIO()
         rows = ([csv_cell(cell) for cell in row] for row in (self.heads, *self.rows))
         csv.writer(buffer, lineterminator="\n").writerows(rows)
@@ -113,16 +117,18 @@ class Table:
 
 
 def share_of(name: str, distances: Sequence[float], allowed: Sequence[float]) -> Ratio:
-    """Return a ratio with the goal 1: the largest share of the allowed distances that the distances
-    take, at most `MOST`."""
-    pairs = zip(distances, allowed, strict=True)
-    shares = [distance / most if most else MOST * bool(distance) for distance, most in pairs]
+    """Return a ratio with the goal 1, of which less is better: the largest share of its allowed
+    distance that a distance takes, at most `MOST`."""
+    shares = [
+        distance / most if most else MOST * bool(distance)
+        for distance, most in zip(distances, allowed, strict=True)
+    ]
     return Ratio(name=name, value=min(max(shares), MOST), goal=1.0, less_is_better=True)
 
 
 def read_benchmark(path: Path) -> Benchmark:
-    """Read a record. Raises IntegrityFailure if the file cannot be read or is not JSON, BadInput if
-    the JSON is not a record."""
+    """Return the record in a file. Raises IntegrityFailure if the file cannot be read or is not
+    JSON, BadInput if the JSON is not a record."""
     return parse_config(read_values(path), Benchmark, path.name)
 
 
@@ -134,7 +140,8 @@ def write_benchmark(path: Path, result: Benchmark) -> None:
 
 
 def setting_lines(result: Benchmark) -> list[str]:
-    """Return a line `key: value` for each setting that all cases share."""
+    """Return a line `key: value` for each setting that all cases share, dicts as names and
+    values."""
     return [
         f"{key}: {named(value) if isinstance(value, dict) else value}"
         for key, value in result.setting.items()
@@ -142,5 +149,5 @@ def setting_lines(result: Benchmark) -> list[str]:
 
 
 def named(values: JSON) -> str:
-    """Join the names and values of a setting with commas."""
+    """Return the names and values of a setting as one text: `name value, name value`."""
     return ", ".join(f"{name} {value}" for name, value in values.items())

@@ -5,6 +5,7 @@ import csv
 import math
 import operator
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from fnmatch import translate
@@ -67,7 +68,8 @@ ABOUT = 0.1
 
 
 class Tolerance(Config):
-    """Claims from which a measurement may differ by more than rounding, and by how much."""
+    """How much more than by rounding a measurement may differ from claims, which claims, and
+    why."""
 
     claims: tuple[str, ...]
     """Ids; `*` stands for any characters."""
@@ -90,7 +92,7 @@ class Claim(Config):
     series: str
     """Row or curve."""
     x: FiniteFloat | None
-    """Position on the x axis, for a curve."""
+    """Position on the x axis; None where the series has no axis."""
     quantity: str
     value: Decimal
     """The number with the digits that were printed."""
@@ -109,22 +111,23 @@ class Claim(Config):
 
     @property
     def paper(self) -> str:
-        """Return the claim's paper, as a key of `PAPERS`."""
+        """The claim's paper, as a key of `PAPERS`."""
         return self.id.split("/")[0]
 
     @property
     def asked(self) -> str:
-        """Return the text of everything that decides whether a number agrees with the claim: its
-        class, value, unit, tolerance and sentence."""
+        """A text of all that decides whether a number agrees with the claim: its class, value,
+        unit, tolerance and sentence."""
         return f"{self.says} {self.value} {self.unit} {self.allowed.tolerance} {self.sentence}"
 
     @property
     def citation(self) -> str:
-        """Return where the claim is printed: the document, and its table, figure or section."""
+        """Where the claim is printed: the document, and its table, figure or section."""
         return f"{self.source} {self.where}"
 
     def record(self, experiment: str, x_name: str) -> Record:
-        """Return the published number as a record of the experiment; `x_name` names the x axis."""
+        """Return the published number as a record of the experiment of this name; `x_name` names
+        the x axis."""
         return Record(
             experiment=experiment,
             series=self.series,
@@ -140,33 +143,32 @@ class Claim(Config):
 
     @property
     def relation(self) -> str:
-        """Return the relation that our number must have to the published value: =, <= or >=."""
+        """The relation that our number must have to the published value: =, <= or >=."""
         return SAYS[self.says]["relation"]
 
     @property
     def is_direction(self) -> bool:
-        """Return True if the claim says only which of two quantities is larger, without a
-        number."""
+        """True if the claim says only which of two quantities is larger, without a number."""
         return not self.value and self.says in ("at least", "at most")
 
     @property
     def published(self) -> str:
-        """Format the published value with its unit, after a word such as "about"; a direction is ">
-        0" or "< 0"."""
+        """The published value as text with its unit, after a word such as "about"; a direction is
+        "> 0" or "< 0"."""
         if self.is_direction:
             return "> 0" if self.says == "at least" else "< 0"
         return f"{SAYS[self.says]['before']}{self.value:f} {self.unit}".rstrip()
 
     @cached_property
     def allowed(self) -> Tolerance:
-        """Return the tolerance of a measurement that answers the claim: the first in
-        tolerances.toml that names it, else the rounding of the printed digits."""
+        """The tolerance of a measurement that answers the claim: the first in tolerances.toml that
+        names it, else the rounding of the printed digits."""
         return next((each for each in every_tolerance() if matches(self, each.claims)), DIGITS)
 
     @property
     def printed(self) -> Range:
-        """Return the range of numbers that round to the printed digits; an exact count is its own
-        range, and "about" allows a tenth either way."""
+        """The range of numbers that round to the printed digits; an exact count is its own range,
+        and "about" allows a tenth either way."""
         value = float(self.value)
         read = as_range(value) if self.allowed.tolerance == "exact" else Range.printed(self.value)
         if self.says == "about":
@@ -198,9 +200,10 @@ class Claim(Config):
         """Return True if the number, or one in the range, can have the claimed relation to the
         published value.
 
-        Rounding counts in its favour, and so does the tolerance if it was measured.
+        Rounding counts in its favour, and so does the tolerance if the number was measured.
         """
-        ours, (low, high) = as_range(number), self.bounds(measured)
+        ours = as_range(number)
+        low, high = self.bounds(measured)
         if self.is_direction:
             return low <= ours.high and ours.low <= high
         slack = 1e-9 * max(abs(end) for end in (low, high, 1e-3) if math.isfinite(end))
@@ -238,11 +241,12 @@ class Part(Config):
     workloads: str
     """Name of a set in the `*-runs.csv` files of `experiments/published`."""
     x: str = ""
-    """Column of the x axis."""
+    """Column of the x axis; empty without an axis."""
     baseline: str = ""
     """Set whose first row ratios refer to; empty for this set."""
     simulated: tuple[str, ...] = ()
-    """Quantities derived from an iteration's time, the one that fits use first."""
+    """Quantities derived from the time of an iteration or of a layer, the one that fits use
+    first."""
     computed: tuple[str, ...] = ()
     """Quantities in closed form."""
 
@@ -255,7 +259,8 @@ class Arithmetic(Config):
     of: tuple[str, ...]
     """Ids of the numbers that it is made of; `*` stands for any characters."""
     over: str = ""
-    """Ids of the numbers that those are divided by, at the same x."""
+    """Ids of the numbers by which those are divided, or which are subtracted, at the same x but in
+    `ends`; `*` stands for any characters. Empty if there are none."""
     how: Literal["each", "ends", "spread", "place", "power", "difference", "sum"] = "each"
     """The quotient at each x; the quotient of the largest of each; the largest over the least of
     each series; the x of the largest; the number to the power `exponent`; the difference; the sum.
@@ -266,7 +271,8 @@ class Arithmetic(Config):
     """Numerator and denominator of a power."""
 
     def worked_out(self, says: Says) -> Range:
-        """Return the number that follows from the printed digits of the claims.
+        """Return the number that follows from the printed digits of the claims, with the range that
+        rounding allows. `says` is the class of the claim that it answers.
 
         Of several results, the classes "at least" and "for all" take the least, other classes the
         largest.
@@ -276,9 +282,9 @@ class Arithmetic(Config):
             [claim for claim in every_claim() if matches(claim, ids)]
             for ids in (self.of, (self.over,))
         )
-        series: dict[str, list[Range]] = {}
+        series = defaultdict(list)
         for claim in numbers:
-            series.setdefault(f"{claim.where} {claim.series}", []).append(claim.printed)
+            series[claim.where, claim.series].append(claim.printed)
         match self.how:
             case "place":
                 return as_range(max(numbers, key=lambda claim: claim.value).x or 0.0)
@@ -336,26 +342,25 @@ class Effect(Config):
     """Arm whose quantity comes first in the difference; `less` is the arm that is subtracted."""
     less: str
     quantity: Literal["validation_loss", "bits_per_byte"] = "validation_loss"
-    """Quantity at the end of training, in nats per token or bits per byte."""
+    """Validation loss in nats per token, or in bits per byte."""
     share: float = Field(default=1.0, gt=0, le=1)
     """Fraction of training at which the quantity is read; 1 is the end."""
     above: FiniteFloat | None = None
-    """The difference is claimed to be greater than this."""
+    """The difference is claimed to be greater than this; None without such a bound."""
     below: FiniteFloat | None = None
-    """The difference is claimed to be less than this."""
+    """The difference is claimed to be less than this; None without such a bound."""
 
     @property
     def better(self) -> tuple[str, ...]:
-        """Return the name of the arm that is claimed to have the lower loss, as a tuple; both names
-        if the claim says no such thing."""
+        """The name of the arm that is claimed to have the lower loss, as a tuple; both names if the
+        claim says no such thing."""
         if self.above is not None and self.above >= 0:
             return (self.less,)
         return (self.of,) if self.below is not None and self.below <= 0 else (self.of, self.less)
 
     @property
     def claimed(self) -> str:
-        """Return the claimed range of the difference in words: `above 0`, `above -0.05 and below
-        0.05`."""
+        """The claimed range of the difference in words: `above 0`, `above -0.05 and below 0.05`."""
         ends = (("above", self.above), ("below", self.below))
         return " and ".join(f"{side} {end:g}" for side, end in ends if end is not None)
 
@@ -379,8 +384,8 @@ class Ablation(Config):
     search_share: float = Field(default=0.2, gt=0, le=1)
     """Length of a trial over that of a training."""
     finder: tuple[float, float] | None = None
-    """Ends of a learning-rate finder's sweep over as many iterations, which gives the rate in place
-    of trials."""
+    """Lowest and highest rate of a learning-rate finder's sweep over as many iterations, which
+    gives the rate in place of trials; None if trials give it."""
     seeds: int = Field(default=5, ge=5, le=8)
     """Number of seeds for every arm; the forecast's digest gives them."""
     level: float = Field(default=0.95, gt=0, lt=1)
@@ -420,7 +425,7 @@ class Experiment(Config):
 
     @cached_property
     def claims(self) -> tuple[Claim, ...]:
-        """Return the claims that the experiment answers, in the catalogue's order."""
+        """The claims that the experiment answers, in the catalogue's order."""
         return tuple(claim for claim in every_claim() if matches(claim, self.expected.claims))
 
     def produces(self, quantity: str) -> bool:
@@ -438,19 +443,21 @@ def every_claim() -> tuple[Claim, ...]:
 
 
 def load_claims(folder: Path) -> tuple[Claim, ...]:
-    """Return the claims in the folder's CSV files, by file name and row.
+    """Return the claims in the folder's CSV files, in the order of file names and rows.
 
     Raises BadInput if a file cannot be read, and with file and line if a row is not a valid claim.
     """
-    return tuple(
-        parse_config({**row, "x": row.get("x") or None}, Claim, f"{path} line {line}")
-        for path in sorted(folder.glob("*.csv"))
-        for line, row in enumerate(read_rows(path), 2)
-    )
+    claims = []
+    for path in sorted(folder.glob("*.csv")):
+        claims += [
+            parse_config({**row, "x": row.get("x") or None}, Claim, f"{path} line {line}")
+            for line, row in enumerate(read_rows(path), 2)
+        ]
+    return tuple(claims)
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file as dictionaries by column name.
+    """Return the rows of a CSV file as dicts by column name.
 
     Raises BadInput if it cannot be read.
     """
@@ -492,9 +499,10 @@ class Erratum(Config):
     text: str
     command: str
     found: str
-    """The first finder."""
+    """Who found it first, with the date and the place where they said so; `here` if nobody else is
+    known."""
     answered: str
-    """An author's answer in public."""
+    """An author's answer in public, or that none is known."""
     claims: tuple[str, ...]
     """Ids of the printed numbers; `*` stands for any characters."""
 
@@ -514,7 +522,8 @@ class Errata(Config):
 
 
 def matches(claim: Claim, patterns: Iterable[str]) -> bool:
-    """Return True if one of the patterns matches the claim's id; `*` stands for any characters."""
+    """Return True if one of the patterns matches the claim's whole id; `*` stands for any
+    characters."""
     return _expression(tuple(patterns)).match(claim.id) is not None
 
 
@@ -551,7 +560,7 @@ def load_experiments() -> Mapping[str, Experiment]:
     before words. Their files are read once."""
 
     def natural(experiment: Experiment) -> list[int | str]:
-        """Return a sort key that puts figure-6 before figure-11, and years before names."""
+        """Return an experiment's sort key, which puts figure-6 before figure-11."""
         return [
             int(part) if part.isdigit() else part for part in re.split(r"(\d+)", experiment.name)
         ]
@@ -566,7 +575,8 @@ def load_experiments() -> Mapping[str, Experiment]:
 
 
 def find_experiment(name: str) -> Experiment:
-    """Return the experiment of this name. Raises BadInput if there is none."""
+    """Return the experiment of this name, such as "2021/figure-11". Raises BadInput if there is
+    none."""
     experiments = load_experiments()
     if name not in experiments:
         every = f"`mlm-experiment list` shows the {len(experiments)} there are"

@@ -53,7 +53,12 @@ def reproduce(
     dry_run: DryRun = False,
 ) -> None:
     """Go from raw text to report: data, training, evaluation, page. Finished parts are reused."""
-    recipe = _recipe(data) if data else None
+    recipe = find_file(data, Shipped.RECIPE) if data else None
+    if recipe:
+        from mlm_repro.data_pipeline.config import DataConfig
+        from mlm_repro.lineage.config import load_config
+
+        load_config(recipe, DataConfig)
     # Imports follow the checks of arguments, so that a mistake is named at once.
     from mlm_repro.experiments.reproduce.plan import make_plan
     from mlm_repro.experiments.runner import carry_out
@@ -241,7 +246,9 @@ def run_(
 
     chosen = _chosen(name, every)
     if limit and [experiment.measures for experiment in chosen] != ["released"]:
-        raise BadInput("--limit is for experiments on released weights")
+        raise BadInput(
+            "--limit goes with the name of an experiment on released weights, such as gpt2/released"
+        )
     check_place("--runs", runs / MANIFEST, "")
     run_named(chosen, runs, limit)
 
@@ -304,7 +311,8 @@ def compare(
     )
 
     chosen = _chosen(name, every)
-    loaded = load_results(_result_folders(results))
+    kept = map(Path, ("results", "results/ablations", "runs"))
+    loaded = load_results(results or filter(Path.is_dir, kept))
     verdicts = [*judge(chosen, loaded), *(unanswered(chosen) if every else [])]
     beyond = [verdict for verdict in verdicts if verdict.is_against]
     if every:
@@ -322,29 +330,12 @@ def compare(
         raise Diverged(f"{beyond[0].claim.id}{more}: the number found here contradicts the claim")
 
 
-def _recipe(name: Path) -> Path:
-    """Return the file of a data recipe. Raises BadInput if it does not exist or is not a data
-    recipe."""
-    from mlm_repro.data_pipeline.config import DataConfig
-    from mlm_repro.lineage.config import load_config
-
-    path = find_file(name, Shipped.RECIPE)
-    load_config(path, DataConfig)
-    return path
-
-
 def _chosen(name: str | None, every: bool) -> "list[Experiment]":
     from mlm_repro.experiments.catalogue import find_experiment, load_experiments
 
     if (name is None) != every:
         raise BadInput("name an experiment (`mlm-experiment list` shows them) or say --all")
     return [find_experiment(name)] if name else list(load_experiments().values())
-
-
-def _result_folders(given: list[Path] | None) -> list[Path]:
-    return given or [
-        path for path in (Path("results"), Path("results/ablations"), Path("runs")) if path.is_dir()
-    ]
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -56,21 +57,23 @@ class KeptRun(FileSchema, extra="forbid"):
     """Name of the run in the study."""
     manifest: JSON | None = None
     seal: JSON | None = None
-    """Completion marker of the run; None for a training whose loss stopped being a number."""
+    """Completion marker of the run; None for a training whose loss stopped being a number, and for
+    one that the first release kept."""
     summary: JSON | None = None
     metrics: list[JSON] = Field(default_factory=list)
     """A training's metrics: its validations and, in a reproduction, means over blocks of
     iterations."""
     refused: list[JSON] | None = None
-    """Content of the run's not_run.json: the rows that could not run, with reasons."""
+    """Content of not_run.json, which only earlier versions wrote: the rows that could not run, with
+    reasons; None without that file."""
     timeline: JSON | None = None
     """Content of timeline.json, which only the first release wrote: when each microbatch of one
     iteration was computed."""
 
     @classmethod
     def of(cls, run: Path, **more: Any) -> Self:
-        """Return the line of a run's directory: its name and, where they exist, its manifest,
-        completion marker and summary.
+        """Return a line with what a run's directory has: its name and, where they exist, its
+        manifest, completion marker and summary.
 
         `more` sets further fields, or the name.
         """
@@ -83,11 +86,11 @@ class KeptRun(FileSchema, extra="forbid"):
         return cls(**{"name": run.name, **here, **more})
 
     def check_seal(self, others: Mapping[str, bytes] | None = None) -> None:
-        """Compare manifest, summary, not_run.json and `others` (contents by file name) with the
-        completion marker; the metrics are not compared.
+        """Check that manifest, summary, not_run.json and `others` (contents by file name) are those
+        of the completion marker; the metrics are not checked.
 
         Raises IntegrityFailure if one differs from the sealed content, or if the marker was edited.
-        Without a marker nothing is compared.
+        Without a marker nothing is checked.
         """
         if self.seal is None:
             return
@@ -103,7 +106,8 @@ class KeptRun(FileSchema, extra="forbid"):
 
 
 def read_runs(study: Path) -> dict[str, KeptRun]:
-    """Return the runs that a study keeps, by name; empty if it keeps no runs yet.
+    """Return the runs that the study in this directory keeps, by name; empty if it keeps no runs
+    yet.
 
     Without runs.jsonl, the first release's folder of trainings is read. Raises IntegrityFailure if
     a line is damaged or two lines have one name.
@@ -118,8 +122,7 @@ def read_runs(study: Path) -> dict[str, KeptRun]:
 
 def write_runs(study: Path, runs: Iterable[KeptRun]) -> None:
     """Write the runs to the study's runs.jsonl, sorted by name, replacing the runs kept before."""
-    in_order: list[KeptRun] = sorted(runs, key=lambda run: run.name)
-    write_lines(study / RUNS, in_order)
+    write_lines(study / RUNS, sorted(runs, key=attrgetter("name")))
 
 
 class KeptEvaluation(FileSchema, extra="forbid"):
@@ -136,13 +139,12 @@ def read_evaluations(study: Path) -> dict[str, JSON]:
 
     Raises IntegrityFailure for a damaged file, or for two joined results of one name.
     """
-    lines = (
-        read_lines(study / EVALUATIONS, KeptEvaluation) if (study / EVALUATIONS).is_file() else []
-    )
-    apart = JSON()
+    path = study / EVALUATIONS
+    lines = read_lines(path, KeptEvaluation) if path.is_file() else []
+    results = {name: line.result for name, line in _by_name(lines).items()}
     for folder in (study / FORMER_EVALUATIONS, study / EVALUATIONS_APART):
-        apart |= {path.stem: read_object(path) for path in sorted(folder.glob("*.json"))}
-    return {name: line.result for name, line in _by_name(lines).items()} | apart
+        results |= {path.stem: read_object(path) for path in sorted(folder.glob("*.json"))}
+    return results
 
 
 NamedT = TypeVar("NamedT", "KeptRun", "KeptEvaluation")
@@ -153,14 +155,15 @@ def _by_name(lines: Sequence[NamedT]) -> dict[str, NamedT]:
     named = {line.name: line for line in lines}
     if len(named) < len(lines):
         raise IntegrityFailure(
-            f"{len(lines)} lines have {len(named)} names: one of them stands there twice"
+            f"{len(lines)} lines of {RUNS} or {EVALUATIONS} have only {len(named)} names: one name"
+            " stands there twice"
         )
     return named
 
 
 def join_evaluations(study: Path) -> None:
-    """Write all results of a study into evaluations.jsonl, then delete the folders of single
-    results."""
+    """Write all results of a reproduction into its evaluations.jsonl, then delete the folders of
+    single results."""
     results = sorted(read_evaluations(study).items())
     write_lines(
         study / EVALUATIONS, (KeptEvaluation(name=name, result=result) for name, result in results)
@@ -177,8 +180,8 @@ class RateSweep(FileSchema):
 
     @property
     def lowest_rate(self) -> float | None:
-        """Return the rate at the lowest smoothed loss before divergence; None if the loss never
-        fell below its start."""
+        """The rate at the lowest smoothed loss before divergence; None if the smoothed loss was
+        lowest at its start."""
         average = 0.0
         smoothed = []
         for count, loss in enumerate(self.losses, 1):
@@ -204,8 +207,8 @@ class Comparison(FileSchema):
     high: Finite
 
     def sentence(self, names: Sequence[str]) -> str:
-        """Return the difference in words, without a full stop. Mentions it if the interval contains
-        zero."""
+        """Return the difference in words, without a full stop; they mention it if the interval
+        contains zero. `names` are the models' by index."""
         least = -self.high
         size = -self.difference
         most = -self.low
@@ -256,25 +259,22 @@ class ReproductionScores(FileSchema):
 
     @property
     def quantity(self) -> str:
-        """Return the name of the quantity whose records hold the bits per byte of each model and
-        seed."""
+        """The name of the quantity whose records hold the bits per byte of each model and seed."""
         return f"{self.text.removesuffix('-perplexity')}_bits_per_byte"
 
     def sentences(self, labels: Mapping[str, str]) -> list[str]:
-        """Return a sentence for each paired difference, under the models' labels, and one on the
-        articles and seeds of the intervals.
+        """Return a sentence for each paired difference, and one on the articles and seeds of the
+        intervals. `labels` has the names to show, by model.
 
         Empty if nothing is compared.
         """
         if not self.comparisons:
             return []
         names = [labels.get(name, name) for name in self.models]
-        over = f"{self.articles:,} articles" + (
-            f" and {self.seeds} seeds" if self.seeds > 1 else ""
-        )
+        seeds = f" and {self.seeds} seeds" if self.seeds > 1 else ""
         return [
             *(f"{comparison.sentence(names)}." for comparison in self.comparisons),
-            f"Intervals are over {over}.",
+            f"Intervals are over {self.articles:,} articles{seeds}.",
         ]
 
 
@@ -287,7 +287,7 @@ class EffectForecast(FileSchema):
     """The ablation of experiment.toml at that time: arms, effects, length, number of seeds,
     analysis."""
     datasets: list[str]
-    """Digests."""
+    """Digest of each dataset, in the order in which they were given."""
     bits_per_nat: list[Finite]
     """Bits per byte for each nat per token, for the validation text of each dataset; 0 if its card
     does not say."""
@@ -295,13 +295,13 @@ class EffectForecast(FileSchema):
     """Loss of bigrams counted in each dataset's training text, in nats per token of its validation
     text; empty in forecasts of earlier versions."""
     rates: dict[str, Positive]
-    """Learning rate of each arm."""
+    """Learning rate of each arm, by the arm's name."""
     searched: dict[str, str]
     """Digests of the trial trainings by name; empty for a trial that diverged."""
 
     @property
     def made_of(self) -> dict[str, str]:
-        """Return the digests of the trials of learning rates that did not diverge, by name."""
+        """The digests of the trials of learning rates that did not diverge, by name."""
         return {trial: digest for trial, digest in self.searched.items() if digest}
 
 

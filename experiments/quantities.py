@@ -28,26 +28,19 @@ TABLE_2_TOKENS = 300e9
 
 
 def simulated_values(
-    name: str,
-    cluster: str,
-    workload: Workload,
-    prediction: Prediction,
-    first: Workload,
-    first_seconds: float,
-    ratio: ErrorInterval | None,
+    name: str, row: Simulated, prediction: Prediction, ratio: ErrorInterval | None
 ) -> JSON:
-    """Return a record's fields for a simulated quantity: its name, kind, value and the ends of its
-    interval.
+    """Return a record's fields for a simulated quantity of a row: its name, kind, value and the
+    ends of its interval, which the prediction of the row's seconds gives.
 
-    Ratios refer to the workload `first` and its `first_seconds`. A ratio's interval is `ratio` if
-    given. The first workload's ratio to itself has no interval.
+    A ratio's interval is `ratio` if given. The first workload's ratio to itself has no interval.
     """
     point, *ends = (
-        QUANTITIES[name](Simulated(workload, seconds, first, first_seconds, cluster))
-        for seconds in (prediction.seconds, prediction.low_seconds, prediction.high_seconds)
+        QUANTITIES[name](row._replace(seconds=seconds))
+        for seconds in (row.seconds, prediction.low_seconds, prediction.high_seconds)
     )
     values = {"quantity": name, "kind": "simulated", "value": point}
-    if name in RATIOS and workload == first:
+    if name in RATIOS and row.workload == row.first:
         return values
     if name in RATIOS and ratio:
         ends = [point / ratio.high, point / ratio.low]
@@ -57,9 +50,9 @@ def simulated_values(
 def layer_values(
     name: str, machine: Machine, workload: Workload, first: Workload, interval: ErrorInterval
 ) -> JSON:
-    """Return a record's fields, with the ends of its interval, for a simulated quantity of one
-    layer: milliseconds of a pass, or the percentage by which both passes take longer than the first
-    workload's."""
+    """Return a record's fields for a simulated quantity of one layer, one of `LAYER`, with the ends
+    of its interval: milliseconds of a pass, or the percentage by which both passes take longer than
+    the first workload's."""
     forward, backward = layer_passes(machine, Workloads.of([workload]))
     first_forward, first_backward = layer_passes(machine, Workloads.of([first]))
     total = float((forward + backward)[0])

@@ -5,14 +5,15 @@ import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partialmethod
 from itertools import product, starmap
 from typing import Self
 
 
 @dataclass(frozen=True)
 class Range:
-    """A number with the lowest and the highest value that rounding allows. Arithmetic returns the
-    widest range."""
+    """A number with the lowest and the highest value that rounding allows. Sums, differences,
+    products and quotients of ranges and plain numbers are ranges, as wide as the ends allow."""
 
     value: float
     low: float
@@ -24,26 +25,25 @@ class Range:
         half = Decimal(1).scaleb(int(number.as_tuple().exponent)) / 2
         return cls(float(number), float(number - half), float(number + half))
 
-    def __add__(self, other: "Range | float") -> "Range":
-        return _joined(operator.add, self, other)
+    def _joined(
+        self, operation: Callable[[float, float], float], other: "Range | float"
+    ) -> "Range":
+        """Return the range of an operation on this number and the other, a range or a plain number:
+        the operation on both values, and its least and greatest result at their ends."""
+        b = as_range(other)
+        corners = list(starmap(operation, product((self.low, self.high), (b.low, b.high))))
+        return Range(operation(self.value, b.value), min(corners), max(corners))
 
-    def __sub__(self, other: "Range | float") -> "Range":
-        return _joined(operator.sub, self, other)
-
-    def __mul__(self, other: "Range | float") -> "Range":
-        return _joined(operator.mul, self, other)
-
-    def __truediv__(self, other: "Range | float") -> "Range":
-        return _joined(operator.truediv, self, other)
+    __add__ = __radd__ = partialmethod(_joined, operator.add)
+    __mul__ = __rmul__ = partialmethod(_joined, operator.mul)
+    __sub__ = partialmethod(_joined, operator.sub)
+    __truediv__ = partialmethod(_joined, operator.truediv)
 
     def __rsub__(self, other: float) -> "Range":
-        return _joined(operator.sub, other, self)
+        return as_range(other) - self
 
     def __rtruediv__(self, other: float) -> "Range":
-        return _joined(operator.truediv, other, self)
-
-    __radd__ = __add__
-    __rmul__ = __mul__
+        return as_range(other) / self
 
 
 def as_range(number: Range | float) -> Range:
@@ -58,12 +58,3 @@ def farthest(pick: Callable[[Iterable[float]], float], ranges: Iterable[Range]) 
     return Range(
         *(pick(getattr(number, end) for number in every) for end in ("value", "low", "high"))
     )
-
-
-def _joined(
-    operation: Callable[[float, float], float], left: Range | float, right: Range | float
-) -> Range:
-    a = as_range(left)
-    b = as_range(right)
-    corners = list(starmap(operation, product((a.low, a.high), (b.low, b.high))))
-    return Range(operation(a.value, b.value), min(corners), max(corners))

@@ -35,7 +35,7 @@ from mlm_repro.experiments.files import (
     read_runs,
 )
 from mlm_repro.experiments.forecast.ablation import slug
-from mlm_repro.experiments.forecast.trainings import kept
+from mlm_repro.experiments.forecast.trainings import kept, origin_of
 from mlm_repro.experiments.reproduce.files import LADDER, ReproducedModel, ReproductionSummary
 from mlm_repro.experiments.reproduce.plan import training_place, twin_rule
 from mlm_repro.experiments.reproduce.reproduction import (
@@ -91,11 +91,12 @@ OF_TEXT = "*evaluations*: *num_*, *data_*, *blocks, *perplexity_standard_error"
 
 
 def models(run: Path) -> Comparisons:
-    """Yield comparisons of the summary with the manifest, the data card, and the published models
-    that the target and the recipes give; the card's counts are compared too."""
+    """Yield comparisons for a reproduction of its summary with the manifest, the data card, and the
+    published models that the target and the recipes give; and of the data card's own counts."""
     summary = _summary(run)
-    config = _manifest(run).config
-    started = _manifest(run).environment
+    manifest = _manifest(run)
+    config = manifest.config
+    started = manifest.environment
     card = read_document(run / DATASET, DataCard)
     yield from counted(run, card)
     due = {
@@ -113,13 +114,9 @@ def models(run: Path) -> Comparisons:
         yield Remade(
             f"{SUMMARY}: published {model.name}", model.published, published, "its recipe gives"
         )
-        same = (
-            model.trained.model_copy(
-                update={"vocab_size": published.vocab_size, "parameters": published.parameters}
-            )
-            == published
-        )
-        if summary.mode != "scaled" and not same:
+        by_text = published.model_dump(include={"vocab_size", "parameters"})
+        is_same = model.trained.model_copy(update=by_text) == published
+        if summary.mode != "scaled" and not is_same:
             yield (
                 f"{model.name} is called {summary.mode} and is a smaller model: its numbers are"
                 " scaled"
@@ -129,14 +126,15 @@ def models(run: Path) -> Comparisons:
 
 
 def evaluations(run: Path) -> Comparisons:
-    """Yield comparisons of every evaluation: its checkpoint, tokenizer, kind, derived numbers and,
-    as far as its text is on this machine, its counts."""
-    kind = "scaled" if _summary(run).mode == "scaled" else "measured"
-    results = results_of(run, _summary(run))
+    """Yield comparisons of every evaluation of a reproduction: its checkpoint, tokenizer, kind,
+    derived numbers and, as far as its text is on this machine, its counts."""
+    summary = _summary(run)
+    kind = "scaled" if summary.mode == "scaled" else "measured"
+    results = results_of(run, summary)
     lines = read_evaluations(run)
     yield Remade(EVALUATIONS, [*lines], sorted(results))
     tokenizer = read_document(run / DATASET, DataCard).tokenizer.digest
-    for model in _summary(run).models:
+    for model in summary.models:
         for task, of in RESULTS.items():
             name = evaluation_name(model.name, task)
             result = results[name]
@@ -157,9 +155,9 @@ def evaluations(run: Path) -> Comparisons:
 def _counted_again(
     run: Path, result: PerplexityResult | ClozeResult, model: ReproducedModel, where: str
 ) -> Comparisons:
-    """Compare an evaluation's counts with the ones that its text and tokenizer give, and its number
-    of right answers with the kept answers. Whatever is not on this machine is reported as
-    absent."""
+    """Yield comparisons of an evaluation's counts with the ones that its text and tokenizer give,
+    and of its number of right answers with the kept answers. Whatever is not on this machine is
+    yielded as absent. `where` names the evaluation in sentences."""
     training = training_place(model.run, run.parent)
     config = _manifest(run).config
     limit = config["examples" if isinstance(result, ClozeResult) else "windows"]
@@ -172,7 +170,7 @@ def _counted_again(
                 result, counts(result, places[0], context, limit), where, "its text gives"
             )
         except DataMissing as missing:
-            yield Absent(f"{missing} of {where}")
+            yield Absent(f"{where}: {missing}")
     else:
         yield Absent(f"the text and the tokenizer of {where}, which alone give {OF_TEXT}")
     if not isinstance(result, ClozeResult) or result.examples:
@@ -193,9 +191,9 @@ def _counted_again(
 
 
 def records(run: Path) -> Comparisons:
-    """Compute scores and records again and compare them with the run's files. The published claims'
-    wording is not compared. If the run keeps no metrics, records along a curve are reported as
-    absent."""
+    """Yield comparisons of a reproduction's scores and records with those that are derived again
+    from its files. The published claims' wording is not compared. If the run keeps no metrics,
+    records along a curve are yielded as absent."""
     summary = _summary(run)
     if (run / SCORES).is_file():
         scores = read_document(run / SCORES, ReproductionScores)
@@ -213,8 +211,8 @@ def records(run: Path) -> Comparisons:
 
 
 def forecast(run: Path) -> Comparisons:
-    """Compare the forecast with the digest that it was sealed with, and the trials that it names
-    with the manifest's parents."""
+    """Yield comparisons of a forecast with the digest that it was sealed with, and of the trials
+    that it names with the manifest's parents."""
     yield Remade(
         f"{FORECAST}: digest", sha256_file(run / FORECAST), _manifest(run).config["sha256"]
     )
@@ -226,14 +224,15 @@ def forecast(run: Path) -> Comparisons:
 
 
 def _in_order(records: Iterable[Record]) -> list[Record]:
-    """Return the published records, sorted and without source and note, then the other records in
-    their order."""
-    published = [record for record in records if record.kind == "published"]
-    bare = [record.model_copy(update={"source": "", "note": ""}) for record in published]
-    return [
-        *sorted(bare, key=Record.model_dump_json),
-        *(record for record in records if record.kind != "published"),
+    """Return the published records, sorted by content and without source and note, then the other
+    records in their order."""
+    bare = [
+        record.model_copy(update={"source": "", "note": ""})
+        for record in records
+        if record.kind == "published"
     ]
+    bare.sort(key=Record.model_dump_json)
+    return bare + [record for record in records if record.kind != "published"]
 
 
 def _manifest(run: Path) -> Manifest:
@@ -245,9 +244,9 @@ def _summary(run: Path) -> ReproductionSummary:
 
 
 def trainings(run: Path) -> Comparisons:
-    """Compare the summary and the kept curves with the training run of every model, and the data
-    card and ledger with its dataset. A training that is not on this machine is reported as
-    absent."""
+    """Yield comparisons of a reproduction's summary and kept curves with the training run of every
+    model, and of its data card and ledger with the training's dataset. A training that is not on
+    this machine is yielded as absent."""
     summary = _summary(run)
     parents = _manifest(run).parents
     models = {model.run.rpartition("-")[0]: model for model in summary.models}
@@ -263,8 +262,8 @@ def trainings(run: Path) -> Comparisons:
             yield from ending(done, validations_in(copy.metrics), model.name)
             if copy.manifest and copy.seal:  # which the first release did not keep
                 config = parse_config(copy.manifest["config"], RunConfig, model.name)
-                facts = facts_of(config, done)
-                yield as_said(model, facts, f"{SUMMARY}: {model.name}", f"{RUNS} gives")
+                where = f"{SUMMARY}: {model.name}"
+                yield as_said(model, facts_of(config, done), where, f"{RUNS} gives")
                 yield Remade(f"{SUMMARY}: twin_rule", summary.twin_rule, twin_rule(config))
                 yield Remade(f"{RUNS}: seal of {name}", copy.seal["digest"], parents[name])
         if not is_sealed(place):
@@ -298,8 +297,9 @@ def trainings(run: Path) -> Comparisons:
 
 
 def numbers(run: Path) -> Comparisons:
-    """Compare the records with the digest that the run was begun with, and simulated ones with
-    their values computed again. Raises IntegrityFailure for a damaged run."""
+    """Yield comparisons of an experiment's records with the digest that the run was begun with, and
+    of simulated ones with their values computed again. Raises IntegrityFailure for a damaged
+    run."""
     load_results([run])
     refused = read_values(run / NOT_RUN) if (run / NOT_RUN).is_file() else []
     yield from _begun_with(run, _manifest(run), read_records(run / RECORDS), refused)
@@ -307,9 +307,9 @@ def numbers(run: Path) -> Comparisons:
 
 
 def study(run: Path) -> Comparisons:
-    """Compare the records of each run that a study of experiments keeps with what that run was
-    sealed with, and simulated ones with their values computed again. Raises IntegrityFailure for a
-    damaged study."""
+    """Yield comparisons of the records of each run that a study of experiments keeps with what that
+    run was sealed with, and of simulated ones with their values computed again. Raises
+    IntegrityFailure for a damaged study."""
     load_results([run])
     records = read_records(run / RECORDS)
     due = {}
@@ -330,7 +330,7 @@ def study(run: Path) -> Comparisons:
 def _begun_with(
     run: Path, manifest: Manifest, records: Sequence[Record], refused: object
 ) -> Comparisons:
-    name = f"{manifest.name}-{manifest.identity[:8]}"
+    name = origin_of(manifest)["source"]
     config = manifest.config
     of = (name, sha256_json(config), config["experiment"]["name"])
     if any((record.source, record.digest, record.experiment) != of for record in records):
@@ -345,13 +345,12 @@ def _begun_with(
 
 
 def _numbers_again(run: Path) -> Comparisons:
-    """Compute the records of every simulated experiment again and compare them with the stored
-    ones. Measured ones are reported as absent."""
+    """Yield comparisons of the records of every simulated run, the given one or those of a study,
+    with records computed again. Measured ones are yielded as absent."""
     for part in parts_of(run):
-        experiment = load_experiments().get(part.manifest["config"]["experiment"]["name"])
-        made = (
-            made_again(experiment, str(part.manifest["config"].get("mode"))) if experiment else None
-        )
+        config = part.manifest["config"]
+        experiment = load_experiments().get(config["experiment"]["name"])
+        made = made_again(experiment, str(config.get("mode"))) if experiment else None
         if made is None:
             yield Absent(f"{part.name}: its numbers, which were measured", ever=False)
         else:
@@ -359,26 +358,21 @@ def _numbers_again(run: Path) -> Comparisons:
 
 
 def made_again(experiment: Experiment, mode: str) -> list[Record] | None:
-    """Return an experiment's records, computed again, if `mode` is "simulate"; else None, because
-    this machine would have to measure them."""
+    """Return an experiment's records, computed again, if the `mode` of its run is "simulate"; else
+    None, because this machine would have to measure them."""
     return [each.record for each in worked_out(experiment).numbers] if mode == "simulate" else None
 
 
 def values_of(records: Iterable[Record]) -> dict[str, float]:
-    """Return the values of records, by a text of series, quantity, kind and x."""
+    """Return a dict of the records' values by a text of series, quantity, kind and x."""
     return {f"{x.series} {x.quantity} ({x.kind}) at {x.x}": x.value for x in records}
 
 
 def ablation(run: Path) -> Comparisons:
-    """Derive an ablation's records again from its kept trainings, and compare the kept trainings
-    with their runs. Raises IntegrityFailure if records or forecast disagree with the trainings."""
+    """Check that an ablation's records follow from its kept trainings, and yield comparisons of the
+    kept trainings with their runs, as far as those are on disk. A training without a seal is not
+    compared. Raises IntegrityFailure if records or forecast disagree with the trainings."""
     load_results([run])
-    yield from _kept_trainings(run)
-
-
-def _kept_trainings(run: Path) -> Comparisons:
-    """Compare kept trainings with their runs, as far as those are on disk. A training without a
-    seal is not compared."""
     for name, kept_run in read_runs(run).items():
         place = run.parent / name
         if not place.is_dir():

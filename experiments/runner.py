@@ -20,8 +20,9 @@ from mlm_repro.lineage.run import RunDirectory
 
 def run_named(experiments: Sequence[Experiment], runs: Path, limit: int | None = None) -> None:
     """Simulate, compute and measure everything in the experiments that this machine can, print the
-    numbers, and seal measured ones as a run, whose path is printed. A single experiment on a
-    reproduction makes the reproduction; for a single ablation BadInput is raised.
+    numbers, and seal measured ones as a run below `runs`, whose path is printed. A single
+    experiment on a reproduction makes the reproduction; for a single ablation BadInput is raised.
+    `limit` is the most windows of a test for released weights.
 
     Several experiments are gathered into one study, which skips those that train models or score
     released weights; of their simulated and computed numbers only the count is printed.
@@ -71,8 +72,8 @@ def _runs_of(
 
 
 def _left_out(experiment: Experiment) -> str:
-    """Return why an experiment that trains models is skipped when several are run, with the command
-    that runs it; empty for other experiments."""
+    """Return why an experiment that trains models is skipped when several are run: a clause with
+    the command that runs it; empty for other experiments."""
     if experiment.reproduction:
         return f"`mlm-experiment reproduce {experiment.reproduction}` trains its models"
     if experiment.ablation:
@@ -104,8 +105,8 @@ def _measured(
 
 
 def measure(experiment: Experiment, limit: int | None = None) -> list[Line]:
-    """Call the experiment's measurement function with `experiment` and `limit`, as far as it has
-    these parameters, and return its lines."""
+    """Call the measurement function that the experiment names, with `experiment` and `limit` as far
+    as it has these parameters, and return its lines."""
     module, function = MEASUREMENTS[experiment.measures].split(":")
     make = getattr(import_module(f"mlm_repro.experiments.measured.{module}"), function)
     available = {"experiment": experiment, "limit": limit}
@@ -116,8 +117,8 @@ def measure(experiment: Experiment, limit: int | None = None) -> list[Line]:
 
 
 def carry_out(plan: Plan, runs: Path, dry_run: bool = False) -> None:
-    """Print the plan of a reproduction, then make it. A dry run only prints the plan; in quiet mode
-    only a dry run prints it."""
+    """Print the plan of a reproduction, then make the reproduction below `runs`. A dry run only
+    prints the plan; in quiet mode only a dry run prints it."""
     if dry_run or not is_quiet():
         print_plan(plan)
     if not dry_run:

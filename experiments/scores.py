@@ -2,10 +2,11 @@
 an ablation's effects, and on the paper's claim that larger models end lower. Imports no torch."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from scipy.special import stdtrit  # type: ignore[import-untyped]
@@ -14,6 +15,7 @@ from mlm_repro.evaluation.schema import PerplexityResult
 from mlm_repro.evaluation.tasks.uncertainty import difference_standard_error
 from mlm_repro.experiments.catalogue import Effect
 from mlm_repro.experiments.files import Comparison, ReproductionScores, TextScore
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.records import Record
 
 EXPERIMENT = "2019/size"
@@ -39,8 +41,8 @@ class Finding(NamedTuple):
 
 
 def text_score(result: PerplexityResult) -> TextScore:
-    """Return a result's bits per byte, and the inputs of its error: the loss of each scored
-    article, to six digits, and its words.
+    """Return a result's bits per byte, and what its error follows from: loss and words of each
+    article with a scored token, losses to six digits.
 
     An article that was scored in part counts the same share of its words.
     """
@@ -59,10 +61,10 @@ def compared(
 ) -> Comparison:
     """Return the difference in bits per byte between two models on a text, with a 90 % interval.
 
-    `scores[model][seed]` are the models' scores; `smaller` and `larger` are indices of models. The
-    interval is over articles, resampled in pairs. With several seeds, the standard error of the
-    mean seed difference is added in quadrature, and Student's t is used with the degrees of freedom
-    of Welch and Satterthwaite.
+    `scores[model][seed]` are the models' scores, on the same articles; `smaller` and `larger` are
+    indices of models. The interval is over articles, resampled in pairs. With several seeds, the
+    standard error of the mean seed difference is added in quadrature, and Student's t is used with
+    the degrees of freedom of Welch and Satterthwaite.
     """
     pair = scores[larger], scores[smaller]
     words = np.array(pair[0][0].words)
@@ -93,31 +95,30 @@ def compared(
 
 
 def paired_reach(differences: Sequence[float], level: float) -> float:
-    """Return half the width of the t interval of the mean of paired differences, at least two."""
+    """Return half the width of the t interval, of this level, of the mean of paired differences.
+    There must be two or more."""
     count = len(differences)
     return float(
         stdtrit(count - 1, (1 + level) / 2) * np.std(differences, ddof=1) / math.sqrt(count)
     )
 
 
-def found(
-    effect: Effect, level: float, differences: Sequence[float], about: dict[str, Any]
-) -> Finding:
-    """Return the mean of the paired differences, one for each seed, with its t interval and its
-    verdict on the claim.
+def found(effect: Effect, level: float, differences: Sequence[float], about: JSON) -> Finding:
+    """Return the finding on an effect: the mean of the paired differences, one for each seed, with
+    its t interval of this level, and the verdict on the claim.
 
-    `about` holds the fields of the record that name its experiment, run and kind.
+    `about` has the fields of the record that name its experiment, run and kind.
     """
-    count = len(differences)
-    mean = float(np.mean(differences))
+    middle = np.mean(differences)
     reach = paired_reach(differences, level)
-    mean, low, high = (float(f"{number:.6g}") for number in (mean, mean - reach, mean + reach))
+    mean, low, high = (float(f"{end:.6g}") for end in (middle, middle - reach, middle + reach))
     outcome = outcome_of(effect, low, high)
     when = "" if effect.share == 1 else f" after {effect.share:.0%} of the tokens"
     series = f"{effect.of} less {effect.less}{when}"
     unit = UNITS[effect.quantity]
     sentence = (
-        f"{series}: {mean:+.4g} {unit} ({low:+.4g} to {high:+.4g}, {level:.0%}, {count} seeds)"
+        f"{series}: {mean:+.4g} {unit} ({low:+.4g} to {high:+.4g}, {level:.0%},"
+        f" {len(differences)} seeds)"
     )
     if outcome == "undecided":
         sentence += f"; an effect of {reach:.2g} would have shown"
@@ -147,12 +148,11 @@ def order_findings(records: Iterable[Record]) -> list[Finding]:
     """Compare the final validation losses of models that are neighbours in size, seed by seed;
     return a finding for each pair.
 
-    The records of models come smallest first. A pair is left out unless both models were trained
-    with the same seeds, at least two.
+    The records of models must come smallest first. A pair is left out unless both models were
+    trained with the same seeds, at least two.
     """
-    ends = _by_model([record for record in records if record.quantity == END])
     findings = []
-    for (small, smaller), (large, less) in pairwise(ends.items()):
+    for (small, smaller), (large, less) in pairwise(_by_model(records, END).items()):
         if len(smaller) > 1 and smaller.keys() == less.keys():
             effect = Effect(claim=f"{EXPERIMENT}/{large}", of=small, less=large, above=0.0)
             # The logarithm of a ratio of perplexities is a difference of losses in nats.
@@ -160,10 +160,8 @@ def order_findings(records: Iterable[Record]) -> list[Finding]:
                 math.log(record.value / less[seed].value) for seed, record in smaller.items()
             ]
             first = next(iter(less.values()))
-            about = {
-                "experiment": EXPERIMENT,
-                **first.model_dump(include={"kind", "source", "digest"}),
-            }
+            about = first.model_dump(include={"kind", "source", "digest"})
+            about["experiment"] = EXPERIMENT
             findings.append(found(effect, LEVEL, differences, about))
     return findings
 
@@ -175,7 +173,7 @@ def order_verdict(
     measures, in every seed and beyond chance. Without `scores` there is one measure, the validation
     perplexity.
 
-    `labels` give the names that the sentence uses.
+    The records of models must come smallest first; `labels` gives the names that the sentence uses.
     """
     quantities = {END: "validation perplexity"}
     if scores:
@@ -184,7 +182,7 @@ def order_verdict(
     phrases = list[str]()
     seeds = set[int]()
     for quantity, words in quantities.items():
-        ends = _by_model([record for record in records if record.quantity == quantity])
+        ends = _by_model(records, quantity)
         seeds.update(*ends.values())
         ordered = [
             of.keys() == less.keys()
@@ -214,9 +212,11 @@ def order_verdict(
     return f"Larger models end lower, as in the paper, in {over}: {'; '.join(phrases)}; {apart}."
 
 
-def _by_model(records: Iterable[Record]) -> dict[str, dict[int, Record]]:
-    models: dict[str, dict[int, Record]] = {}
+def _by_model(records: Iterable[Record], quantity: str) -> dict[str, dict[int, Record]]:
+    """Return the records of a quantity that were made here with a seed, by model and seed."""
+    models = defaultdict[str, dict[int, Record]](dict)
     for record in records:
-        if record.seed is not None and record.kind != "published":
-            models.setdefault(record.series, {})[record.seed] = record
+        is_ours = record.kind != "published" and record.quantity == quantity
+        if is_ours and record.seed is not None:
+            models[record.series][record.seed] = record
     return models

@@ -24,8 +24,8 @@ sealed."""
 def lines(
     series: str, values: Mapping[str, float], kind: Kind = "counted", **same: Any
 ) -> list[Line]:
-    """Return a line for each quantity of a series, of the kind `counted` by default; `same` holds
-    the fields that all lines share."""
+    """Return a line, the fields of a record, for each quantity of a series: `values` has the values
+    by quantity, all of one kind, `counted` by default; `same` has fields that all lines share."""
     return [
         {"series": series, "quantity": name, "value": value, "kind": kind} | same
         for name, value in values.items()
@@ -35,8 +35,8 @@ def lines(
 def seal_numbers(
     experiment: Experiment, ending: str, numbers: Sequence[Line], runs: Path
 ) -> tuple[RunDirectory, list[Record]]:
-    """Write the numbers as records into a sealed run of the experiment; return the run and its
-    records.
+    """Write the numbers as records into a sealed run of the experiment below `runs`; return the run
+    and its records.
 
     `ending` is appended to the run's name. A complete run with the same numbers is returned as it
     is. The run's mode is "measure" if any number is measured or counted, else "scaled".
@@ -65,7 +65,7 @@ def seal_numbers(
 
 def gather(made: Sequence[RunDirectory], runs: Path) -> RunDirectory:
     """Seal a study of several experiments' runs below `runs`: one line for each run, and all their
-    records.
+    records; return the study's directory.
 
     A complete study of the same runs is returned as it is.
     """
@@ -75,10 +75,10 @@ def gather(made: Sequence[RunDirectory], runs: Path) -> RunDirectory:
         study.link()
         return study
     write_runs(study.path, {run.path.name: KeptRun.of(run.path) for run in made}.values())
-    in_order = sorted(made, key=lambda run: run.path.name)
+    in_order = sorted(run.path for run in made)
     write_records(
         study.path / RECORDS,
-        chain.from_iterable(read_records(run.path / RECORDS) for run in in_order),
+        chain.from_iterable(read_records(path / RECORDS) for path in in_order),
     )
     study.complete()
     return study
@@ -91,7 +91,8 @@ def digest_of_numbers(records: Iterable[Record]) -> str:
 
 
 def format_records(records: Iterable[Record]) -> str:
-    """Format one line for each record: series, quantity, x, value, kind and note."""
+    """Return a text with an aligned line for each record: series, quantity, x, value, kind and
+    note."""
     return "\n".join(
         aligned(
             [

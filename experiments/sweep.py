@@ -4,7 +4,7 @@ Imports no torch."""
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product, starmap
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 
@@ -19,11 +19,12 @@ SEED = "train.seed"
 
 @dataclass(frozen=True)
 class SweptRecipe:
-    """One combination of settings, over its seeds."""
+    """One combination of settings other than the seed, with its loss for each seed."""
 
     settings: tuple[str, ...]
     losses: dict[str, float | None]
-    """Final validation loss by seed, in nats; None for a training that diverged. Seeds that are not
+    """Final validation loss in nats per token, by the setting of the seed, such as `train.seed=1`,
+    which is empty if the seed does not vary; None for a training that diverged. Seeds that are not
     trained yet are missing."""
 
     @property
@@ -34,8 +35,8 @@ class SweptRecipe:
 
 
 def combinations(vary: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return every combination of `["train.learning_rate=1e-3,3e-3", "train.seed=1,2"]` as words
-    for `--set`.
+    """Return every combination of the values in texts such as `["train.learning_rate=1e-3,3e-3",
+    "train.seed=1,2"]`, each a tuple of `key=value` words for `--set`.
 
     Raises BadInput for a text without values or a key that is named twice.
     """
@@ -54,13 +55,14 @@ def combinations(vary: Sequence[str]) -> list[tuple[str, ...]]:
 def sweep(
     recipe: str, vary: Sequence[str], fixed: Sequence[str], runs: Path, part: tuple[int, int]
 ) -> list[SweptRecipe]:
-    """Train the combinations that are not complete below `runs`. With a `part` (I, N), only every
-    Nth combination is trained, from the Ith on.
+    """Train a recipe at the combinations of `vary` that are not complete below `runs`, one after
+    the other, each with `mlm-train`; `fixed` has overrides for all. `part` is (I, N): only every
+    Nth combination is trained, from the Ith on, counted from 1.
 
-    Returns all recipes, best first; complete trainings of other parts count. A training of this
-    part that diverges is a result; one of another part counts as not trained. Raises BadInput for a
-    recipe or a setting that cannot be trained, before the first training, and StepFailed for a
-    training that fails otherwise.
+    Returns a SweptRecipe for each combination without its seed, best first; complete trainings of
+    other parts count. A training of this part that diverges is a result; one of another part counts
+    as not trained. Raises BadInput for a recipe or a setting that cannot be trained, before the
+    first training, and StepFailed for a training that fails otherwise.
     """
     trainings = [(words, read_run(recipe, [*fixed, *words])) for words in combinations(vary)]
     for _, run in trainings:
@@ -78,23 +80,23 @@ def sweep(
                 if failed.exit_code != Diverged.exit_code:
                     raise
                 diverged.add(words)
-    swept: dict[tuple[str, ...], dict[str, float | None]] = {}
+    swept: dict[tuple[str, ...], SweptRecipe] = {}
     for words, directory in directories.items():
         seed = next((word for word in words if word.startswith(f"{SEED}=")), "")
-        losses = swept.setdefault(tuple(word for word in words if word != seed), {})
+        others = tuple(word for word in words if word != seed)
+        losses = swept.setdefault(others, SweptRecipe(others, {})).losses
         if words in diverged:
             losses[seed] = None
         elif directory.is_complete:
             losses[seed] = read_summary(directory.path).validation_loss
-    return sorted(
-        starmap(SweptRecipe, swept.items()),
-        key=lambda result: result.mean,
-    )
+    return sorted(swept.values(), key=lambda result: result.mean)
 
 
 def format_swept(swept: Sequence[SweptRecipe]) -> Iterator[str]:
-    """Yield a line for each recipe: its mean loss, and its difference from the best with a paired t
-    interval over the seeds; or that a training of it diverged, or that none is complete yet."""
+    """Yield a line for each recipe of `swept`, best first as `sweep` returns them: its mean loss,
+    and its difference from the first recipe over the seeds that both have, with a paired t interval
+    if these are several. The line says instead if a training of it diverged, or none is complete
+    yet."""
     best = swept[0]
     for recipe in swept:
         losses = [loss for loss in recipe.losses.values() if loss is not None]

@@ -5,9 +5,10 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from mlm_repro.experiments.benchmark import Table
 from mlm_repro.experiments.catalogue import (
@@ -27,6 +28,7 @@ from mlm_repro.experiments.catalogue import (
 from mlm_repro.experiments.files import EXPERIMENTS, FITTED, STAND_IN, read_runs
 from mlm_repro.experiments.ranges import Range, as_range
 from mlm_repro.experiments.worked_out import Worked, WorkedOut, worked_out
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.digest import check_seal, is_sealed
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 from mlm_repro.lineage.files import Manifest, parse_document
@@ -40,10 +42,7 @@ if TYPE_CHECKING:
 ORDER: tuple[Kind, ...] = ("measured", "counted", "computed", "simulated", "scaled")
 """Precedence of kinds for a claim with several numbers; within a kind what is worked out, then the
 newest run."""
-NEVER: dict[str, frozenset[Kind]] = {
-    "simulate": frozenset({"measured", "counted", "scaled"}),
-    "scaled": frozenset({"measured", "counted"}),
-}
+NEVER = {"simulate": ("measured", "counted", "scaled"), "scaled": ("measured", "counted")}
 """Kinds that a run of this mode cannot have made."""
 
 Outcome = Literal[
@@ -61,8 +60,6 @@ does not, whatever rounding and the tolerance leave open. predicted and missed: 
 lies inside or outside the interval of a prediction that no fit has seen. Without a verdict:
 undecided, an effect that the trainings cannot tell; fitted, a number that a fit has seen;
 not-tried; of-others, quoted from other works."""
-JUDGED: tuple[Outcome, ...] = ("confirmed", "contradicted", "predicted", "missed", "undecided")
-"""Outcomes of claims that were tried and that no fit has seen."""
 Scale = Literal["same", "reduced", "simulated", "arithmetic", ""]
 SCALES: dict[Scale, str] = {
     "same": "measured or counted as published",
@@ -81,7 +78,7 @@ Rows = dict[tuple[str, str, Kind], list[Record]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """A published claim, the outcome of checking it here, and the record and reason behind that
+    """A published claim, the outcome of checking it here, and the number and the reason behind that
     outcome."""
 
     experiment: str
@@ -91,23 +88,26 @@ class Verdict:
     scale: Scale
     """Empty where it was not tried."""
     record: Record | None
+    """The number that was compared with the claim; None if there is none, or if it means
+    nothing."""
     reason: str
+    """Why the outcome is this one, in words."""
     baselines: Mapping[str, Range] = field(default_factory=dict)
-    """Predictions by simpler rules."""
+    """Predictions by simpler rules, by the rule's name; empty unless the number is simulated."""
     beside: tuple[Record, ...] = field(default=(), compare=False)
     """The other records at the claim's place; of a kind that is worked out only what is worked
     out."""
 
     @property
     def needs(self) -> str:
-        """Return what it would take to try an untried claim, such as "a cluster"; empty for other
+        """What it would take to try an untried claim, such as "a cluster"; empty for other
         claims."""
         return group_of(self.claim, NEEDS) or "a cluster" if self.outcome == "not-tried" else ""
 
     @property
     def fact(self) -> str:
-        """Return a text that is equal for verdicts that hold or fail together, because they are
-        about one workload, one sentence or one exhibit."""
+        """A text that is equal for verdicts that hold or fail together, because they are about one
+        workload, one sentence or one exhibit."""
         if self.scale == "simulated" and self.record:
             return str(self.record.digest)
         return (
@@ -118,7 +118,7 @@ class Verdict:
 
     @property
     def is_against(self) -> bool:
-        """Return True if a number contradicts the claim. A number at reduced scale never does."""
+        """True if a number contradicts the claim. A number at reduced scale never does."""
         return self.outcome == "contradicted" and self.scale != "reduced"
 
 
@@ -127,7 +127,7 @@ class Results:
     """Records of several runs, with the runs that were left out and the findings of ablations."""
 
     records: tuple[Record, ...]
-    """Newest run first."""
+    """All but the published ones, of the newest run first."""
     left_out: tuple[str, ...]
     """A sentence for each directory with records that was never finished."""
     findings: "dict[str, Finding]"
@@ -135,7 +135,7 @@ class Results:
 
 
 def load_results(folders: Iterable[Path]) -> Results:
-    """Return the records of the sealed runs that are in `folders`, or are one of them, with the
+    """Read the sealed runs that are in `folders`, or are one of them. Return their records, the
     unfinished runs and the ablations' findings.
 
     Raises IntegrityFailure if a sealed file was changed, a run has a kind of number that it cannot
@@ -157,12 +157,12 @@ def load_results(folders: Iterable[Path]) -> Results:
     ):
         records += own
         mode = str(manifest["config"].get("mode", ""))
-        if wrong := next(
-            (record for record in own if record.kind in NEVER.get(mode, frozenset())), None
-        ):
-            raise IntegrityFailure(
-                f"{path} is of mode {mode} and yet calls a number {wrong.kind} ({wrong.series})"
-            )
+        for record in own:
+            if record.kind in NEVER.get(mode, ()):
+                raise IntegrityFailure(
+                    f"{path} is of mode {mode} and yet calls a number {record.kind}"
+                    f" ({record.series})"
+                )
         if manifest["kind"] == ABLATION:
             from mlm_repro.experiments.forecast.ablation import derive_effects
 
@@ -178,40 +178,42 @@ def load_results(folders: Iterable[Path]) -> Results:
 
 
 class RunNumbers(NamedTuple):
-    """The records of a sealed run, or of one of the runs that a study keeps, with its manifest."""
+    """The records of a sealed run, or of one of the runs that a study keeps, with its manifest.
+    `path` is the run's or the study's directory."""
 
     path: Path
-    manifest: dict[str, Any]
+    manifest: JSON
     records: list[Record]
     """All but the published ones."""
 
     @property
     def name(self) -> str:
-        """Return the name of the run's directory: the manifest's name, a hyphen and the first eight
-        digits of its identity."""
+        """The name of the run's directory: the manifest's name, a hyphen and the first eight digits
+        of its identity."""
         return f"{self.manifest['name']}-{self.manifest['identity'][:8]}"
 
 
 def runs_in(folders: Iterable[Path]) -> list[Path]:
-    """Return the directories that have records, resolved and each once: the folders themselves,
-    runs inside them, and runs of experiments inside these. Links inside a folder are left out.
+    """Return the directories with a file of records, resolved and each once: the folders
+    themselves, runs inside them, and runs of experiments inside these. Links inside a folder are
+    left out.
 
     Raises BadInput if a folder does not exist.
     """
     places = [RECORDS, f"*/{RECORDS}", f"*/experiment*/{RECORDS}"]
-    runs: dict[Path, None] = {}
+    runs = []
     for folder in folders:
         if not folder.is_dir():
             raise BadInput(f"{folder} is not a directory of results")
-        paths = [path.parent for place in places for path in sorted(folder.glob(place))]
-        runs |= dict.fromkeys(
-            path.resolve() for path in paths if path == folder or not path.is_symlink()
-        )
-    return list(runs)
+        for place in places:
+            paths = [path.parent for path in sorted(folder.glob(place))]
+            runs += [path.resolve() for path in paths if path == folder or not path.is_symlink()]
+    return list(dict.fromkeys(runs))
 
 
 def parts_of(path: Path) -> Iterator[RunNumbers]:
-    """Yield the records of a sealed run, or of each run that a sealed study keeps.
+    """Yield the manifest and the records of a sealed run's directory or, for a study, those of each
+    run that it keeps; published records are left out.
 
     Raises IntegrityFailure if a record belongs to a run that the study does not keep.
     """
@@ -243,10 +245,8 @@ def judge(
     records: dict[str, Rows] = defaultdict(lambda: defaultdict(list))
     verdicts = []
     every = [(experiment, work(experiment)) for experiment in experiments]
-    for record in (
-        *(each.record for _, worked in every for each in worked.numbers),
-        *results.records,
-    ):
+    numbers = chain.from_iterable(worked.numbers for _, worked in every)
+    for record in (*(each.record for each in numbers), *results.records):
         records[record.experiment][record.series, record.quantity, record.kind].append(record)
     for experiment, worked in every:
         refused = {(each["series"], each["x"]): str(each["reason"]) for each in worked.refused}
@@ -257,31 +257,31 @@ def judge(
             verdict = _verdict(experiment, claim, ours, known.get(id(ours)), results)
             worked_kinds = {record.kind for record in at if id(record) in known}
             others = (each for each in at if id(each) in known or each.kind not in worked_kinds)
-            verdict = replace(
-                verdict, beside=tuple(each for each in others if each is not verdict.record)
-            )
-            if verdict.outcome == "not-tried" and (reason := refused.get((claim.series, claim.x))):
-                verdict = replace(verdict, reason=reason)
-            verdicts.append(verdict)
+            beside = tuple(each for each in others if each is not verdict.record)
+            reason = verdict.reason
+            if verdict.outcome == "not-tried":
+                reason = refused.get((claim.series, claim.x), reason)
+            verdicts.append(replace(verdict, beside=beside, reason=reason))
     return verdicts
 
 
 def unanswered(experiments: Iterable[Experiment]) -> list[Verdict]:
     """Return a verdict without a number for each claim that none of the experiments answers, with
     the reason that unanswered.toml gives."""
-    answered = {claim.id for experiment in experiments for claim in experiment.claims}
-    rows = [(kind, row) for kind, rows in UNANSWERED.items() for row in rows]
+    answered = set().union(*(experiment.expected.claims for experiment in experiments))
+    rows = [*UNANSWERED["context"], *UNANSWERED["missing"]]
+    rows.append({"claims": ["*"], "reason": "no experiment runs it"})
     verdicts = []
-    for claim in (claim for claim in every_claim() if claim.id not in answered):
-        none = ("missing", {"reason": "no experiment runs it"})
-        kind, row = next(((kind, row) for kind, row in rows if matches(claim, row["claims"])), none)
-        outcome: Outcome = "of-others" if kind == "context" else "not-tried"
-        verdicts.append(Verdict("", claim, outcome, "", None, row["reason"]))
+    for claim in every_claim():
+        if not matches(claim, answered):
+            row = next(row for row in rows if matches(claim, row["claims"]))
+            outcome: Outcome = "of-others" if row in UNANSWERED["context"] else "not-tried"
+            verdicts.append(Verdict("", claim, outcome, "", None, row["reason"]))
     return verdicts
 
 
 def named(outcome: str) -> str:
-    """Return the outcome with spaces instead of hyphens."""
+    """Return the outcome's name with spaces instead of hyphens."""
     return outcome.replace("-", " ")
 
 
@@ -301,25 +301,24 @@ def totals(verdicts: Iterable[Verdict], by_paper: bool = False) -> Table:
 
 
 def counted(verdicts: Sequence[Verdict], outcome: Outcome) -> str:
-    """Count the verdicts with this outcome as independent facts and, in brackets, claims: `3 (5)`;
-    empty if there are none.
+    """Return a count of the verdicts with this outcome as a text: independent facts and, in
+    brackets, claims, as in `3 (5)`; empty if there are none.
 
     Predictions that came true are counted as `3 of 4 (5 of 7)`, out of all predictions.
     """
     mine = [verdict for verdict in verdicts if verdict.outcome == outcome]
     facts = len({verdict.fact for verdict in mine})
-    rows = len(mine)
     if outcome != "predicted":
-        return f"{facts} ({rows})" if rows else ""
+        return f"{facts} ({len(mine)})" if mine else ""
     tried = [verdict for verdict in verdicts if verdict.outcome in ("predicted", "missed")]
     missed = {verdict.fact for verdict in tried if verdict.outcome == "missed"}
     every = {verdict.fact for verdict in tried}
-    return f"{len(every - missed)} of {len(every)} ({rows} of {len(tried)})" if tried else ""
+    return f"{len(every - missed)} of {len(every)} ({len(mine)} of {len(tried)})" if tried else ""
 
 
 def format_summary(verdicts: Sequence[Verdict]) -> str:
-    """Format two tables that count verdicts, by scale and by paper and scale, then the sentences of
-    `headlines`."""
+    """Return a text: two tables that count verdicts, by scale and by paper and scale, then the
+    sentences of `headlines`."""
     return "\n\n".join(
         [
             *(
@@ -332,8 +331,8 @@ def format_summary(verdicts: Sequence[Verdict]) -> str:
 
 
 def headlines(verdicts: Sequence[Verdict]) -> list[str]:
-    """Return sentences that explain the counts: what the outcomes mean, how good the predictions
-    are, and what was not tried."""
+    """Return sentences that explain the verdicts' counts: what the outcomes mean, how good the
+    predictions are, and what was not tried."""
     counts = Counter(verdict.outcome for verdict in verdicts)
     said = [
         (
@@ -357,11 +356,11 @@ def headlines(verdicts: Sequence[Verdict]) -> list[str]:
     if missing:
         exhibits = {each.fact for each in missing if EXHIBIT.fullmatch(each.claim.where)}
         sentences = {each.fact for each in missing} - exhibits
-        means = (f"{need}: {sum(each.needs == need for each in missing)}" for need in NEEDS)
+        needs = Counter(each.needs for each in missing)
         said.append(
             f"What was not tried are {len(exhibits)} tables and figures and {len(sentences)}"
             " sentences. Their rows need"
-            f" {'; '.join(each for each in means if not each.endswith(': 0'))}."
+            f" {'; '.join(f'{need}: {needs[need]}' for need in NEEDS if need in needs)}."
         )
     said.append(
         f"{len(verdicts)} rows in all, {counts['of-others']} of them quoted by the documents from"
@@ -386,8 +385,8 @@ class Skill(NamedTuple):
 
 
 def skills(verdicts: Iterable[Verdict]) -> dict[str, Skill]:
-    """Return the skill of the cost model and of each simpler rule, by name; empty if no prediction
-    has baselines."""
+    """Return by name the skill of the cost model and of each simpler rule in the verdicts'
+    predictions; empty if no prediction has baselines."""
     facts: dict[str, Verdict] = {}
     for verdict in verdicts:
         if verdict.outcome in ("predicted", "missed") and verdict.baselines:
@@ -414,7 +413,8 @@ def _skill(values: Sequence[float], ranges: Sequence[Range]) -> Skill:
 
 
 def skill_sentence(skill: Mapping[str, Skill]) -> str:
-    """Return a sentence that compares the predictions of the cost model and of simpler rules."""
+    """Return a sentence that compares the predictions of the cost model with those of simpler
+    rules, from their skills by name, the cost model's among them."""
     ours = skill[COST_MODEL]
     beside = "; ".join(
         f"{name} {rule.inside}, {rule.error:.0f} %, {rule.score:.0f}"
@@ -438,19 +438,21 @@ def interval(record: Record | None) -> Range:
 
 
 def format_verdicts(verdicts: Sequence[Verdict]) -> str:
-    """Format a table with a row for each verdict: claim, published value, our number, its kind,
-    outcome, scale, reason.
+    """Return a table as text with a row for each verdict: claim, published value, our number, its
+    kind, outcome, scale, reason.
 
     A last line counts the outcomes.
     """
-    heads = ("claim", "published", "ours", "kind", "verdict", "scale", "reason")
-    rows = [heads, *(_cells(verdict) for verdict in verdicts)]
+    rows = [
+        ("claim", "published", "ours", "kind", "verdict", "scale", "reason"),
+        *map(_cells, verdicts),
+    ]
     return "\n".join([*aligned(rows), "", f"{len(verdicts)} claims: {count_outcomes(verdicts)}"])
 
 
 def count_outcomes(verdicts: Iterable[Verdict]) -> str:
-    """Count the verdicts by outcome in words, the commonest first: `3 confirmed, 1 missed`; `no
-    claims` without verdicts."""
+    """Return the counts of the verdicts by outcome as a text, the commonest first: `3 confirmed, 1
+    missed`; `no claims` without verdicts."""
     counts = Counter(verdict.outcome for verdict in verdicts)
     return (
         ", ".join(f"{number} {named(outcome)}" for outcome, number in counts.most_common())
@@ -564,12 +566,8 @@ def _reason(experiment: Experiment, claim: Claim, was_run: bool) -> str:
         return experiment.not_run or "the run found here has no number for it"
     if experiment.reproduction:
         return f"no run was found; `mlm-experiment reproduce {experiment.reproduction}` makes one"
-    verb = (
-        f"ablate {experiment.name} --dataset DIR"
-        if experiment.ablation
-        else f"run {experiment.name}"
-    )
-    return f"no run was found; `mlm-experiment {verb}` makes one"
+    verb = "ablate {} --dataset DIR" if experiment.ablation else "run {}"
+    return f"no run was found; `mlm-experiment {verb.format(experiment.name)}` makes one"
 
 
 def _cells(verdict: Verdict) -> tuple[str, ...]:
@@ -581,10 +579,8 @@ def _cells(verdict: Verdict) -> tuple[str, ...]:
     ours = ""
     kind = record.kind if record else ""
     if record:
-        rounded = (
-            f"{record.value:.0f}" if record.value == round(record.value) else f"{record.value:.4g}"
-        )
-        ours = "—" if kind == "scaled" else rounded
+        digits = ".0f" if record.value == round(record.value) else ".4g"
+        ours = "—" if kind == "scaled" else format(record.value, digits)
     return (
         verdict.claim.id,
         verdict.claim.published,

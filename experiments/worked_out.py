@@ -20,7 +20,6 @@ from mlm_repro.experiments.simulator.cluster import Cluster, load_cluster, machi
 from mlm_repro.experiments.simulator.measurements import (
     QUANTITIES,
     RATIOS,
-    Observation,
     Simulated,
     fitted_rows,
     fitted_workloads,
@@ -36,7 +35,6 @@ CONSTANT, BUBBLE = "constant throughput", "bubble alone"
 """Baselines of predictions: every GPU reaches one rate, by the papers' count of operations; the
 bubble of the pipeline is lost besides."""
 TAILS = (0.05, 0.95)
-UNKNOWN: Mapping[str, Range] = {}
 
 
 class Worked(NamedTuple):
@@ -44,11 +42,13 @@ class Worked(NamedTuple):
     predictions of simpler rules."""
 
     record: Record
-    """The digest is of what it was worked out of: numbers of one workload are one prediction."""
+    """The digest of a simulated number is of what it was worked out of: numbers of one workload are
+    one prediction. A computed number has none."""
     range: Range
-    """The ends between which the rounding of the printed digits leaves a computed number."""
+    """The ends between which the rounding of the printed digits leaves a computed number; a
+    simulated number has no width here."""
     baselines: Mapping[str, Range]
-    """Predictions by simpler rules."""
+    """Predictions by simpler rules, by the rule's name; empty for a computed number."""
 
 
 class WorkedOut(NamedTuple):
@@ -62,23 +62,14 @@ class WorkedOut(NamedTuple):
 
 def work_out(experiment: Experiment) -> WorkedOut:
     """Compute and simulate every quantity that the experiment names, for each of its workloads, and
-    work out its arithmetic."""
+    its arithmetic; return the numbers."""
     numbers = []
     refused = []
+    about: Line = {"experiment": experiment.name, "source": ""}
 
-    def add(
-        line: Line,
-        range_: Range | None = None,
-        of: Any = None,
-        baselines: Mapping[str, Range] = UNKNOWN,
-    ) -> None:
-        about: Line = {
-            "experiment": experiment.name,
-            "source": "",
-            "digest": sha256_json(of) if of else None,
-        }
-        record = Record(**about | line)
-        numbers.append(Worked(record, range_ or as_range(record.value), baselines))
+    def compute(place: Line, quantity: str, ours: Range) -> None:
+        values = {"quantity": quantity, "kind": "computed", "value": ours.value}
+        numbers.append(Worked(Record(**about | place | values), ours, {}))
 
     for part in experiment.parts:
         rows = published_rows(experiment, part)
@@ -86,22 +77,18 @@ def work_out(experiment: Experiment) -> WorkedOut:
         for row in rows:
             for name in part.computed:
                 ours = as_range(FORMULAS[name](row, first[row["series"]]))
-                add(
-                    position(part, row)
-                    | {"quantity": name, "kind": "computed", "value": ours.value},
-                    ours,
-                )
+                compute(position(part, row), name, ours)
         for line, of, baselines in _simulated(part, rows):
             if "reason" in line:
                 refused.append({"experiment": experiment.name} | line)
             else:
-                add(line, None, of, baselines)
+                record = Record(**about | line, digest=sha256_json(of))
+                numbers.append(Worked(record, as_range(record.value), baselines))
     by_id = {claim.id: claim for claim in experiment.claims}
     for each in experiment.arithmetic:
         claim = by_id[each.claim]
-        ours = each.worked_out(claim.says)
-        place = {"series": claim.series, "quantity": claim.quantity, "x": claim.x}
-        add(place | {"kind": "computed", "value": ours.value}, ours)
+        place = {"series": claim.series, "x": claim.x}
+        compute(place, claim.quantity, each.worked_out(claim.says))
     return WorkedOut(tuple(numbers), tuple(refused))
 
 
@@ -117,8 +104,8 @@ def _worked_out(name: str) -> WorkedOut:
 
 
 def _simulated(part: Part, rows: Sequence[Row]) -> Iterator[tuple[Line, Any, Mapping[str, Range]]]:
-    """Yield, for each workload, a line for each of its simulated quantities, or one line with the
-    reason why it cannot run.
+    """Yield, for each workload, an item for each of its simulated quantities, or one for the reason
+    why it cannot run.
 
     An item has the line, the inputs of its digest, and the baselines' predictions by name.
     """
@@ -129,13 +116,9 @@ def _simulated(part: Part, rows: Sequence[Row]) -> Iterator[tuple[Line, Any, Map
     first, first_prediction = predictions[0]
     for row, (workload, prediction) in zip(rows, predictions[1:], strict=True):
         reason = prediction.reason or first_prediction.reason
+        place = position(part, row)
         if reason and not {*part.simulated} <= {*LAYER}:  # a layer needs no room for the model
-            yield (
-                {key: value for key, value in position(part, row).items() if key != "x_name"}
-                | {"reason": reason},
-                0,
-                {},
-            )
+            yield {"series": place["series"], "x": place["x"], "reason": reason}, 0, {}
             continue
         cluster = _cluster(row["cluster"])
         note = FITTED if workload in fitted_workloads(cluster.software) else HELD_OUT
@@ -148,19 +131,11 @@ def _simulated(part: Part, rows: Sequence[Row]) -> Iterator[tuple[Line, Any, Map
                     name, machine_of(cluster), workload, first, cluster.intervals.one_node
                 )
             else:
-                values = simulated_values(
-                    name,
-                    row["cluster"],
-                    workload,
-                    prediction,
-                    first,
-                    first_prediction.seconds,
-                    cluster.intervals.ratio,
-                )
-                baselines = _baselines(
-                    cluster, Simulated(workload, 0.0, first, 0.0, row["cluster"]), name
-                )
-            yield position(part, row) | values | {"note": note}, of, baselines
+                seconds = first_prediction.seconds
+                both = Simulated(workload, prediction.seconds, first, seconds, row["cluster"])
+                values = simulated_values(name, both, prediction, cluster.intervals.ratio)
+                baselines = _baselines(cluster, both, name)
+            yield place | values | {"note": note}, of, baselines
 
 
 @cache
@@ -174,7 +149,8 @@ def _predict(row: Row) -> tuple[Workload, Prediction]:
 
 
 def _slowest(name: str, workload: Workload) -> float:
-    """Return the seconds that a baseline's rule predicts for an iteration at 1 TFLOP/s per GPU."""
+    """Return the seconds of the workload's iteration at 1 TFLOP/s per GPU by the rule of the
+    baseline of this name."""
     lost = (workload.pp - 1) / (workload.chunks * workload.microbatches) if name == BUBBLE else 0.0
     return flops_of(workload) / (workload.gpus * 1e12) * (1 + lost)
 
@@ -182,9 +158,10 @@ def _slowest(name: str, workload: Workload) -> float:
 @cache
 def rates_of(software: str, name: str) -> tuple[float, float, float]:
     """Return the median, the 5th and the 95th percentile of the rates, in TFLOP/s per GPU, that a
-    baseline's rule needs to give the published numbers that a fit has seen.
+    baseline's rule needs to give the published numbers on which the software's constants are
+    fitted.
 
-    Ratios are left out, because they state no rate.
+    Ratios are left out, because they state no rate. There must be such a number.
     """
     rates = []
     for row in fitted_rows(software):
@@ -192,13 +169,10 @@ def rates_of(software: str, name: str) -> tuple[float, float, float]:
             alone = QUANTITIES[row.quantity](
                 Simulated(row.workload, _slowest(name, row.workload), row.workload, 1.0)
             )
-            rates.append(alone / row.value if _is_time(row) else row.value / alone)
+            is_time = row.quantity in ("iteration_seconds", "days_per_epoch")
+            rates.append(alone / row.value if is_time else row.value / alone)
     low, middle, high = np.quantile(rates, (TAILS[0], 0.5, TAILS[1])).tolist()
     return middle, low, high
-
-
-def _is_time(row: Observation) -> bool:
-    return row.quantity in ("iteration_seconds", "days_per_epoch")
 
 
 def _baselines(cluster: Cluster, row: Simulated, quantity: str) -> Mapping[str, Range]:

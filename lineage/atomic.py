@@ -50,8 +50,8 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
 def parse_json(
     text: bytes | str, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None
 ) -> Any:
-    """Parse JSON; `pairs`, if given, builds each object from its (key, value) pairs. Raises
-    ValueError if the text is not JSON or is nested too deeply."""
+    """Return the value of a text of JSON; `pairs`, if given, builds each object from its (key,
+    value) pairs. Raises ValueError if the text is not JSON or is nested too deeply."""
     try:
         return json.loads(text, object_pairs_hook=pairs)
     except RecursionError as error:
@@ -71,7 +71,7 @@ def is_stream(path: Path) -> bool:
 
 
 def hidden_beside(path: Path, word: str) -> Path:
-    """Return a hidden sibling of `path` for unfinished data.
+    """Return the path of a hidden sibling of `path` for unfinished data, which is not made.
 
     Its name holds the lock holder's mark and this process's id, by which `lock` recognises what a
     killed process left.

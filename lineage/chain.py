@@ -31,7 +31,7 @@ LINEAGE, CONFIG, STATE, INDEX = "lineage.json", "config.json", "state.json", "in
 
 
 def checkpoint_path(run: Path, iteration: int) -> Path:
-    """Return the directory of a run's checkpoint at an iteration."""
+    """Return the directory of a run's checkpoint at an iteration, whether it is there or not."""
     return run / CHECKPOINTS / f"iter_{iteration:07d}"
 
 
@@ -48,9 +48,9 @@ def complete_checkpoints(run: Path) -> list[Path]:
 def own_checkpoints(run: Path) -> list[Path]:
     """Return the sealed checkpoints of a run that this process works in, oldest first.
 
-    Raises BadInput if one belongs to another run, and Interrupted as `check_held` does. A
-    checkpoint that is a link may belong to another run: a replay begins from such a link. A damaged
-    one is returned: loading it reports the damage.
+    Raises BadInput if one belongs to another run, unless it is a link: a replay begins from a link
+    to another run's checkpoint. Raises Interrupted as `check_held` does. A damaged one is returned:
+    loading it reports the damage.
     """
     check_held(run)
     identity = read_object(run / MANIFEST)["identity"] if (run / MANIFEST).is_file() else None
@@ -210,8 +210,9 @@ def _check_descent(older: Path, newer: Path) -> Iterator[str]:
 
 
 def _check_weights(checkpoints: list[Path]) -> Iterator[str]:
-    """Yield a sentence for each checkpoint whose weights an earlier one has too. Removed
-    checkpoints count, because the newest one keeps digests of their weights."""
+    """Yield a sentence for each checkpoint whose weights an earlier one has too; `checkpoints` come
+    oldest first. Removed checkpoints count, because the newest one keeps digests of their
+    weights."""
     ancestors = read_object(checkpoints[-1] / LINEAGE)["ancestors"] if checkpoints else []
     every = [(f"iter_{each['iteration']:07d}", each["weights"]) for each in ancestors]
     every += [(path.name, _weights(path)) for path in checkpoints]

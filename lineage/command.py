@@ -24,6 +24,7 @@ from mlm_repro.lineage.errors import (
     UserError,
     afterwards,
     cause,
+    refuse_non_text,
 )
 from mlm_repro.lineage.extras import check_torch
 from mlm_repro.lineage.lock import release_claims
@@ -108,30 +109,32 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
     code: str | int | None = 0
     cause: Exception | None = None
     try:
-        signal.signal(signal.SIGINT, partial(_stop, os.getpid()))
-        for number in set(STOPS) - {signal.SIGINT}:
-            if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP on purpose
-                signal.signal(number, partial(_stop, os.getpid()))
-        sys.unraisablehook = _stop_again
-        hear_stops()
-        _refuse_non_text(arguments)
-        check_numbers()
-        # Outside standalone mode typer raises its usage errors, so that they become JSON too.
-        result = app(args=arguments, standalone_mode=JSON_ERRORS not in sys.argv)
-        code = result if isinstance(result, int) else 0
-        _ignore_stops()  # here, where a stop that comes before it is still caught
-    except SystemExit as end:
-        code = end.code
-    except (_CtrlC, Exception) as error:
-        # A signal that arrives while a class is being made surfaces as another error. `_stop` has
-        # ignored SIGINT by then, which tells that a stop caused it.
-        if isinstance(error, _CtrlC) or signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-            code = _explain(Interrupted(f"interrupted; the same command {afterwards()}"))
-        else:
+        try:
+            signal.signal(signal.SIGINT, partial(_stop, os.getpid()))
+            for number in set(STOPS) - {signal.SIGINT}:
+                if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP on purpose
+                    signal.signal(number, partial(_stop, os.getpid()))
+            sys.unraisablehook = _stop_again
+            hear_stops()
+            refuse_non_text([*arguments, os.getcwd()])
+            check_numbers()
+            # Outside standalone mode typer raises its usage errors, so that they become JSON too.
+            result = app(args=arguments, standalone_mode=JSON_ERRORS not in sys.argv)
+            code = result if isinstance(result, int) else 0
+        except SystemExit as end:
+            code = end.code
+        except Exception as error:
+            # A signal that arrives while a class is being made surfaces as another error. `_stop`
+            # has ignored SIGINT by then, which tells that a stop caused it.
+            if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+                raise _CtrlC from error
             code = _explain(error if isinstance(error, UserError) else _unforeseen(error))
             cause = error
-    # From here on no signal may change the exit code.
-    _ignore_stops()
+        # From here on no signal may change the exit code. One that comes while an end is taken
+        # down, or just before this line, is still caught.
+        _ignore_stops()
+    except _CtrlC:
+        code = _explain(Interrupted(f"interrupted; the same command {afterwards()}"))
     release_claims()
     sys.stdout.flush()
     lost = getattr(sys.stdout, "lost", None)
@@ -214,14 +217,6 @@ def _take_streams() -> None:
                     line_buffering=name == "stderr" or stream.isatty(),
                 ),
             )
-
-
-def _refuse_non_text(arguments: list[str]) -> None:
-    for text in (*arguments, os.getcwd()):
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise BadInput(f"{text} is not UTF-8 text: rename what it names") from error
 
 
 def _escaped(text: str) -> str:

@@ -37,7 +37,8 @@ ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 
 def load_config(path: Path, model: type[ConfigT], overrides: Sequence[str] = ()) -> ConfigT:
-    """Read `path` over the file that it extends, apply `section.key=value` overrides, and validate.
+    """Return the configuration in the TOML file `path`, read over the file that it extends, with
+    `section.key=value` overrides applied, as a validated `model`.
 
     Raises BadInput as `read_toml` does, for an override of another form, and for a value that
     validation refuses, naming its dotted key; for an unknown key with the nearest known one where
@@ -63,7 +64,8 @@ def to_toml(config: BaseModel) -> str:
 
 
 def _sections(values: JSON, name: str) -> list[str]:
-    """Return the lines of a section named `name`: its values, then the sections inside it."""
+    """Return the lines of TOML for the values of a section, then for the sections inside it. `name`
+    is the beginning of their headings, such as `train.`; empty for the whole file."""
     lines = []
     sections = []
     for key, value in values.items():
@@ -87,8 +89,8 @@ def flatten(values: JSON, prefix: str = "") -> JSON:
 
 
 def parse_config(values: JSON, model: type[ConfigT], where: str) -> ConfigT:
-    """Validate plain values against `model`. Raises BadInput, whose sentence gives `where` as their
-    origin."""
+    """Return plain values as a validated `model`. Raises BadInput for values that it refuses, with
+    a sentence that gives `where` as their origin."""
     try:
         if _is_too_large(values):
             raise BadInput(f"{where} has an integer of more than 63 bits")

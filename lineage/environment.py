@@ -117,8 +117,9 @@ def list_gpus() -> list[JSON]:
 
 
 def _visible(gpus: list[tuple[str, JSON]]) -> list[JSON]:
-    """Return the GPUs that `CUDA_VISIBLE_DEVICES` names by number or by a prefix of the UUID, up to
-    the first unknown name."""
+    """Return the descriptions of the GPUs that `CUDA_VISIBLE_DEVICES` names by number or by a
+    prefix of the UUID, up to the first unknown name; of all GPUs if it is not set. `gpus` are pairs
+    of UUID and description."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return [gpu for _, gpu in gpus]

@@ -52,6 +52,16 @@ class BadInput(UserError):
     exit_code = 2
 
 
+def refuse_non_text(names: Iterable[str]) -> None:
+    """Raise BadInput for a name, as of a file or a folder, whose bytes are no text in UTF-8. Python
+    hands such bytes on as lone surrogates, which cannot be written to a file."""
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise BadInput(f"{name} is not UTF-8 text: rename what it names") from error
+
+
 class Diverged(UserError):
     """A loss is not a number, or a result is beyond its tolerance, such as a claim, an answer, a
     layout or another run: exit code 3."""

@@ -42,7 +42,7 @@ class FileSchema(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, defer_build=True)
 
     def to_json(self) -> JSON:
-        """Return plain JSON values, without the fields that were not given."""
+        """Return the fields by name, as plain JSON values, without those that were not given."""
         return self.model_dump(mode="json", exclude_unset=True)
 
     def to_line(self) -> str:
@@ -60,8 +60,8 @@ def write_document(path: Path, document: FileSchema) -> None:
 
 
 def read_document(path: Path, model: type[SchemaT]) -> SchemaT:
-    """Read a JSON file and check it against a schema. Raises IntegrityFailure if it cannot be read
-    or does not fit."""
+    """Return the document in a JSON file as a `model`. Raises IntegrityFailure if the file cannot
+    be read or does not fit the schema."""
     return parse_document(read_values(path), model, path.name)
 
 
@@ -71,10 +71,10 @@ def write_lines(path: Path, lines: Iterable[FileSchema]) -> None:
 
 
 def read_lines(path: Path, model: type[SchemaT]) -> list[SchemaT]:
-    """Read a `.jsonl` file and check each line against a schema.
+    """Return the lines of a `.jsonl` file, each as a `model`.
 
-    Raises IntegrityFailure if the file cannot be read, or if a line does not fit, which the
-    sentence numbers.
+    Raises IntegrityFailure if the file cannot be read, or if a line does not fit the schema; the
+    sentence has the line's number.
     """
     try:
         values = [parse_json(line) for line in read_bytes(path).splitlines()]
@@ -108,8 +108,8 @@ def read_object(path: Path) -> JSON:
 
 
 def parse_document(values: Any, model: type[SchemaT], name: str) -> SchemaT:
-    """Check plain values against a schema. Raises IntegrityFailure, which gives `name` as their
-    origin."""
+    """Return plain values as a `model`. Raises IntegrityFailure if they do not fit the schema, with
+    a sentence that gives `name` as their origin."""
     try:
         return model.model_validate(values)
     except ValidationError as error:

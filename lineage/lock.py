@@ -60,10 +60,11 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def _take(path: Path, held: str) -> int:
-    """Create a file, lock it and return its descriptor.
+    """Open the file `path`, made with its folders if it is missing, lock it and return its
+    descriptor.
 
-    Raises BadInput with the sentence `held` if another process has locked it, and NoLocks if the
-    file system cannot lock.
+    Does not wait: raises BadInput with the sentence `held` if another process has locked it, and
+    NoLocks if the file system cannot lock.
     """
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)

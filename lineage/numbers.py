@@ -6,14 +6,14 @@ MISSING = "—"
 
 
 def show(value: float | int | None) -> str:
-    """Return a number as readable text: an int in full, a float with three or four significant
-    digits, or from 0.001 to 1 with two decimals alone, an em dash for None."""
+    """Return a number as readable text: an int in full; a float with three or four significant
+    digits, but from 0.1 to 1 with two decimals; an em dash for None."""
     if value is None:
         return MISSING
     if isinstance(value, int):
         return f"{value:,}"
     size = abs(value)
-    if size >= 1e7 or 0 < size < 1e-3:
+    if size >= 1e7 or 0 < size < 0.1:
         return f"{value:.3g}"
     if size >= 1e4:
         return f"{float(f'{value:.4g}'):,.0f}"
@@ -38,8 +38,8 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def csv_cell(text: str) -> str:
-    """Return the text of a CSV cell, with an apostrophe before anything that a spreadsheet would
-    take for a formula."""
+    """Return the text of a CSV cell: an apostrophe stands before anything other than a number that
+    a spreadsheet would take for a formula."""
     if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
         return text
     try:

@@ -63,7 +63,8 @@ def exit_code_of(status: int, stopped: bool = False) -> int:
 
 
 def ended_by(status: int) -> str:
-    """Return the words for how a child process ended: by which signal, or with which exit code."""
+    """Return the words for how a child process ended, by its status: by which signal, if it is
+    negative, or with which exit code."""
     return (
         f"was ended by {signal.Signals(-status).name}"
         if status < 0
@@ -98,8 +99,8 @@ def when_stopped(handler: Callable[[int], None]) -> Iterator[None]:
 
 
 def heard(call: Callable[[], T]) -> T:
-    """Return the result of `call`, which runs in a thread, because native code in the main thread
-    would delay a signal. Its exception is raised here."""
+    """Run `call` in a thread, wait for it and return its result, because native code in the main
+    thread would delay a signal. An exception of `call` is raised here."""
     answer: Future[T] = Future()
 
     def work() -> None:

@@ -93,7 +93,7 @@ class Progress:
         self._first = self._count = count
 
     def advance(self, count: int = 1, message: str = "") -> None:
-        """Add to the count; `message` is shown beside it."""
+        """Add to the count, and now and then show the progress, with `message` beside it."""
         self._count += count
         if self._every and self._count % self._every == 0:
             self.say(f"{self._title}: {self._text(False)} | {message}")

@@ -62,7 +62,7 @@ def records_bytes(records: Iterable[Record]) -> bytes:
 
 
 def write_records(path: Path, records: Iterable[Record]) -> None:
-    """Replace `path` with the records."""
+    """Replace the file `path` by one line of JSON for each record."""
     write_bytes(path, records_bytes(records))
 
 

@@ -171,17 +171,17 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path, kind: str = "") -> "RunDirectory":
-        """Open an existing run. Raises BadInput if there is no run at `path`, or if it is of
-        another kind than `kind`, where that is given."""
+        """Return the existing run at `path`, without links in its path. Raises BadInput if there is
+        no run, or if it is of another kind than `kind`, where that is given."""
         run = cls(path.resolve())
         if (kind_of_run := run.manifest.get("kind", kind)) != kind and kind:
-            raise BadInput(f"{path} is {kind_of_run}, not a {kind} run")
+            raise BadInput(f"{path} is of the kind {kind_of_run}, not a {kind} run")
         return run
 
     @classmethod
     def open_named(cls, root: Path, name: str) -> "RunDirectory":
-        """Open the run that `<root>/<name>` leads to. Raises BadInput if it began under another
-        name or was renamed."""
+        """Return the run that `<root>/<name>` leads to. Raises BadInput if there is none, or if it
+        began under another name or was renamed."""
         run = cls.open(root / name)
         if (run.manifest["name"], f"{name}-{run.manifest['identity'][:8]}") != (
             name,

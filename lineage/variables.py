@@ -65,6 +65,6 @@ def is_first_rank() -> bool:
 
 
 def launched_ranks() -> int | None:
-    """Return the number of ranks that torchrun, Slurm or this suite started, or None for a plain
-    process."""
+    """Return the number of launched ranks, which torchrun or another launcher states in WORLD_SIZE;
+    None if it is not set, as in a plain process."""
     return number("WORLD_SIZE")

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
-from typing import Any
 
 from mlm_repro.experiments.catalogue import Experiment
 from mlm_repro.experiments.reproduce.files import LADDER as MODELS
@@ -29,39 +28,42 @@ class ExperimentNumbers:
 
     @cached_property
     def every(self) -> list[Record]:
-        """Return the published numbers as records, then the records of numbers made here."""
-        name = self.experiment.name
-        claims = self.experiment.claims
+        """The published numbers as records, then the records of numbers made here."""
+        experiment = self.experiment
+        x_name = self.x_name
         return [
-            *(c.record(name, "" if c.x is None else self.x_name) for c in claims),
+            *(
+                claim.record(experiment.name, "" if claim.x is None else x_name)
+                for claim in experiment.claims
+            ),
             *self.records,
         ]
 
     @property
     def texts(self) -> list[str]:
-        """Return the printed digits of the published numbers, then the numbers made here with their
-        intervals."""
+        """The text of each number of `every`: printed digits of a published one, value and interval
+        of one made here."""
         return [*(str(claim.value) for claim in self.experiment.claims), *map(_text, self.records)]
 
     @property
     def x_name(self) -> str:
-        """Return the name of the position on the x axis; empty if there is no position."""
+        """The name of the position on the x axis, the first that the experiment or a record has;
+        empty if there is none."""
         names = (
             *(part.x for part in self.experiment.parts),
             *(record.x_name for record in self.records),
-            "",
         )
         return next(filter(None, names), "")
 
     @property
     def x_label(self) -> str:
-        """Return the label of the x axis."""
+        """The label of the x axis."""
         return AXES["positions"].get(self.x_name, self.x_name.replace("_", " "))
 
 
 def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
-    """Return an experiment's exhibit: the published table or figure, with simulated, computed and
-    measured numbers over it, or these alone if the experiment answers no claim."""
+    """Return an experiment's exhibit: the published table or figure with our numbers over it, or
+    ours alone if the experiment answers no claim."""
     experiment = numbers.experiment
     quantity = _drawn(numbers)
     command = f"mlm-experiment run {experiment.name}"
@@ -86,7 +88,8 @@ def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
 
 
 def drawn_layers(numbers: ExperimentNumbers, quantity: str) -> list[Layer]:
-    """Return the layers of a quantity; models have the same colours in every figure."""
+    """Return the layers of a quantity's numbers that have an x; a model has the same colour in
+    every figure."""
     rows = [row for row in numbers.every if row.quantity == quantity and row.x is not None]
     series = dict.fromkeys(row.series for row in rows)
     models = () if {*MODELS}.isdisjoint(series) else MODELS
@@ -99,8 +102,9 @@ def named(quantity: str) -> str:
 
 
 def _drawn(numbers: ExperimentNumbers) -> str:
-    """Return the quantity to draw: one that is published, then one that has our numbers, then the
-    one with the most points. Empty for a table, and if no quantity has two points."""
+    """Return the quantity to draw, the first of those with two points by this order: one that is
+    published, one that has our numbers, the one with the most points. Empty for a table, and if no
+    quantity has two points."""
     drawn = dict.fromkeys(
         (row.quantity, row.series, row.x) for row in numbers.every if row.x is not None
     )
@@ -117,16 +121,16 @@ def _drawn(numbers: ExperimentNumbers) -> str:
 
 def _table(numbers: ExperimentNumbers, without: str) -> Table:
     """Return a table with a row for each series and x with a published number, and a column for
-    each published quantity, except `without`, and kind."""
-    wanted = list(
-        dict.fromkeys(c.quantity for c in numbers.experiment.claims if c.quantity != without)
-    )
-    texts: dict[tuple[Any, ...], dict[str, None]] = defaultdict(dict)
-    shown = [row for row in numbers.every if row.quantity in wanted]
+    each pair of a published quantity, other than `without`, and a kind of number. x has a column
+    only if any row has one."""
+    quantities = [claim.quantity for claim in numbers.experiment.claims]
+    texts = defaultdict(list)
+    shown = [row for row in numbers.every if row.quantity in quantities and row.quantity != without]
     for row, text in zip(numbers.every, numbers.texts, strict=True):
-        texts[row.series, row.x, row.quantity, row.kind][text] = None
+        texts[row.series, row.x, row.quantity, row.kind].append(text)
     columns = sorted(
-        dict.fromkeys((row.quantity, row.kind) for row in shown), key=lambda c: wanted.index(c[0])
+        dict.fromkeys((row.quantity, row.kind) for row in shown),
+        key=lambda column: quantities.index(column[0]),
     )
     positions = dict.fromkeys((row.series, row.x) for row in shown if row.kind == "published")
     positioned = any(x is not None for _, x in positions)
@@ -134,7 +138,7 @@ def _table(numbers: ExperimentNumbers, without: str) -> Table:
         [
             series,
             *[MISSING if x is None else f"{x:,g}"] * positioned,
-            *("; ".join(texts[series, x, *column]) or MISSING for column in columns),
+            *("; ".join(dict.fromkeys(texts[series, x, *column])) or MISSING for column in columns),
         ]
         for series, x in positions
     ]
@@ -143,17 +147,13 @@ def _table(numbers: ExperimentNumbers, without: str) -> Table:
 
 
 def _text(record: Record) -> str:
-    interval = (
-        ""
-        if record.low is None or record.high is None
-        else f" ({show(record.low)} to {show(record.high)})"
-    )
-    return f"{show(record.value)}{interval}"
+    interval = f" ({show(record.low)} to {show(record.high)})"
+    return show(record.value) + ("" if record.low is None or record.high is None else interval)
 
 
 def _repeats(layers: Iterable[Layer]) -> list[str]:
-    """Return sentences on the number of runs behind each measured, counted and scaled point, one
-    for each of these kinds that is drawn."""
+    """Return sentences on how many runs are behind each point of our layers, one for each kind that
+    is drawn of measured, counted and scaled."""
     sentences = []
     counts = defaultdict[str, set[int]](set)
     for layer in layers:
@@ -169,7 +169,7 @@ def _repeats(layers: Iterable[Layer]) -> list[str]:
 
 
 def _arms(numbers: ExperimentNumbers) -> list[str]:
-    """Return sentences on an ablation: its question, its training, the end of each arm and the
+    """Return sentences on an ablation: its question, the end of each arm after training, and the
     verdict on each effect; empty if no effect was tried."""
     ablation = numbers.experiment.ablation
     tried = [item for item in numbers.claims if item.scale == "reduced"]

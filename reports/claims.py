@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import mode
 from typing import NamedTuple, Self
 
@@ -20,28 +20,28 @@ OWN: tuple[Kind, ...] = ("measured", "counted", "computed")
 
 
 class Claims(tuple[Verdict, ...]):
-    """A tuple of claims with their verdicts, which can be counted and grouped."""
+    """A tuple of verdicts, each with its claim, which can be counted and grouped."""
 
     @classmethod
     def of(cls, verdicts: Iterable[Verdict]) -> Self:
-        """Return the claims in the order of their outcomes."""
+        """Return the verdicts, sorted by outcome in the page's order."""
         order = list(LOOKS)
         return cls(sorted(verdicts, key=lambda verdict: order.index(verdict.outcome)))
 
     @property
     def counts(self) -> Counter[Outcome]:
-        """Return the number of claims by outcome."""
+        """The number of claims by outcome."""
         return Counter(verdict.outcome for verdict in self)
 
     @property
     def counted(self) -> int:
-        """Return the number of claims, without the numbers of others that documents quote."""
+        """The number of claims, without the numbers of others that documents quote."""
         return len(self) - self.counts[UNCOUNTED]
 
     @property
     def deviations(self) -> list[float]:
-        """Return how far our numbers are from the published ones, as shares, for claims of an exact
-        or approximate number that were tried, not at reduced scale."""
+        """How far our numbers are from the published ones: |ours / published − 1| for each claim of
+        an exact or approximate number that was tried, not at reduced scale."""
         return [
             abs(verdict.record.value / float(verdict.claim.value) - 1)
             for verdict in self
@@ -52,49 +52,46 @@ class Claims(tuple[Verdict, ...]):
         ]
 
     def by(self, what: str) -> "dict[str, Claims]":
-        """Return the claims grouped by `experiment`, `paper`, `reason`, `needs` or `outcome`, in
-        the order of each group's first claim."""
-        groups: dict[str, list[Verdict]] = defaultdict(list)
+        """Return the claims grouped by the verdict's field that `what` names, such as `experiment`,
+        `reason`, `needs` or `outcome`, or by `paper`, in the order of each group's first claim."""
+        groups = defaultdict(list)
         for verdict in self:
-            groups[verdict.claim.paper if what == "paper" else getattr(verdict, what)].append(
-                verdict
-            )
+            name = verdict.claim.paper if what == "paper" else getattr(verdict, what)
+            groups[name].append(verdict)
         return {name: Claims(group) for name, group in groups.items()}
 
 
 class Group(NamedTuple):
-    """A section of the page: outcomes of one scale, such as measured claims, with their claims."""
+    """A section of the page: the claims of one scale, such as measured, or of one outcome."""
 
     name: str
     title: str
     rows: str
     """Unit of a row of the table: a claim, or an experiment, a reason or a need with its claims."""
     text: str
-    outcomes: tuple[Outcome, ...]
+    outcomes: Sequence[Outcome]
     claims: Claims
 
     @property
     def parts(self) -> dict[str, Claims]:
-        """Return the claims grouped by `rows`: by reason or need, the commonest first, or by
-        experiment, in the order of each one's first claim."""
+        """The claims grouped by `rows`: by reason or need, the commonest first, or by experiment,
+        in the order of each one's first claim."""
         parts = self.claims.by(self.rows)
-        return (
-            dict(sorted(parts.items(), key=lambda at: -len(at[1])))
-            if self.rows in ("reason", "needs")
-            else parts
-        )
+        if self.rows not in ("reason", "needs"):
+            return parts
+        return dict(sorted(parts.items(), key=lambda at: -len(at[1])))
 
     @property
     def against(self) -> Claims:
-        """Return the claims that our results contradict, and the predictions that missed."""
+        """The claims that our results contradict, and the predictions that missed."""
         return Claims(
             verdict for verdict in self.claims if verdict.is_against or verdict.outcome == "missed"
         )
 
 
 class PaperPart(NamedTuple):
-    """One experiment of a paper's section, a table or figure, with its claims. The claims without
-    an experiment are a part too, and the numbers of others are the last."""
+    """A part of a paper's section: one experiment, a table or figure, with its claims; or the
+    claims without an experiment; or, last, the numbers of others."""
 
     title: str
     place: str
@@ -105,8 +102,8 @@ class PaperPart(NamedTuple):
 
     @property
     def shared(self) -> dict[str, str]:
-        """Return the facts, by label, that all claims of this part, one at least, have in common;
-        the page shows them once."""
+        """The facts, by label, that all claims of this part have in common; the page shows them
+        once. There must be a claim."""
         described_claims = [described(verdict.claim) for verdict in self.claims]
         return {
             label: text
@@ -121,13 +118,13 @@ class Paper(NamedTuple):
 
     name: str
     title: str
-    parts: tuple[PaperPart, ...]
+    parts: Sequence[PaperPart]
     claims: Claims
 
 
 def described(claim: Claim) -> dict[str, str]:
-    """Return the sentence, source, protocol, tolerance, class and note of a claim, by label; empty
-    ones and the class `exact` are left out."""
+    """Return the sentence, source, protocol, tolerance, class and note of a claim, by the label
+    that the page shows; empty ones and the class `exact` are left out."""
     allowed = claim.allowed
     facts = {
         "Says": claim.sentence and f"“{claim.sentence}”",
@@ -141,14 +138,14 @@ def described(claim: Claim) -> dict[str, str]:
 
 
 def group_claims(claims: Claims) -> list[Group]:
-    """Group the claims into sections of the page, in its order. Omit empty sections, except the
-    first, of measured claims."""
+    """Return the claims in sections of the page, in its order. Empty sections are left out, except
+    the first, of measured claims."""
     groups: list[Group] = []
     for name, (title, rows, text) in STYLE["groups"].items():
         some = Claims(verdict for verdict in claims if (verdict.scale or verdict.outcome) == name)
         if some or not groups:
             groups.append(
-                Group(name, title, rows, text, tuple(o for o in LOOKS if some.counts[o]), some)
+                Group(name, title, rows, text, [each for each in LOOKS if some.counts[each]], some)
             )
     return groups
 
@@ -159,11 +156,10 @@ def paper_parts(
     drawn: Mapping[str, Exhibit],
     elsewhere: Iterable[str],
 ) -> list[Paper]:
-    """Return each paper's section of the page. An exhibit belongs to the paper that most of its
-    claims are from.
+    """Return the section of each paper that has claims, in the page's order. An exhibit belongs to
+    the paper that most of its experiment's claims are from.
 
-    `drawn` holds exhibits by experiment, `elsewhere` the ids of exhibits in other parts of the
-    page.
+    `drawn` has exhibits by experiment, `elsewhere` the ids of exhibits in other parts of the page.
     """
     ids = {*elsewhere, *(exhibit.name for exhibit in drawn.values())}
     homes = {
@@ -174,7 +170,7 @@ def paper_parts(
     for paper, mine in sorted(
         claims.by("paper").items(), key=lambda part: [*PAPERS].index(part[0])
     ):
-        theirs = Claims(verdict for verdict in mine if verdict.outcome == UNCOUNTED)
+        theirs = mine.by("outcome").get(UNCOUNTED)
         asked = Claims(verdict for verdict in mine if verdict.outcome != UNCOUNTED).by("experiment")
         parts = []
         for name in (*experiments, ""):
@@ -182,22 +178,19 @@ def paper_parts(
                 continue
             title = experiments[name].title if name else "Claims without an experiment"
             anchor = name.replace("/", "-")
-            # Some have questions of our own alone.
+            place = anchor if anchor in ids else ""
             exhibit = drawn[name] if homes.get(name) == paper else None
-            parts.append(
-                PaperPart(
-                    title, anchor if anchor in ids else "", exhibit, asked.get(name, Claims(()))
-                )
-            )
+            # Some have questions of our own alone.
+            parts.append(PaperPart(title, place, exhibit, asked.get(name, Claims())))
         if theirs:
             parts.append(PaperPart(STYLE["groups"][UNCOUNTED][0], "", None, theirs))
-        papers.append(Paper(paper, PAPERS[paper], tuple(parts), mine))
+        papers.append(Paper(paper, PAPERS[paper], parts, mine))
     return papers
 
 
 def forecast_of_order(verdicts: Iterable[Verdict]) -> str:
-    """Return a sentence with the verdicts on the order of the sizes that were forecast before the
-    trainings; empty if there are no such verdicts."""
+    """Return a sentence on the order of the sizes as forecast before the trainings: the verdict on
+    each step; empty if none was tried."""
     tried = [
         verdict
         for verdict in verdicts
@@ -213,26 +206,28 @@ def forecast_of_order(verdicts: Iterable[Verdict]) -> str:
 
 
 def errata_exhibit(claims: Claims) -> Exhibit:
-    """Return an exhibit with a row for each contradiction inside a document: what it prints, what
-    follows, and our measured, counted or computed numbers."""
+    """Return an exhibit, a table with a row for each contradiction inside a document: what it
+    prints, what follows, and our numbers on it, if they were measured, counted or computed."""
     rows = []
     errata = read_errata().errata
     for erratum in errata:
-        own = {
-            f"{verdict.claim.id}: {show(verdict.record.value)}": None
+        own = dict.fromkeys(
+            f"{verdict.claim.id}: {show(verdict.record.value)}"
             for verdict in claims
             if erratum_of(verdict.claim) is erratum
             and verdict.record
             and verdict.record.kind in OWN
-        }
-        heads = (
-            f"{erratum.document}, {erratum.place}",
-            erratum.printed,
-            erratum.follows,
-            erratum.kind,
         )
         rows.append(
-            (*heads, "; ".join(own) or MISSING, unlinked(erratum.found), unlinked(erratum.answered))
+            (
+                f"{erratum.document}, {erratum.place}",
+                erratum.printed,
+                erratum.follows,
+                erratum.kind,
+                "; ".join(own) or MISSING,
+                unlinked(erratum.found),
+                unlinked(erratum.answered),
+            )
         )
     sure = sum(erratum.kind == "arithmetic" for erratum in errata)
     caption = [
@@ -256,13 +251,14 @@ def errata_exhibit(claims: Claims) -> Exhibit:
 
 
 def unlinked(text: str) -> str:
-    """Replace each Markdown link by its words."""
+    """Return the text with each Markdown link replaced by its words."""
     return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", text)
 
 
 def verdicts_exhibit(claims: Claims, homes: Mapping[str, str]) -> Exhibit:
     """Return an exhibit of data alone, with a row for each claim: the published number, ours, the
-    verdict and the run behind it. `homes` names the run on the page for each source."""
+    verdict and the run behind it. `homes` has the run's name on the page for each source of a
+    record."""
     heads = (
         "claim",
         "published",

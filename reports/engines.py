@@ -14,9 +14,9 @@ from mlm_repro.reports.figures import Layer, Panel, Point
 
 
 def read_engines(run: Path) -> Benchmark:
-    """Read the record of a comparison of two engines. Raises BadInput unless the first case, and
-    every other case with series, has four of one length: ours, theirs, their difference and its
-    tolerance."""
+    """Return the record of a comparison of two engines from its run's directory. Raises BadInput
+    unless the first case, and every other case with series, has four of one length: ours, theirs,
+    their difference and its tolerance."""
     result = read_benchmark(run / AGAINST)
     for case in result.cases[:1] + [case for case in result.cases if case.series]:
         if len(case.series) != 4 or len({len(series.samples) for series in case.series}) > 1:
@@ -28,7 +28,8 @@ def read_engines(run: Path) -> Benchmark:
 
 
 def apart(results: Sequence[Benchmark]) -> str:
-    """Return a sentence on the largest difference between the losses of two engines, by layout."""
+    """Return a sentence on the largest difference between the losses of two engines in each of the
+    results, one a layout."""
     theirs = ", ".join(dict.fromkeys(result.title.partition(" beside ")[0] for result in results))
     by_layout = ", ".join(f"{max(_losses(each)[2]):.2g} ({_setting(each)[1]})" for each in results)
     iterations = max(len(_losses(result)[0]) for result in results)
@@ -38,10 +39,10 @@ def apart(results: Sequence[Benchmark]) -> str:
 
 
 def engines_exhibit(*runs: Path) -> Exhibit:
-    """Return one figure and tables of two engines trained alike, on one layout or more. Raises
+    """Return an exhibit of two engines trained alike: a figure, a table with a row for each layout,
+    and every number as data. `runs` are the directories of comparisons, one a layout. Raises
     BadInput for a damaged record."""
     results = sorted(map(read_engines, runs), key=lambda result: _setting(result)[1] != "serial")
-    heads = ("ours", "theirs", "difference", "tolerance")
     data = []
     for result in results:
         for case in result.cases:
@@ -51,15 +52,17 @@ def engines_exhibit(*runs: Path) -> Exhibit:
                 (result.title, case.name, str(number), *map(exact, values))
                 for number, values in enumerate(iterations, 1)
             ]
-    rows = [
-        (
-            ", ".join(_setting(result)),
-            f"{max(_losses(result)[2]):.2g}",
-            f"{max(_shares(result), default=0):.2f}",
-            f"{sum(share <= 1 for share in _shares(result))} of {len(_shares(result))}",
+    rows = []
+    for result in results:
+        shares = _shares(result)
+        rows.append(
+            (
+                ", ".join(_setting(result)),
+                f"{max(_losses(result)[2]):.2g}",
+                f"{max(shares, default=0):.2f}",
+                f"{sum(share <= 1 for share in shares)} of {len(shares)}",
+            )
         )
-        for result in results
-    ]
     beyond = list(chain.from_iterable(result.disagreements for result in results))
     caption = [
         apart(results),
@@ -75,7 +78,9 @@ def engines_exhibit(*runs: Path) -> Exhibit:
         "engines" if len(runs) > 1 else runs[0].name,
         "Two engines trained alike",
         caption,
-        Table(("run", "quantity", "iteration", *heads), data, 2),
+        Table(
+            ("run", "quantity", "iteration", "ours", "theirs", "difference", "tolerance"), data, 2
+        ),
         shlex.join(results[0].environment.argv),
         panels_of(results),
         "Loss of two engines in each iteration, and its difference with the tolerance."
@@ -97,38 +102,34 @@ def engines_exhibit(*runs: Path) -> Exhibit:
 
 
 def _setting(result: Benchmark) -> list[str]:
-    """Return the model, the layout and the precision that the record's title names; empty where it
-    names fewer."""
+    """Return model, layout and precision, which the record's title names after its last colon;
+    empty texts where it names fewer."""
     return [*result.title.rpartition(": ")[2].split(", "), "", ""][:3]
 
 
 def _losses(result: Benchmark) -> list[Sequence[float]]:
-    """Return our losses, theirs, their difference and its tolerance, with a value for each
-    iteration, from the record's first case."""
+    """Return four series from the record's first case: our losses, theirs, their difference and its
+    tolerance, with a value for each iteration."""
     return [series.samples for series in result.cases[0].series]
 
 
 def _shares(result: Benchmark) -> list[float]:
-    """Return the values of all ratios of the record: the largest share of a tolerance that each
-    takes."""
-    ratios = chain.from_iterable(case.ratios for case in result.cases)
-    return [ratio.value for ratio in ratios]
+    """Return the values of all ratios of the record; each is the largest share of its tolerance
+    that a quantity takes."""
+    return [ratio.value for ratio in chain.from_iterable(case.ratios for case in result.cases)]
 
 
 def panels_of(results: Sequence[Benchmark]) -> list[Panel]:
-    """Return a panel of both engines' losses, and one of their nonzero differences with the least
-    tolerance of all layouts."""
+    """Return a panel of both engines' losses over iterations, and one of their differences above
+    zero with the least tolerance of all layouts."""
     losses = []
     differences = []
-    every = [_losses(result) for result in results]
-    least = [min(at) for at in zip(*(tolerances for *_, tolerances in every), strict=False)]
-    for rank, (result, (mine, others, gaps, _)) in enumerate(zip(results, every, strict=True)):
+    for rank, result in enumerate(results):
+        mine, others, gaps, _ = map(_points, _losses(result))
         layout = _setting(result)[1]
-        losses += [
-            Layer(layout, rank, "ours", _points(mine)),
-            Layer(layout, rank, "theirs", _points(others)),
-        ]
-        differences.append(Layer(layout, rank, "difference", _points(gaps)))
+        losses += [Layer(layout, rank, "ours", mine), Layer(layout, rank, "theirs", others)]
+        differences.append(Layer(layout, rank, "difference", gaps))
+    least = list(map(min, zip(*(_losses(result)[3] for result in results), strict=False)))
     differences.append(Layer("least of all layouts", len(results), "tolerance", _points(least)))
     return [
         Panel(losses, "iteration", "loss (nats per token)"),

@@ -16,7 +16,7 @@ NUMERIC = ("x", "value", "low", "high", "seed")
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A figure, tables or both, with caption, data and command."""
+    """A figure, tables or both on the page, with caption, data and command."""
 
     name: str
     """Id on the page and name of the files."""
@@ -31,25 +31,26 @@ class Exhibit:
     panels: Sequence[Panel] = ()
     """Panels of its figure; empty if it has no figure."""
     alt: str = ""
-    """Text alternative of the figure."""
+    """Text alternative of the figure; empty if it has no figure."""
     tables: Sequence[Table] = ()
     """Tables on the page."""
     notes: Sequence[str] = ()
     """Sentences on the measurement."""
     missing: str = ""
-    """Sentence on a missing part."""
+    """Sentence that says that no run was given; empty if one was."""
     column: bool = False
     """True for a figure of column width, two of which stand beside each other on a wide page."""
 
     @property
     def said(self) -> tuple[list[str], list[str]]:
-        """Return the caption's first two sentences, and all other sentences and notes."""
+        """The caption's first two sentences, and all its other sentences and the notes."""
         every = list(chain.from_iterable(map(SENTENCE.split, self.caption)))
         return every[:2], [*every[2:], *self.notes]
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Return the kinds of the numbers; empty if the data do not state them."""
+        """The kinds of the numbers, in the order of the data; empty if the data have no column
+        `kind`."""
         if "kind" not in self.data.heads:
             return ()
         column = self.data.heads.index("kind")
@@ -57,9 +58,9 @@ class Exhibit:
 
     @property
     def numbers(self) -> tuple[dict[str, str], Table]:
-        """Return the data for the page: cells that are the same in every row, by head, without
-        empty ones, and a table of the other columns, words first. Digests in the table are cut to
-        16 characters."""
+        """The data for the page: cells that are the same in every row, by head, without empty ones;
+        and a table of the other columns, those of words before those of numbers. Digests in the
+        table are cut to 16 characters."""
         columns = dict(zip(self.data.heads, zip(*self.data.rows, strict=True), strict=True))
         shared = {head: cells[0] for head, cells in columns.items() if len(set(cells)) == 1}
         words = [head for head in columns if head not in shared and head not in NUMERIC]

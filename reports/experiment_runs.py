@@ -1,7 +1,8 @@
 """Runs of experiments and engines, the origins of the page's numbers."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -36,18 +37,18 @@ class Origin:
 
     @property
     def name(self) -> str:
-        """Return the name of the run's own directory, also if a study keeps the run."""
+        """The name of the run's own directory, also if a study keeps the run."""
         return f"{self.manifest.name}-{self.manifest.identity[:8]}"
 
     @property
     def experiment(self) -> str:
-        """Return the name of the experiment that its numbers belong to; a reproduction and a
-        comparison of engines have no such name."""
+        """The name of the experiment that its numbers belong to. Fails for a reproduction and a
+        comparison of engines, which have none."""
         return str(self.manifest.config["experiment"]["name"])
 
 
 def seeds_of(records: Iterable[Record]) -> tuple[int, ...]:
-    """Return the sorted seeds of some records."""
+    """Return the seeds of some records, sorted, each once."""
     return tuple(sorted({record.seed for record in records if record.seed is not None}))
 
 
@@ -75,14 +76,12 @@ def sort_runs(paths: Iterable[Path], beside: Iterable[Path] = ()) -> tuple[Path,
     if others or not reproductions:
         names = ", ".join(path.name for path in (own, *others)) if reproductions else "none"
         raise BadInput(f"a page is made of one reproduction; named here: {names}")
-    every = [own, *(path for path in given if path not in named), *beside]
     runs = []
-    for path in every:
+    for path in (own, *(path for path in given if path not in named), *beside):
         runs += [path] if path != own and kind_of(path) else _newest(path)
     # By resolved name, because a link and the directory that it leads to are one run.
-    return own, list(
-        {run.resolve().name: run.resolve() for run in runs if run.resolve() != own}.values()
-    )
+    by_name = {run.name: run for run in map(Path.resolve, runs) if run != own}
+    return own, list(by_name.values())
 
 
 def kind_of(path: Path) -> str:
@@ -94,9 +93,9 @@ def kind_of(path: Path) -> str:
 
 
 def load_experiment_runs(paths: Sequence[Path]) -> tuple[Results, list[Origin]]:
-    """Return the results of the sealed runs, and an Origin for each run that has numbers, is a
-    reproduction or compares two engines. A run without a seal is only named, in `left_out` of the
-    results.
+    """Read the runs in these directories. Return the results of the sealed ones, and an Origin for
+    each run that has numbers, is a reproduction or compares two engines. A run without a seal is
+    only named, in `left_out` of the results.
 
     Raises IntegrityFailure or BadInput for a damaged run, and IntegrityFailure for a number that
     belongs to another run or experiment or has no digest.
@@ -107,17 +106,17 @@ def load_experiment_runs(paths: Sequence[Path]) -> tuple[Results, list[Origin]]:
         [path for path in finished if kind_of(path) not in ("reproduction", AGAINST)]
     )
     records = tuple(dict.fromkeys(results.records))  # two studies may keep one run
-    by_run: dict[str, list[Record]] = {name: [] for name in origins}
+    by_run = defaultdict(list)
     for record in records:
         origin = origins.get(record.source)
         if not (origin and record.digest and origin.experiment == record.experiment):
-            number = f"{record.series}, {record.quantity}"
             raise IntegrityFailure(
-                f"a number ({number}) has no digest, or belongs to another run or experiment"
+                f"a number ({record.series}, {record.quantity}) has no digest, or belongs to"
+                " another run or experiment"
             )
         by_run[record.source].append(record)
     shown = [
-        Origin(origin.path, origin.manifest, seeds_of(by_run[name]))
+        replace(origin, seeds=seeds_of(by_run[name]))
         for name, origin in origins.items()
         if by_run[name] or origin.manifest.kind in ("reproduction", AGAINST)
     ]
@@ -130,8 +129,8 @@ def load_experiment_runs(paths: Sequence[Path]) -> tuple[Results, list[Origin]]:
 
 
 def _origins(path: Path) -> list[Origin]:
-    """Return the run's own origin, or one for each run that a study of experiments keeps. A
-    comparison of engines is checked first."""
+    """Return a run's own origin or, for a study of experiments, one for each run that it keeps. A
+    comparison of engines is checked first, its seal and its record."""
     manifest = read_document(path / MANIFEST, Manifest)
     if manifest.kind == AGAINST:
         check_seal(path)
@@ -145,21 +144,13 @@ def _origins(path: Path) -> list[Origin]:
 
 
 def _newest(folder: Path) -> list[Path]:
-    """Return the runs of experiments and engines in a folder: the links to them, and each run whose
-    name has no link."""
-    here = [
-        path
-        for start in ("experiment-*", f"{EXPERIMENTS}*", f"{AGAINST}-*")
-        for path in sorted(folder.glob(start))
-        if path.is_dir()
-    ]
+    """Return the newest runs of experiments and engines in a folder: the links, and each run of
+    whose name there is no link."""
+    here = []
+    for start in ("experiment-*", f"{EXPERIMENTS}*", f"{AGAINST}-*"):
+        here += [path for path in sorted(folder.glob(start)) if path.is_dir()]
     linked = [path for path in here if path.is_symlink()]
     names = {path.name for path in linked}
-    return [
-        *linked,
-        *(
-            path
-            for path in here
-            if path not in linked and path.name.rpartition("-")[0] not in names
-        ),
+    return linked + [
+        path for path in here if path not in linked and path.name.rpartition("-")[0] not in names
     ]

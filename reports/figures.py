@@ -27,13 +27,17 @@ points get a band."""
 
 @dataclass(frozen=True)
 class Point:
-    """A number at an x, or the mean of several."""
+    """A number at an x, with its interval if it has one, or the mean of `count` numbers with the
+    least and the greatest."""
 
     x: float
     value: float
     low: float | None = None
+    """Lower end of its interval, or the least of several numbers; `high` is the upper end. None
+    without an interval."""
     high: float | None = None
     count: int = 1
+    """How many numbers `value` is the mean of."""
 
     @classmethod
     def mean(cls, x: float, values: Sequence[float]) -> "Point":
@@ -57,19 +61,18 @@ class Layer:
 
     @property
     def final(self) -> float:
-        """Return the value of the layer's last point."""
+        """The value of the layer's last point."""
         return self.points[-1].value
 
     @property
     def repeats(self) -> int:
-        """Return the largest number of values, such as runs or iterations, that are averaged in one
-        of the layer's points."""
+        """The largest number of values, such as runs or iterations, that are averaged in one of the
+        layer's points."""
         return max(point.count for point in self.points)
 
     @property
     def has_marker(self) -> bool:
-        """Return True if the layer's points have markers; a limit is drawn as a line without
-        them."""
+        """True if the layer's points have markers; a limit is drawn as a line without them."""
         return LINES[self.kind]["markersize"] > 0
 
 
@@ -86,17 +89,17 @@ class Panel:
 
     @property
     def has_curves(self) -> bool:
-        """Return True if the panel's x is the iteration of a training and all layers are of one
-        kind of number; the key then names models alone."""
+        """True if the panel's x is the iteration of a training and all layers are of one kind of
+        number; the key then names models alone."""
         return self.x_label == "iteration" and len({layer.kind for layer in self.layers}) == 1
 
 
 def layers_of(numbers: Iterable[Record], order: Sequence[str]) -> list[Layer]:
-    """Return one layer for each kind and series whose numbers have an x, published first, then by
-    `order`, which names every series.
+    """Return a layer for each kind and series of the records that have an x, published first, then
+    by `order`, which names every series.
 
-    Several of our numbers at an x become their mean with its spread; of several published numbers
-    the first counts.
+    Several of our numbers at an x become their mean with minimum and maximum; of several published
+    numbers the first counts.
     """
     by_series: dict[tuple[str, Kind], dict[float, list[Record]]] = {}
     for number in numbers:
@@ -130,10 +133,9 @@ def draw(panels: Sequence[Panel], column: bool = False) -> "Figure":
 
     size = COLUMN if column else WIDE
     figure = Figure(figsize=size, layout="constrained")
+    layers = list[Layer]()
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         _plot(axes, panel)
-    layers = list[Layer]()
-    for panel in panels:
         if not panel.has_curves:
             layers += panel.layers
     looks = {layer.series: look(layer.rank) for layer in layers if layer.has_marker}
@@ -164,8 +166,8 @@ def draw(panels: Sequence[Panel], column: bool = False) -> "Figure":
 
 
 def _plot(axes: "Axes", panel: Panel) -> None:
-    """Draw every layer over x, with intervals as whiskers or as a band; x is logarithmic if its
-    values multiply.
+    """Draw every layer of a panel over x, with intervals as whiskers or as a band; x is logarithmic
+    if its values multiply.
 
     Perplexities are on a logarithmic axis, and so are losses that differ by more than a factor of
     four. Other axes begin at zero, or below negative values, except a loss's, because zero means
@@ -185,9 +187,14 @@ def _plot(axes: "Axes", panel: Panel) -> None:
                     "markersize": 5,
                 }
         every = 1 if line["linestyle"] == "none" else max(1, count // 9)
-        x_values = [point.x for point in layer.points]
-        values = [point.value for point in layer.points]
-        axes.plot(x_values, values, color=color, marker=marker, markevery=every, **line)
+        axes.plot(
+            [point.x for point in layer.points],
+            [point.value for point in layer.points],
+            color=color,
+            marker=marker,
+            markevery=every,
+            **line,
+        )
         ranges = [
             (point.x, point.value, point.low, point.high)
             for point in layer.points

@@ -17,7 +17,7 @@ from mlm_repro.lineage.run import MANIFEST, RunDirectory
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A complete reproduction, as a page takes it: its manifest, summary, records, data and
+    """A complete reproduction, as read from its directory: its manifest, summary, records, data and
     results."""
 
     directory: Path
@@ -30,7 +30,7 @@ class Reproduction:
     scores: ReproductionScores | None
     """None if an earlier version made the run."""
     evaluations: dict[str, Result]
-    """Results by file stem."""
+    """Results by model and protocol, with a hyphen between them."""
 
     @property
     def name(self) -> str:
@@ -39,30 +39,31 @@ class Reproduction:
 
     @property
     def own_kind(self) -> Kind:
-        """Return the kind of the numbers that this reproduction made."""
+        """The kind of the numbers that this reproduction made, "scaled" or "measured"."""
         return "scaled" if self.summary.mode == "scaled" else "measured"
 
     @property
     def stands_in(self) -> bool:
-        """Return True if texts held out from the run's own data stand in for the published test
-        sets, as its records say."""
+        """True if texts held out from the run's own data stand in for the published test sets, as
+        its records say."""
         return any(record.quantity.startswith("heldout_") for record in self.select("2019/table-3"))
 
     @property
     def order(self) -> list[str]:
-        """Return the series of the summary, smallest first, then the other series of the records by
-        name."""
+        """The series of the summary, in its order from the smallest model, then the other series of
+        the records by name."""
         named = dict.fromkeys(model.series for model in self.summary.models)
         return list(named | dict.fromkeys(sorted(record.series for record in self.records)))
 
     @property
     def command(self) -> str:
-        """Return the command that reproduces its numbers; empty if the summary has no command."""
+        """The command that reproduces its numbers, the first of the summary's; empty if it has
+        none."""
         return next(iter(self.summary.commands.values()), "")
 
     def select(self, experiment: str, *quantities: str) -> list[Record]:
-        """Return the records of a published table or figure in file order, of all quantities or of
-        the named ones."""
+        """Return the records of a published table or figure, such as "2019/table-3", in file order,
+        of all quantities or only of the named ones."""
         return [
             record
             for record in self.records
@@ -84,7 +85,7 @@ def newest_reproduction(runs: Path) -> Path:
 
 
 def load_reproduction(directory: Path) -> Reproduction:
-    """Read a reproduction directory.
+    """Read a reproduction's directory and check its seal and the origin of every number.
 
     Raises BadInput if it holds another kind of run or an unfinished one. Raises IntegrityFailure if
     it was changed after it was sealed, if a file cannot be read, or if a number has no source, or
@@ -105,7 +106,8 @@ def load_reproduction(directory: Path) -> Reproduction:
         is_proven = record.kind == "published" or record.digest or record.source in runs
         if not (is_proven and record.source.strip()):
             raise IntegrityFailure(
-                f"line {number} of {RECORDS} has no source, or {record.source} has no digest"
+                f"line {number} of {RECORDS} has no source, or its source {record.source!r} is no"
+                " run of this reproduction and it has no digest"
             )
     results = {
         name: parse_document(values, Result, f"{name} in {EVALUATIONS}")

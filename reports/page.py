@@ -25,12 +25,12 @@ from mlm_repro.reports.style import (
 
 
 def build_report(report: Report, out: Path | None = None) -> Path:
-    """Write the folder `out`, or `report/` inside the reproduction, whole or not at all, and return
-    the page's path.
+    """Write the folder `out`, by default `report/` inside the reproduction, whole or not at all; a
+    report that is there is replaced. Return the path of index.html.
 
-    The folder holds index.html, which refers to nothing outside itself. For each exhibit there is
-    figures/NAME.csv, with NAME.svg if it has a figure. sources.json names the runs behind the page.
-    The folder is sealed on its own, and the same results give the same bytes.
+    index.html refers to nothing outside itself. For each exhibit there is figures/NAME.csv, with
+    NAME.svg if it has a figure. sources.json names the runs behind the page. The folder is sealed
+    on its own, and the same results give the same bytes.
     """
     target = out or report.reproduction.directory / REPORT
     with claimed(target), new_directory(target) as directory:
@@ -40,7 +40,7 @@ def build_report(report: Report, out: Path | None = None) -> Path:
 
 
 def write_report(report: Report, directory: Path) -> None:
-    """Write the report into an empty directory: index.html, each exhibit's figure and data in
+    """Write a report's files into an empty directory: index.html, each exhibit's figure and data in
     `figures`, and sources.json."""
     exhibits = report.all_exhibits
     drawings = render_all(exhibits)
@@ -55,7 +55,8 @@ def write_report(report: Report, directory: Path) -> None:
 
 
 def shell() -> JSON:
-    """Return the style, script and helpers that the template of every page takes."""
+    """Return by name the style, the script and the functions that the template of every page
+    takes."""
     folder = Path(__file__).parent / "templates"
     return {
         "style": Markup(theme_css() + (folder / "page.css").read_text(encoding="utf-8")),
@@ -67,7 +68,8 @@ def shell() -> JSON:
 
 
 def render_page(report: Report, drawings: dict[str, Drawing]) -> str:
-    """Return the page's HTML; every value is escaped except our own drawings and script."""
+    """Return the page's HTML. `drawings` has by name the drawing of each exhibit with a figure.
+    Every value is escaped except our own drawings, style and script."""
     reproduction = report.reproduction
     verdicts = report.claims
     context = {
@@ -90,9 +92,6 @@ def render_page(report: Report, drawings: dict[str, Drawing]) -> str:
         "ours": reproduction.own_kind,
         "evaluations": tables.by_protocol(reproduction.evaluations, reproduction.order),
         "tables": tables,
+        "drawings": drawings,
     }
-    return (
-        template_environment()
-        .get_template("page.html")
-        .render(shell() | context, drawings=drawings)
-    )
+    return template_environment().get_template("page.html").render(shell() | context)

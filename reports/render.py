@@ -28,15 +28,16 @@ _UNWANTED = re.compile(
 
 @dataclass(frozen=True)
 class Drawing:
-    """One figure inline on the page, where it refers to nothing outside itself, and as a file."""
+    """A figure in two forms: an SVG element inline on the page, which refers to nothing outside
+    itself, and an SVG file."""
 
     inline: Markup
     svg: bytes
 
 
 def render_all(exhibits: Iterable[Exhibit]) -> dict[str, Drawing]:
-    """Return a drawing of each exhibit that has a figure, by the exhibit's name; the same input
-    gives the same bytes."""
+    """Return a drawing of each exhibit that has a figure, by the exhibit's name, and show progress;
+    the same input gives the same bytes."""
     drawings = {}
     drawn = [exhibit for exhibit in exhibits if exhibit.panels]
     with Progress("report", len(drawn), "figures") as progress:
@@ -47,8 +48,8 @@ def render_all(exhibits: Iterable[Exhibit]) -> dict[str, Drawing]:
 
 
 def render(exhibit: Exhibit) -> Drawing:
-    """Return the figure of an exhibit that has one: as this machine drew it last, unless its
-    numbers or the code changed. A new drawing is kept for the next call."""
+    """Return the drawing of an exhibit that has a figure: the one that this machine drew last,
+    unless its numbers or the code changed. A new drawing is kept for the next call."""
     numbers = hashlib.sha256(json.dumps(exhibit.panels, default=vars).encode()).hexdigest()
     name = f"figure-{exhibit.name}"
     made_of = f"{_drawn_with()} {exhibit.name} {numbers}"
@@ -64,8 +65,8 @@ def _drawn_with() -> str:
 
 
 def _draw(exhibit: Exhibit) -> bytes:
-    """Draw the figure as SVG, with its layout, in one pass; `savefig` would draw a figure with a
-    layout twice."""
+    """Draw the exhibit's figure and return it as SVG, with its layout, in one pass; `savefig` would
+    draw a figure with a layout twice."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     with figure_style(exhibit.name):
@@ -78,8 +79,8 @@ def _draw(exhibit: Exhibit) -> bytes:
 
 
 def _inline(svg: str, exhibit: Exhibit) -> Markup:
-    """Return the drawing for the page: colours of its theme, styles as classes, coordinates rounded
-    to a tenth of a point."""
+    """Return the drawing as an element for the page: colours of its theme, styles as classes,
+    coordinates rounded to a tenth of a point, and the exhibit's text alternative."""
     styles = {}
 
     def shorten(attribute: re.Match[str]) -> str:
@@ -106,7 +107,8 @@ def _inline(svg: str, exhibit: Exhibit) -> Markup:
 
 
 def files_of(exhibit: Exhibit, drawing: Drawing | None) -> dict[str, bytes]:
-    """Return the content of NAME.csv, and of NAME.svg if there is a figure, by form."""
+    """Return the content of an exhibit's files by their ending: `csv`, and `svg` if there is a
+    drawing."""
     return {"csv": exhibit.data.csv.encode("utf-8", "replace")} | (
         {"svg": drawing.svg} if drawing else {}
     )

@@ -47,21 +47,22 @@ class Sources(FileSchema):
     """sources.json of a report: its other inputs, by paths relative to the reproduction."""
 
     runs: list[str] = Field(default_factory=list)
-    """Runs of experiments and engines."""
+    """Runs of experiments and engines, and a reproduction that is kept with the code."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs of a report: a reproduction, and the runs that the page shows beside it."""
+    """What a report is made of: the directory of a reproduction, and of the runs that the page
+    shows beside it."""
 
     reproduction: Path
     runs: Sequence[Path] = ()
-    """Runs of experiments and engines."""
+    """Runs of experiments and engines, and a reproduction that is kept with the code."""
 
     @classmethod
     def of_built(cls, reproduction: Path) -> "Inputs":
-        """Return the inputs of a report that was built. Raises IntegrityFailure if sources.json is
-        damaged or missing."""
+        """Return the inputs of the report that was built in a reproduction's directory. Raises
+        IntegrityFailure if its sources.json is damaged or missing."""
         sources = read_document(reproduction / REPORT / SOURCES, Sources)
         return cls(
             reproduction, [Path(os.path.normpath(reproduction / name)) for name in sources.runs]
@@ -69,14 +70,12 @@ class Inputs:
 
     @property
     def sources(self) -> Sources:
-        """Return the content of sources.json: the paths of the runs, relative to the
-        reproduction."""
+        """The content of sources.json: the paths of the runs, relative to the reproduction."""
         return Sources(runs=[os.path.relpath(path, self.reproduction) for path in self.runs])
 
     @property
     def command(self) -> str:
-        """Return the command that builds the report again, with paths relative to the parent of the
-        folder of runs."""
+        """The command line that builds the report again in the parent of the folder of runs."""
         above = self.reproduction.parent.parent
         folders = dict.fromkeys(os.path.relpath(path.parent, above) for path in self.runs)
         return shlex.join(
@@ -92,11 +91,11 @@ class Report:
     exhibits: dict[str, Exhibit]
     """Exhibits of the reproduction and the verdicts, whose positions on the page are fixed."""
     claims: Claims
-    papers: tuple[Paper, ...]
+    papers: Sequence[Paper]
     sections: Mapping[str, Exhibit]
     """Exhibits that have a section of their own, by its title."""
     origins: tuple[Origin, ...]
-    """Origins: the reproduction, then the runs of experiments."""
+    """The reproduction, then the other runs that have numbers on the page."""
     left_out: tuple[str, ...]
     """A sentence for each run that was never finished."""
     inputs: Inputs
@@ -105,44 +104,41 @@ class Report:
 
     @property
     def all_exhibits(self) -> list[Exhibit]:
-        """Return the exhibits in the order of the page."""
+        """Every exhibit that the page shows, in its order."""
         parts = chain.from_iterable(paper.parts for paper in self.papers)
         drawn = [part.exhibit for part in parts if part.exhibit]
         return [*self.exhibits.values(), *drawn, *self.sections.values()]
 
     @property
     def groups(self) -> list[Group]:
-        """Return the claims, grouped in the page's sections of outcomes."""
+        """The claims, grouped in the page's sections of outcomes."""
         return group_claims(self.claims)
 
     @property
     def headlines(self) -> list[str]:
-        """Return sentences on what the counts hide, and on verdicts that could have failed, from
-        the files beside the runs."""
+        """Sentences on what the counts of outcomes hide, and on how many verdicts could have
+        failed, from the files beside the runs."""
         beside = dict.fromkeys(path.parent / VERDICTS for path in self.inputs.runs)
         scores = [read_document(path, VerdictScore).sentence for path in beside if path.is_file()]
         return [*headlines(self.claims), *scores]
 
     @property
     def findings(self) -> list[tuple[str, str, str]]:
-        """Return each finding in short: the id of its part, its name and a sentence."""
+        """Each finding in short: the id of its part of the page, its name and a sentence."""
         short = [("reproduction", "This run", order_of(self.reproduction))]
         if self.kept:
             place = f"run-{Origin.of(self.kept).name}"
             short.append((place, "Kept with the code", order_of(self.kept)))
         if sealed := forecast_of_order(self.claims):
             short.append((EXPERIMENT.replace("/", "-"), "The same with a forecast", sealed))
-        return [
-            *short,
-            *(
-                (f"{exhibit.name}-section", title, exhibit.caption[0])
-                for title, exhibit in self.sections.items()
-            ),
+        return short + [
+            (f"{exhibit.name}-section", title, exhibit.caption[0])
+            for title, exhibit in self.sections.items()
         ]
 
     @property
     def homes(self) -> dict[str, str]:
-        """Return the name of the run on the page for each source that a record names."""
+        """The name, on the page, of the run behind each source that a record names."""
         own, *others = (origin.name for origin in self.origins)
         return {record.source: own for record in self.reproduction.records} | {
             name: name for name in others
@@ -150,8 +146,9 @@ class Report:
 
 
 def assemble(inputs: Inputs) -> Report:
-    """Read the inputs and assemble the page. Raises Fault if two exhibits have one name, and
-    BadInput or IntegrityFailure as `load_reproduction` and `load_experiment_runs` do."""
+    """Read a report's inputs, judge the claims by them, and return the content of its page. Raises
+    Fault if two exhibits have one name, and BadInput or IntegrityFailure as `load_reproduction` and
+    `load_experiment_runs` do."""
     reproduction = load_reproduction(inputs.reproduction)
     results, run_origins = load_experiment_runs(inputs.runs)
     origins = (Origin.of(reproduction), *run_origins)
@@ -165,14 +162,14 @@ def assemble(inputs: Inputs) -> Report:
     for experiment in experiments.values():
         worked += [number.record for number in worked_out(experiment).numbers]
     # A run's computed numbers are the same, or an earlier version's.
-    known = {_position(record) for record in worked}
+    known = set(map(_position, worked))
     claims = Claims.of([*verdicts, *unanswered(experiments.values())])
     exhibits = reproduction_exhibits(reproduction)
     beside = [record for record in results.records if _position(record) not in known]
     drawn = _drawn(experiments, claims, (*worked, *beside))
     papers = paper_parts(claims, experiments, drawn, exhibits)
     sections = {}
-    by_kind: dict[str, list[Path]] = defaultdict(list)
+    by_kind = defaultdict(list)
     for origin in sorted(run_origins, key=lambda origin: origin.manifest.created):
         by_kind[origin.manifest.kind].append(origin.path)
     if AGAINST in by_kind:
@@ -183,7 +180,7 @@ def assemble(inputs: Inputs) -> Report:
         reproduction,
         exhibits,
         claims,
-        tuple(papers),
+        papers,
         sections,
         origins,
         results.left_out,
@@ -207,8 +204,8 @@ def _position(record: Record) -> tuple[str, str, str, str, float | None]:
 def _drawn(
     experiments: Mapping[str, Experiment], claims: Claims, every: Sequence[Record]
 ) -> dict[str, Exhibit]:
-    """Return each experiment's exhibit, by the experiment's name, with the records of `every` that
-    belong to it; one without records says so. Experiments that a reproduction answers are left
+    """Return an exhibit of each experiment, by the experiment's name, with the records of `every`
+    that belong to it; one without records says so. Experiments that a reproduction answers are left
     out."""
     by_experiment = claims.by("experiment")
     drawn = {}

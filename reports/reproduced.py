@@ -14,29 +14,26 @@ from mlm_repro.reports.exhibit import Exhibit, Table
 from mlm_repro.reports.figures import Layer, Panel, layers_of
 from mlm_repro.reports.load import Reproduction
 
-NAMES: dict[str, str] = {"scaled": "scaled twins"}
-"""Names of kinds in figures and captions, if they differ from the kind's own."""
-VALIDATED = (
-    "Points are of a fixed part of the validation text{}; the numbers at the top are of all of it."
-)
 TWINS = ("bits_per_byte", "accuracy", "log_likelihood")
 """Last words of the quantities that mean something at any size."""
 
 
 def reproduction_exhibits(reproduction: Reproduction) -> dict[str, Exhibit]:
-    """Return the exhibits by name; those without numbers are left out."""
+    """Return a reproduction's exhibits by name, in the order of the page; those without numbers are
+    left out."""
     return {exhibit.name: exhibit for exhibit in (*_curves(reproduction), *_tables(reproduction))}
 
 
 def by_kind(curves: Sequence[Layer]) -> list[Panel]:
-    """Return a panel of perplexity curves for each kind, published last."""
+    """Return a panel of perplexity curves over iterations for each kind of number, published last.
+    `curves` has the published ones first."""
     kinds = dict.fromkeys(curve.kind for curve in reversed(curves))
     return [
         Panel(
             [curve for curve in curves if curve.kind == kind],
             "iteration",
             "validation perplexity (logarithmic)",
-            NAMES.get(kind, kind),
+            "scaled twins" if kind == "scaled" else kind,
         )
         for kind in kinds
     ]
@@ -46,12 +43,14 @@ def _curves(reproduction: Reproduction) -> Iterator[Exhibit]:
     perplexities = reproduction.select("2019/figure-6", "validation_perplexity")
     if curves := _labelled(perplexities, reproduction):
         sentence = _ends(curves)
+        means = _means(curves, ", means of several seeds with the bands of all")
         yield Exhibit(
             "2019-figure-6",
             "Validation perplexity against iterations",
             [
                 sentence,
-                VALIDATED.format(_means(curves, ", means of several seeds with the bands of all")),
+                f"Points are of a fixed part of the validation text{means}; the numbers at the top"
+                " are of all of it.",
             ],
             tables.records_data(perplexities),
             reproduction.command,
@@ -91,14 +90,14 @@ def _tables(reproduction: Reproduction) -> Iterator[Exhibit]:
             "2019-table-3", "WikiText-103 and LAMBADA", tables.records_data(benchmarks), shown
         )
     if ours := [record for record in benchmarks if record.kind != "published"]:
-        sentences = (
-            reproduction.scores.sentences(reproduction.summary.labels)
-            if reproduction.scores
-            else ()
+        scores = reproduction.scores
+        yield exhibit(
+            "2019-twins",
+            "The models on the same texts",
+            tables.records_data(ours),
+            [twins_table(reproduction)],
+            scores.sentences(reproduction.summary.labels) if scores else (),
         )
-        title = "The models on the same texts"
-        data = tables.records_data(ours)
-        yield exhibit("2019-twins", title, data, [twins_table(reproduction)], sentences)
     if further:
         data = tables.records_data(further)
         yield exhibit("further-numbers", "Further numbers", data, [data])
@@ -119,39 +118,48 @@ def evaluations_exhibit(
     command: str = "",
     labels: Mapping[str, str] | None = None,
 ) -> Exhibit:
-    """Return an exhibit of results by protocol, with the models in this order and under their
-    labels."""
-    data = tables.evaluations_data(evaluations)
-    shown = tables.evaluations_tables(evaluations, order, labels or {})
-    return Exhibit("evaluations", "Evaluations by convention", (), data, command, tables=shown)
+    """Return an exhibit of the results, given by file stem, by protocol, with the models in this
+    order and under their labels, by default their names."""
+    return Exhibit(
+        "evaluations",
+        "Evaluations by convention",
+        (),
+        tables.evaluations_data(evaluations),
+        command,
+        tables=tables.evaluations_tables(evaluations, order, labels or {}),
+    )
 
 
 def ledger_exhibit(ledger: Ledger, command: str = "") -> Exhibit:
-    """Return an exhibit of the documents that each stage kept, and of reasons for dropping the
-    others."""
-    data = tables.ledger_data(ledger)
-    shown = [tables.attrition_table(ledger)]
+    """Return an exhibit of how many documents each stage of the data pipeline kept, and how many it
+    dropped for which reason."""
     return Exhibit(
-        "data-ledger", "What each stage kept and dropped", (), data, command, tables=shown
+        "data-ledger",
+        "What each stage kept and dropped",
+        (),
+        tables.ledger_data(ledger),
+        command,
+        tables=[tables.attrition_table(ledger)],
     )
 
 
 def _labelled(records: Sequence[Record], reproduction: Reproduction) -> list[Layer]:
-    """Return the curves by kind and series; the names of trained models include their sizes."""
+    """Return the records as curves by kind and series; labels that include their sizes replace the
+    names of trained models."""
     labels = reproduction.summary.labels
     return [
-        (
-            replace(layer, series=labels.get(layer.series, layer.series))
-            if layer.kind != "published"
-            else layer
-        )
+        layer
+        if layer.kind == "published"
+        else replace(layer, series=labels.get(layer.series, layer.series))
         for layer in layers_of(records, reproduction.order)
     ]
 
 
 def _ends(curves: Sequence[Layer]) -> str:
-    kinds = {"published": "published "}
-    ends = (f"{kinds.get(curve.kind, '')}{curve.series} {show(curve.final)}" for curve in curves)
+    ends = (
+        f"{'published ' * (curve.kind == 'published')}{curve.series} {show(curve.final)}"
+        for curve in curves
+    )
     return f"At the end: {'; '.join(ends)}."
 
 
@@ -160,32 +168,36 @@ def _means(curves: Sequence[Layer], sentence: str) -> str:
 
 
 def order_of(reproduction: Reproduction) -> str:
-    """Return a sentence on the order of the sizes in a reproduction."""
+    """Return a sentence on the order of the model sizes in a reproduction's results."""
     return order_verdict(reproduction.records, reproduction.scores, reproduction.summary.labels)
 
 
 def twins_table(reproduction: Reproduction) -> Table:
-    """Return a table with a row for each model, of the quantities that mean something at its size,
-    and a row for an even guess over the vocabulary, if its size is known.
+    """Return a table with a row for each model that was trained here, of the quantities that mean
+    something at its size, and a last row for an even guess over the vocabulary, if its size is
+    known.
 
     Several seeds are shown as their mean, minimum and maximum.
     """
-    cells: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    cells = defaultdict(list)
+    units = {}
+    series = {}
+    labels = reproduction.summary.labels
+    models = reproduction.summary.models
     for record in reproduction.select("2019/table-3"):
         if record.quantity.endswith(TWINS) and record.seed is not None:
             cells[record.series, record.quantity].append(record)
-    units = {record.quantity: record.unit for of in cells.values() for record in of}
-    labels = reproduction.summary.labels
-    models = reproduction.summary.models
+            units[record.quantity] = record.unit
+            series[record.series] = labels.get(record.series, record.series)
     rows = [
         [
-            labels.get(name, name),
+            label,
             *(tables.cell_of(cells[name, quantity], "{:,.3f}".format) for quantity in units),
         ]
-        for name in dict.fromkeys(series for series, _ in [*cells])
+        for name, label in series.items()
     ]
     if models and (vocab_size := models[0].trained.vocab_size):
-        chances: dict[str, str] = {}
+        chances = dict[str, str]()
         for result in reproduction.evaluations.values():
             chances |= tables.chance(result, vocab_size)
         rows.append(["an even guess", *(chances.get(quantity, MISSING) for quantity in units)])

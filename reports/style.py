@@ -49,15 +49,15 @@ LOOKS: dict[Outcome, OutcomeLook] = {
 
 
 def look(rank: int) -> tuple[str, str]:
-    """Return the colour and the marker, in every figure, of the model with this size rank. They
-    repeat after as many ranks as there are markers."""
+    """Return the colour and the marker, in every figure, of the series with this rank. They repeat
+    after as many ranks as there are markers."""
     index = rank % len(MARKERS)
     return LIGHT[f"model-{index}"], MARKERS[index]
 
 
 def theme_css() -> str:
-    """Return the CSS of both themes: the system's choice, unless the page's switch sets
-    `data-theme`."""
+    """Return CSS that sets the palette of both themes: the system's choice, unless the page's
+    switch sets `data-theme`."""
     light, dark = (
         "".join(f"--{name}:{pair[index]};" for name, pair in PALETTE.items()) for index in (0, 1)
     )
@@ -70,7 +70,8 @@ def theme_css() -> str:
 
 
 def follow_theme(svg: str) -> str:
-    """Replace each palette colour of a drawing by the page's custom property of that name."""
+    """Return the drawing with each palette colour replaced by the page's custom property of that
+    name."""
     names = {value: name for name, value in LIGHT.items()}
     pattern = re.compile("|".join(names))
     return pattern.sub(lambda match: f"var(--{names[match[0]]})", svg)
@@ -78,8 +79,8 @@ def follow_theme(svg: str) -> str:
 
 @contextmanager
 def figure_style(salt: str) -> Iterator[None]:
-    """Apply the Matplotlib settings of style.toml inside the block; `salt` makes the element names
-    of a drawing unique."""
+    """Context manager: the Matplotlib settings of style.toml hold inside the block. The names of a
+    drawing's elements follow from `salt`, another for each drawing."""
     import matplotlib
 
     named = {name: LIGHT.get(str(value), value) for name, value in STYLE["figures"].items()}
@@ -88,14 +89,15 @@ def figure_style(salt: str) -> Iterator[None]:
 
 
 def powers(text: str) -> str:
-    """Return the text with each `^number` in superscript digits."""
+    """Return the text, made printable, with each `^number` in superscript digits."""
     raised = str.maketrans("0123456789-.", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻·")
     return re.sub(r"\^(-?\d+(?:\.\d+)?)", lambda match: match[1].translate(raised), printable(text))
 
 
 @cache
 def template_environment() -> Environment:
-    """Return the renderer of the templates: an unknown name is an error, and values are escaped."""
+    """Return Jinja's environment for the templates: an unknown name is an error, and values are
+    escaped."""
     environment = Environment(
         loader=PackageLoader("mlm_repro.reports"),
         autoescape=True,

@@ -66,15 +66,15 @@ do."""
 
 def comparison_tables(records: Sequence[Record]) -> list[Table]:
     """Return a table for each benchmark that has records: a row for each model, a column for each
-    published source, and a column for our models of the published size."""
+    published source, and a last column for our models of the published size, if any was scored.
+    Numbers of scaled twins are left out."""
     tables = []
     for quantity, (title, hint) in BENCHMARKS.items():
-        cells: dict[tuple[str, str], list[Record]] = defaultdict(list)
+        cells = defaultdict(list)
         for record in records:
             if record.quantity == quantity and record.kind != "scaled":
-                cells[record.series, record.source if record.kind == "published" else OURS].append(
-                    record
-                )
+                column = record.source if record.kind == "published" else OURS
+                cells[record.series, column].append(record)
         if cells:
             series, columns = (dict.fromkeys(names) for names in zip(*cells, strict=True))
             heads = sorted(columns, key=(OURS,).count)
@@ -87,8 +87,8 @@ def comparison_tables(records: Sequence[Record]) -> list[Table]:
 
 
 def chance(result: Result, vocab_size: int) -> dict[str, str]:
-    """Return the scores of an even guess over the vocabulary on the text of a result, by quantity;
-    empty if nothing was scored.
+    """Return, by quantity and as text, the scores of an even guess over the vocabulary on the text
+    of a result; empty if nothing was scored.
 
     A word is one sub-word or more, so a guess of a word is right at most as often as a guess of a
     sub-word.
@@ -113,8 +113,9 @@ def chance(result: Result, vocab_size: int) -> dict[str, str]:
 
 
 def cell_of(records: Sequence[Record], text: Callable[[float], str]) -> str:
-    """Return a cell with the published values, or with the mean, minimum and maximum of our seeds;
-    a dash without records. It says if only a part of the test was scored."""
+    """Return the text of a cell with the records' values: all of them if they are published, else
+    mean, minimum and maximum over our seeds; a dash without records. `text` formats a number. The
+    cell says if only a part of the test was scored."""
     values = [record.value for record in records]
     if len(records) < 2 or records[0].kind == "published":
         shown = "; ".join(map(text, values)) or MISSING
@@ -131,8 +132,8 @@ def cell_of(records: Sequence[Record], text: Callable[[float], str]) -> str:
 
 
 def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
-    """Return the page's two tables: published and trained shapes, with one seed of each model, and
-    training runs."""
+    """Return the page's two tables: published and trained shapes, from the first seed of each
+    model, and training runs, a row for each. `ours` is the kind of our numbers."""
     shapes = []
     for model in models:
         if model.name == model.series:
@@ -163,29 +164,30 @@ def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
 
 
 def attrition_table(ledger: Ledger) -> Table:
-    """Return a table for readers: for each stage a row of the documents that it kept, and a row for
-    each reason for dropping."""
+    """Return a table for readers of a dataset's ledger: for each stage a row of the documents that
+    it kept, and a row for each reason for dropping. Numbers are shortened."""
     rows = []
     for stage in ledger.stages:
-        decision = f"kept ({stage.note})" if stage.note else "kept"
+        kept = f"kept ({stage.note})" if stage.note else "kept"
         for reason, amount in {"": stage.kept, **stage.dropped}.items():
-            count = show(amount.documents)
-            share = percent(amount.documents, stage.documents_in)
-            sizes = (
-                f"−{count}" if reason else count,
-                share,
-                size_bytes(amount.bytes),
-                show(amount.tokens),
+            rows.append(
+                (
+                    stage.name,
+                    f"dropped: {reason}" if reason else kept,
+                    f"{'−' if reason else ''}{show(amount.documents)}",
+                    percent(amount.documents, stage.documents_in),
+                    size_bytes(amount.bytes),
+                    show(amount.tokens),
+                    "" if reason else show(stage.changed),
+                )
             )
-            changed = "" if reason else show(stage.changed)
-            rows.append((stage.name, f"dropped: {reason}" if reason else decision, *sizes, changed))
     heads = ("stage", "reason", "documents", "share of stage", "bytes", "tokens", "changed")
     return Table(heads, rows, 2, "Attrition")
 
 
 def records_data(records: Iterable[Record], printed: Sequence[str] = ()) -> Table:
     """Return a table with a row for each record under its field names, with numbers as recorded.
-    The values of the first records are shown as they were `printed`."""
+    The values of the first records are shown as the texts in `printed`, for as many as it has."""
     rows = [
         [(exact if field in EXACT else _plain)(getattr(record, field)) for field in RECORD_FIELDS]
         for record in records
@@ -196,20 +198,19 @@ def records_data(records: Iterable[Record], printed: Sequence[str] = ()) -> Tabl
 
 
 def ledger_data(ledger: Ledger) -> Table:
-    """Return a table of exact numbers: for each stage a row of the documents that it kept, without
-    a reason, and a row for each reason for dropping."""
+    """Return a table of a dataset's ledger in exact numbers: for each stage a row of the documents
+    that it kept, without a reason, and a row for each reason for dropping."""
     heads = ("documents", "bytes", "tokens")
     rows = []
     for stage in ledger.stages:
         for reason, amount in {"": stage.kept, **stage.dropped}.items():
-            decision = "dropped" if reason else "kept"
             numbers = [_plain(getattr(amount, name)) for name in heads]
-            rows.append([stage.name, decision, reason, *numbers])
+            rows.append([stage.name, "dropped" if reason else "kept", reason, *numbers])
     return Table(["stage", "decision", "reason", *heads], rows, 3)
 
 
 def settings(card: DataCard) -> list[tuple[str, str]]:
-    """Return pairs of a dataset's stage and its settings as text."""
+    """Return pairs of a stage and its settings as one text, from a dataset's card."""
 
     def as_text(value: Any) -> str:
         return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
@@ -226,8 +227,8 @@ def settings(card: DataCard) -> list[tuple[str, str]]:
 
 
 def near_duplicates(banding: NearDuplicates) -> list[str]:
-    """Return sentences on how likely a pair of documents is compared, and on the pairs that
-    were."""
+    """Return sentences on how likely a pair of documents is compared by its similarity, and on the
+    pairs that were."""
     bins = len(banding.compared_pairs_by_similarity)
     first = ceil(round(banding.threshold * bins, 6))
     above = sum(banding.compared_pairs_by_similarity[first:])
@@ -259,8 +260,8 @@ def near_duplicates(banding: NearDuplicates) -> list[str]:
 
 
 def models_data(models: Sequence[ReproducedModel]) -> Table:
-    """Return a table with a row for each model, one at least: the facts of its training, and its
-    published and its trained configuration."""
+    """Return a table with a row for each model: the facts of its training, and its published and
+    its trained configuration. There must be a model."""
     rows = [flatten(model.model_dump(mode="json")) for model in models]
     return Table([*rows[0]], [list(map(_plain, row.values())) for row in rows], 2)
 
@@ -278,8 +279,8 @@ def _plain(value: Any) -> str:
 
 
 def with_error(value: float | None, error: float | None) -> str:
-    """Format a number with its standard error, both to the error's second digit; without an error
-    as `show` writes it.
+    """Return a number as text with its standard error, both to the error's second digit; without an
+    error as `show` writes it.
 
     From `MEANINGLESS` on, only the bound is shown.
     """
@@ -292,7 +293,8 @@ def with_error(value: float | None, error: float | None) -> str:
 
 
 def cells_of(result: Result) -> tuple[str, ...]:
-    """Return a result's cells for the columns CONVENTIONS, or LAST_WORD for a last-word test."""
+    """Return the texts of a result's cells for the columns CONVENTIONS or, for a last-word test,
+    LAST_WORD."""
     first = with_error(result.perplexity, result.spread)
     error = result.log_perplexity_error
     if isinstance(result, PerplexityResult):
@@ -315,10 +317,10 @@ def cells_of(result: Result) -> tuple[str, ...]:
 def by_protocol(
     evaluations: Mapping[str, Result], order: Sequence[str]
 ) -> list[tuple[str, Result]]:
-    """Return pairs of model and result: perplexities of texts, then last-word tests, by protocol
-    and model. Models that `order` lacks come last, by name.
+    """Return pairs of model and result, sorted: perplexities of texts before last-word tests, then
+    by protocol and model. Models that `order` lacks come last, by name.
 
-    A file stem begins with the model's name.
+    `evaluations` has results by file stem, which is the model's name and the task.
     """
     named = [(stem.removesuffix(f"-{result.task}"), result) for stem, result in evaluations.items()]
     models = [*order, *sorted(model for model, _ in named)]
@@ -331,7 +333,8 @@ def evaluations_tables(
     evaluations: Mapping[str, Result], order: Sequence[str], labels: Mapping[str, str]
 ) -> list[Table]:
     """Return the page's tables of perplexities by convention and of last-word tests, with the
-    models under their labels; a table without results is left out."""
+    models in this order and under their labels, those that have one; a table without results is
+    left out. Results are given by file stem."""
     tables = []
     for title, heads, is_cloze in (
         ("Perplexity", CONVENTIONS, False),
@@ -348,18 +351,17 @@ def evaluations_tables(
             for model, result in by_protocol(evaluations, order)
             if isinstance(result, ClozeResult) == is_cloze
         ]
-        tables += (
-            [Table(("model", "protocol", "kind", *heads, "checkpoint"), rows, 3, title)]
-            if rows
-            else []
-        )
+        if rows:
+            tables.append(
+                Table(("model", "protocol", "kind", *heads, "checkpoint"), rows, 3, title)
+            )
     return tables
 
 
 def evaluations_data(evaluations: Mapping[str, Result]) -> Table:
-    """Return a table with a row for each result, with numbers as recorded."""
+    """Return a table with a row for each result, given by file stem, with numbers as recorded."""
     rows = []
     for stem, evaluation in evaluations.items():
         values = [getattr(evaluation, field, None) for field in COLUMNS]
-        rows.append([stem, *("" if value is None else str(value) for value in values)])
+        rows.append([stem, *map(_plain, values)])
     return Table(["evaluation", *COLUMNS], rows, 3)

@@ -73,17 +73,18 @@ class Training:
     ledger: Ledger | None
     card: DataCard | None
     evaluations: dict[str, Result]
-    """Results of its checkpoints by the stem of the file beside the run."""
+    """Results of its checkpoints by the stem of the file beside the run, with the task if the file
+    has several."""
     samples: Sequence[JSON]
     """Prompts with the continuations by its checkpoints."""
     state: str
     note: str
-    """Sentence on the datasets that are not shown."""
+    """Sentence on the datasets that are not shown; empty if there are none."""
 
     @property
     def exhibits(self) -> dict[str, Exhibit]:
-        """Return the curves if an iteration is recorded, and the evaluations and the data's ledger
-        if there are any, by name."""
+        """The page's exhibits by name: the curves if an iteration is recorded, the evaluations and
+        the data's ledger if there are any."""
         return {exhibit.name: exhibit for exhibit in self._exhibits()}
 
     def _exhibits(self) -> Iterator[Exhibit]:
@@ -110,7 +111,7 @@ class Training:
 
     @property
     def listed(self) -> list[Table]:
-        """Return a table of iterations, evenly spread up to the last if there are many, and one of
+        """A table of iterations, evenly spread and with the last if there are many, and one of
         validations; a table without rows is left out."""
         # Counted from the end, so that the last iteration is always shown.
         shown = self.steps[:: -(len(self.steps) // LISTED + 1)][::-1]
@@ -126,15 +127,15 @@ class Training:
 
 
 def binned(name: str, steps: Sequence[Step], key: str) -> Layer:
-    """Return a curve of at most `SHOWN` points; more iterations become means with minimum and
-    maximum, each at its last iteration. Iterations without a value are left out."""
-    every = [(step.iteration, getattr(step, key)) for step in steps]
-    values = [(iteration, value) for iteration, value in every if value is not None]
-    apart = -(-len(values) // SHOWN) or 1
+    """Return a curve over iterations of the steps' field `key`, with at most `SHOWN` points; if
+    there are more steps, each point is the mean of a block, with minimum and maximum, at its last
+    iteration. Steps without a value are left out."""
+    valued = [step for step in steps if getattr(step, key) is not None]
+    apart = -(-len(valued) // SHOWN) or 1
     points = []
-    for start in range(0, len(values), apart):
-        iterations, numbers = zip(*values[start : start + apart], strict=True)
-        points.append(Point.mean(iterations[-1], numbers))
+    for start in range(0, len(valued), apart):
+        block = valued[start : start + apart]
+        points.append(Point.mean(block[-1].iteration, [getattr(step, key) for step in block]))
     return Layer(name, 0, "measured", tuple(points))
 
 
@@ -146,7 +147,6 @@ def _curve(name: str, title: str, label: str, curves: list[Layer]) -> Exhibit:
             f"Points are means of {curves[0].repeats} iterations, the band their least and"
             " greatest."
         )
-    alt = f"Line chart of {label} over iterations. {caption[0]}"
     return Exhibit(
         name,
         title,
@@ -154,13 +154,14 @@ def _curve(name: str, title: str, label: str, curves: list[Layer]) -> Exhibit:
         Table((), ()),
         "",
         [Panel(curves, "iteration", label)],
-        alt,
+        f"Line chart of {label} over iterations. {caption[0]}",
         column=True,
     )
 
 
 def load_training(run: Path) -> Training:
-    """Read a training, finished or not.
+    """Read a training run, finished or not, from its directory, and the results of `mlm-eval`
+    beside it.
 
     Raises BadInput if the directory holds no training, IntegrityFailure if a file is damaged or the
     run was changed after it was sealed.
@@ -171,11 +172,8 @@ def load_training(run: Path) -> Training:
     state = "unfinished: it was stopped, failed or is at work"
     if is_sealed(directory):
         state = f"complete and unchanged, digest {check_seal(directory)[:16]}"
-    summary = (
-        read_document(directory / SUMMARY, TrainingSummary)
-        if (directory / SUMMARY).is_file()
-        else None
-    )
+    path = directory / SUMMARY
+    summary = read_document(path, TrainingSummary) if path.is_file() else None
     ledger = card = None
     datasets = named_datasets(directory)
     note = ""
@@ -184,11 +182,8 @@ def load_training(run: Path) -> Training:
         if not data.is_here:
             note = f"The dataset {data.place} is not here, or was built anew since."
         else:
-            note = (
-                f"Of {len(datasets)} datasets this is the one of the largest share."
-                if len(datasets) > 1
-                else ""
-            )
+            if len(datasets) > 1:
+                note = f"Of {len(datasets)} datasets this is the one of the largest share."
             if (data.place / LEDGER).is_file():  # a dataset that this suite did not build has none
                 ledger = read_document(data.place / LEDGER, Ledger)
             card = read_document(data.place / DATASET, DataCard)
@@ -212,9 +207,9 @@ def load_training(run: Path) -> Training:
 
 
 def _scored(run: Path) -> tuple[dict[str, Result], list[JSON]]:
-    """Return the results by file stem, with the task if a file has several, and the generated text
-    of the run's checkpoints, from the JSON files of `mlm-eval` beside the run. Other files there
-    are passed over."""
+    """Return the results of the run's checkpoints by file stem, with the task behind it if a file
+    has several, and their generated texts, from the JSON files of `mlm-eval` in the run's parent
+    folder. Other files there are passed over."""
     digests = {read_digest(checkpoint) for checkpoint in complete_checkpoints(run)}
     evaluations = {}
     samples = []

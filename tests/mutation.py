@@ -26,7 +26,6 @@ from mlm_repro.experiments.scores import outcome_of
 from mlm_repro.experiments.sealed import Line
 from mlm_repro.experiments.verdicts import (
     COST_MODEL,
-    JUDGED,
     Outcome,
     Results,
     Verdict,
@@ -111,6 +110,8 @@ class Mutations(FileSchema):
         )
 
 
+JUDGED = ("confirmed", "contradicted", "predicted", "missed", "undecided")
+"""Outcomes of claims that were tried and that no fit has seen."""
 STEPS: dict[str, Callable[[Decimal, Decimal, int], Decimal]] = {
     LAST_DIGIT: lambda value, unit, way: value + way * unit,
     "two units of it": lambda value, unit, way: value + 2 * way * unit,

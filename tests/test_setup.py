@@ -267,6 +267,20 @@ def test_pins_are_renewed_and_held_against_known_holes() -> None:
     assert "pip-audit@" in job
 
 
+def test_no_job_leaves_its_token_in_the_checkout_or_may_write_without_saying_so() -> None:
+    jobs = list((ROOT / ".github" / "workflows").glob("*.yml"))
+    assert len(jobs) >= 3
+    checkouts = 0
+    for path in jobs:
+        text = path.read_text(encoding="utf-8")
+        assert re.search(r"^permissions:\n  contents: read$", text, re.MULTILINE), path
+        for step in re.split(r"^ +- ", text, flags=re.MULTILINE):
+            if "actions/checkout@" in step:
+                checkouts += 1
+                assert re.search(r"^ +persist-credentials: false$", step, re.MULTILINE), path
+    assert checkouts >= len(jobs)
+
+
 def test_a_container_has_what_git_tracks_and_does_not_run_as_root(tmp_path: Path) -> None:
     *_, last = re.split(
         r"^FROM ", (ROOT / "Dockerfile").read_text(encoding="utf-8"), flags=re.MULTILINE

@@ -64,7 +64,8 @@ def parameter_of(tensor: str) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return the names without their layer numbers as a list in words, at most four of them."""
+    """Return the names without their layer numbers as a list in words: the first four, and how many
+    more there are."""
     short = list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", parameter_of(name)) for name in names))
     return ", ".join(short[:4]) + (f" and {len(short) - 4} more" if len(short) > 4 else "")
 
@@ -141,8 +142,8 @@ SPREADS = "what comes before it in the model differs too"
 def _first(
     alike: Sequence[LayoutFinding], kind: str = "", folded: Sequence[LayoutFinding] = ()
 ) -> Any:
-    """Return the first of several like findings, with the other parameters' names and the sentences
-    of `folded`; None if there are no findings."""
+    """Return the first of several like findings, with `kind`, the other parameters' names and the
+    sentences of `folded`; None if there are no findings."""
     if not alike:
         return None
     return alike[0].model_copy(
@@ -162,7 +163,9 @@ def _gradients(
     shares: Mapping[str, Sequence[Array]],
 ) -> Iterator[tuple[list[str], float | None, str]]:
     """Yield (parameters, ratio, kind) for each group of gradients that are wrong in the same way:
-    the first one's ratio to the serial gradient, and the kind of fault in words."""
+    the first one's ratio to the serial gradient, and the kind of fault in words. `names` are the
+    parameters with a wrong gradient, in the order of the backward pass; the other arguments are
+    those of `fold`."""
     if not names:
         return
     by_name: dict[str, list[list[TensorPart]]] = {name: [] for name in names}
@@ -192,7 +195,8 @@ def explain(
 ) -> tuple[float | None, str]:
     """Return the ratio of a gradient, given by its parts on each rank, to the serial gradient, and
     the likely kind of fault. The ratio is None if the parts make no whole of that shape, or a
-    number in it is not finite, or the serial gradient is 0."""
+    number in it is not finite, or the serial gradient is 0. `shares` are the serial sums after each
+    microbatch; they may be empty."""
     try:
         whole = next(iter(assemble(chain.from_iterable(ranks)).values()))
     except Exception:

@@ -112,7 +112,8 @@ class Judged:
 
     def iterate(self, iteration: int) -> None:
         """Replay an iteration in float64 and in the run's own format, and judge the recorded
-        iteration `SEEN_AHEAD` before it. Compare the iteration's checkpoint, if there is one."""
+        iteration `SEEN_AHEAD` before it. Compare the iteration's checkpoint, if there is one. Call
+        it for each iteration in order."""
         numbers = self.truth.numbers(iteration)
         loose = self.native.numbers(iteration)
         # Bounds never fall: what rounding has once moved stays moved.
@@ -207,8 +208,8 @@ class Judged:
                 yield Beyond(iteration, tensor, float(off.norm()), allowed, detail, row)
 
     def sentence(self) -> str:
-        """Return a sentence about the fault: where it is seen first, the checkpoint after it, and
-        its kind, for which known faults are tried in replays."""
+        """Return a sentence about the fault, of which there must be one: where it is seen first,
+        the checkpoint after it, and its kind. To find the kind, trains with each known fault."""
         text = f"{self.run.name}: {self.fault}"
         if self.tensors:
             text += f"; of the checkpoint, {self.tensors[0]}" * (self.fault is not self.tensors[0])
@@ -322,7 +323,8 @@ def _first_bits(first: RecordedRun, second: RecordedRun) -> int | None:
 
 
 def _common_start(first: RecordedRun, second: RecordedRun, parting: int) -> int | None:
-    """Return the newest checkpoint, before the iteration where the runs part, that both have.
+    """Return the iteration of the newest checkpoint, before the iteration where the runs part, that
+    both have.
 
     None, for the beginning, if they share none, and for a model whose memory is not in a
     checkpoint.

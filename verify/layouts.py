@@ -239,8 +239,8 @@ def after_checkpoint(
 
 
 def with_noise(initial: Sequence[TensorPart], seed: int) -> Weights:
-    """Return the initial weights, whole, with noise added to tensors whose elements are all equal,
-    such as norms and biases."""
+    """Return the initial weights, whole and by name, with noise added to tensors whose elements are
+    all equal, such as norms and biases. `initial` has the parts of every rank."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for (_, name), value in assemble(initial).items():
@@ -374,8 +374,8 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
 
 
 def _findings(outcome: Outcome, serial: Serial) -> list[LayoutFinding]:
-    """Return the first finding of each probe and parameter; of tensors that differ, only the first
-    iteration with any counts."""
+    """Return the first finding of each probe and parameter. Of the tensors that differ from the
+    serial run, those of the first such iteration alone are taken."""
     layout = outcome.layout
     ranks = outcome.ranks
     beyond = outcome.beyond
@@ -396,7 +396,8 @@ def _findings(outcome: Outcome, serial: Serial) -> list[LayoutFinding]:
 
 
 def _folded(findings: list[LayoutFinding], outcome: Outcome, serial: Serial) -> list[LayoutFinding]:
-    """Fold the findings of a layout into one for each cause."""
+    """Return one finding for each cause of a layout's findings, with those that follow from it
+    folded into it."""
     whole = serial.reference.whole
     order = [
         name.removeprefix("updated ")

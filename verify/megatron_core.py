@@ -112,8 +112,9 @@ def make_it_run_on_cpus() -> None:
 def plain_layer_norm(
     make: Any, cls: Any, config: Any, *args: Any, **kwargs: Any
 ) -> torch.nn.Module:
-    """Build Megatron-Core's layer norm, from a configuration that passes its check of sequence
-    parallelism."""
+    """Return Megatron-Core's layer norm, which `make` builds from a copy of the configuration
+    without sequence parallelism, as its check refuses that. Its parameters are marked with the real
+    setting."""
     plain = copy.copy(config)
     plain.sequence_parallel = plain.persist_layer_norm = False
     norm: torch.nn.Module = make(cls, plain, *args, **kwargs)
@@ -123,8 +124,8 @@ def plain_layer_norm(
 
 
 def plain_attention(self: Any, make: Any, *args: Any, v_channels: int = 0, **kwargs: Any) -> None:
-    """Build Megatron-Core's core attention for the whole sequence; values may have another head
-    size than keys."""
+    """Initialise Megatron-Core's core attention by `make`, its own `__init__`, for the whole
+    sequence on every context-parallel rank. Values may have another head size than keys."""
     kwargs.pop("k_channels", None)
     whole = kwargs["config"] = copy.copy(kwargs["config"])
     whole.context_parallel_size = 1
@@ -135,7 +136,8 @@ def plain_attention(self: Any, make: Any, *args: Any, v_channels: int = 0, **kwa
 
 def whole_attention(self: Any, attend: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Gather the sequence, of which each context-parallel rank has a part [s/cp, b, heads, d],
-    attend over all of it, and return this rank's part."""
+    attend over all of it by `attend`, and return this rank's part. Every rank of the group calls
+    it; queries, keys and values are the first arguments."""
     group = core("parallel_state").get_context_parallel_group()
     if (ranks := group.size()) == 1:
         return attend(self, *args, **kwargs)
@@ -170,11 +172,11 @@ def listed(exchange: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def build(values: Mapping[str, Any], spec: Callable[[Any], Any] | None = None) -> Any:
-    """Build this rank's GPTModel on the groups of its layout, with the layers that `spec` returns
-    for its configuration, or else by the configuration alone.
+    """Build and return this rank's GPTModel by the settings that `values_of` gives, with the layers
+    that `spec` returns for its configuration, or else by the configuration alone.
 
-    Changes this process as `make_it_run_on_cpus` does, and starts a process group of one rank if it
-    has none.
+    Changes this process as `make_it_run_on_cpus` does, and makes the process groups of the layout;
+    where torch has no process group yet, first one of this rank alone. Every rank calls it.
     """
     make_it_run_on_cpus()
     if not torch.distributed.is_initialized():
@@ -346,8 +348,8 @@ def backward(
 
 
 def config_class(fields: Mapping[str, Any]) -> Any:
-    """Return Megatron-Core's class of configuration that has these fields: the one for multi-latent
-    attention, or the common one."""
+    """Return Megatron-Core's class of configuration that has these fields by name: the one for
+    multi-latent attention if they ask for that, or the common one."""
     name = "MLATransformerConfig" if fields.get("multi_latent_attention") else "TransformerConfig"
     return getattr(core("transformer.transformer_config"), name)
 
@@ -468,13 +470,13 @@ class MegatronCore(Engine):
     def __init__(self, work: Work, layout: ParityLayout) -> None:
         if layout.schedule != "1f1b" or layout.recompute != "none":
             raise BadInput(
-                "megatron-core is run with 1F1B and without recomputation: name tp, pp, dp, sp or"
-                " zero1"
+                "megatron-core is run with 1F1B and without recomputation: leave gpipe, chunks,"
+                " recompute and selective out of the layout's name"
             )
         if layout.mb and not work.fields.get("calculate_per_token_loss"):
             raise BadInput(
-                "a mean over microbatches depends on their size: --with"
-                " calculate_per_token_loss=True"
+                "the loss, a mean over microbatches, would depend on mb: --with"
+                " calculate_per_token_loss=True makes it a mean over tokens"
             )
         self.work = work
         self.layout = layout

@@ -78,7 +78,9 @@ class ParityLayout(ParallelConfig):
         """Return a configuration of this engine with the layout set. Raises BadInput if the layout
         sets the size of microbatches."""
         if self.mb:
-            raise BadInput("sizes of microbatches are for megatron-core")
+            raise BadInput(
+                "mb, the size of microbatches in a layout's name, is for megatron-core alone"
+            )
         parallel = config.parallel.model_copy(update={name: getattr(self, name) for name in NAMED})
         return config.model_copy(update={"parallel": parallel})
 
@@ -87,8 +89,9 @@ SERIAL = ParityLayout()
 
 
 def parse_layout(text: str) -> ParityLayout:
-    """Parse the name of a layout. Without `dp` or `fsdp` in it, `ep` is the number of data-parallel
-    ranks too. Raises BadInput for a part that is unknown or given twice."""
+    """Return the layout that a name such as `tp2-sp` stands for. Without `dp` or `fsdp` in the
+    name, `ep` is the number of data-parallel ranks too. Raises BadInput for a part that is unknown
+    or given twice."""
     if text == "serial":
         return SERIAL
     values: JSON = {}
@@ -180,8 +183,9 @@ def comparable_layout(config: RunConfig, layout: str) -> ParityLayout:
 def choose_layouts(
     names: str, ranks: int, config: RunConfig
 ) -> tuple[list[ParityLayout], dict[str, list[ParityLayout]]]:
-    """Return the layouts that `--layouts` names, in the order given, and no others; or for `all`
-    those that fit, fewest ranks first, and the others by the reason why they do not.
+    """Return the layouts to compare, in order, and a dict from each reason why layouts do not fit
+    to the layouts left out for it. `names` are names of layouts, in that order, and none is left
+    out; or `all`, which stands for those that fit, fewest ranks first.
 
     Raises BadInput if a layout that was named does not fit, needs more than `ranks`, or is the
     serial run.

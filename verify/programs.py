@@ -195,7 +195,9 @@ class HeldTraining:
         In this process torch's default type is float64 afterwards, and warnings are silent.
         """
         if layout.mb:
-            raise BadInput("sizes of microbatches are for megatron-core")
+            raise BadInput(
+                "mb, the size of microbatches in a layout's name, is for megatron-core alone"
+            )
         # For the rest of the process, which is one rank.
         torch.set_default_dtype(torch.float64)
         warnings.filterwarnings("ignore")

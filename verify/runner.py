@@ -98,8 +98,8 @@ def train(
     draw: int = 0,
     at_the_end: bool = False,
 ) -> Computed:
-    """Train on one rank and compare every tensor with the reference, or the final weights alone.
-    Forked ranks inherit the reference."""
+    """Train on one rank, and compare every tensor with the reference, or with `at_the_end` the
+    final weights alone; return the results. Forked ranks inherit the reference."""
     engine = kind(work, layout)
     computed = Computed()
     if work.initial:
@@ -155,9 +155,9 @@ def compare_layout(
     run: Callable[..., list[Any]] = run_forked,
     seconds: float = 24 * 3600.0,
 ) -> Outcome:
-    """Run `program` on every rank, by `run_forked` or `run_threads`, and collect the ranks'
-    differences from the reference. A failure of a rank is part of the result; in a thread its
-    traceback is printed too."""
+    """Run `program(kind, work, layout, reference, *args)` on every rank, by `run_forked` or
+    `run_threads`, and collect the ranks' differences from the reference. A failure of a rank is
+    part of the result; in a thread its traceback is printed too."""
     order = {
         tensor: number
         for number, tensor in enumerate(computation_order(name for _, name in reference.whole))
@@ -199,8 +199,8 @@ def on_ranks(
     reference: Reference = UNKNOWN,
     *args: Any,
 ) -> Outcome:
-    """Train on one layout and return the outcome. Raises BadInput if the engine refuses the
-    configuration, Diverged if a rank fails otherwise."""
+    """Run `program` on the ranks of a layout, as `compare_layout` does, and return the outcome.
+    Raises BadInput if the engine refuses the configuration, Diverged if a rank fails otherwise."""
     outcome = compare_layout(program, kind, work, layout, reference, *args)
     if refused := outcome.failure.partition("failed: BadInput: ")[2]:
         raise BadInput(refused)
@@ -210,7 +210,8 @@ def on_ranks(
 
 
 def table_row(outcome: Outcome, result: str) -> str:
-    """Return the table row of a layout: its largest difference and the tensor that has it."""
+    """Return a layout's row below `TABLE_HEAD`, as text: its name, its largest difference,
+    `result`, its seconds, and the tensor that has that difference."""
     worst = max(outcome.rows, default=None)
     tensor = worst.tensor if worst and worst.largest else "-"
     largest = f"{worst.largest:.1e}" if worst else "-"

@@ -88,7 +88,9 @@ class RecordedRun:
         }
         first = self.begin.iteration + 1
         if list(self.steps) != list(range(first, first + len(self.steps))) or not self.steps:
-            raise BadInput(f"{path} does not have a line for each iteration from {first} on")
+            raise BadInput(
+                f"{path} does not have a line of metrics for each iteration from {first} on"
+            )
 
     @property
     def iterations(self) -> range:
@@ -175,8 +177,8 @@ class SerialReplay(Trainer, Guard):
         fault.plant(self)
 
     def numbers(self, iteration: int) -> Numbers:
-        """Train a recorded iteration, or nothing for iteration 0, and return its numbers, with the
-        validations after it."""
+        """Train a recorded iteration, or nothing for iteration 0, and return its numbers by name,
+        with the validations after it. Call it for each iteration in order."""
         numbers = {}
         if now := self.recorded.steps.get(iteration):
             train = self.recorded.config.train

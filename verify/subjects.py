@@ -73,7 +73,9 @@ def subject(asked: Asked, seed: int) -> Iterator[tuple[Kind, Work, str, str]]:
         _module(file, f"imported_{number}")
     train = {"microbatch_size": LARGEST_BATCH // count} if count else {}
     if count and LARGEST_BATCH % count:
-        raise BadInput(f"--microbatches {count}: the batch has {LARGEST_BATCH} sequences")
+        raise BadInput(
+            f"--microbatches {count} does not divide the batch of {LARGEST_BATCH} sequences"
+        )
     texts = dict(text.partition("=")[::2] for text in given)
     if name == "megatron-core":
         MegatronCore.prepare()

@@ -104,9 +104,9 @@ def read_documents(path: Path) -> list[list[str]]:
 
 @lru_cache(maxsize=2)
 def ngrams_of_files(paths: tuple[Path, ...], words: int, min_words: int) -> Ngrams:
-    """Return the n-grams, of `words` words, of every passage of the test-set files that has at
-    least `min_words` words; a passage of fewer than `words` is one n-gram. Raises BadInput as
-    `read_documents` does."""
+    """Return an `Ngrams` with the n-grams, of `words` words, of every passage of the test-set files
+    that has at least `min_words` words; a passage of fewer than `words` is one n-gram. Raises
+    BadInput as `read_documents` does. The last results are cached."""
     documents = chain.from_iterable(map(read_documents, paths))
     passages = map(words_of, chain.from_iterable(documents))
     return Ngrams(
@@ -115,7 +115,8 @@ def ngrams_of_files(paths: tuple[Path, ...], words: int, min_words: int) -> Ngra
 
 
 def _text(path: Path, number: int, line: str) -> str:
-    """Return the `text` of a line of JSON. Raises BadInput if it has none."""
+    """Return the string `text` of a JSON object on a line. Raises BadInput, which names the file
+    and the line's number, if it has none."""
     try:
         record = parse_line(line.encode("utf-8"))
     except ValueError:

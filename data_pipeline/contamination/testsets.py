@@ -114,7 +114,8 @@ def fetch_published(out: Path) -> Iterator[Path]:
             write_bytes(path, content)
         if sha256_file(path) != file.sha256:
             raise IntegrityFailure(
-                f"{path} is not the published file: remove it, and its original in MLM_DATA_DIR"
+                f"{path} is not the published file: remove it, and in MLM_DATA_DIR and"
+                " ~/.cache/mlm-repro the file that it was copied from"
             )
         written.append(file)
         yield path
@@ -130,8 +131,9 @@ def cache_directory() -> Path:
 
 
 def _find(file: PublishedFile) -> Path:
-    """Return the path of a published file, after a download if need be. Raises DataMissing if the
-    download fails or has another digest; a file that is here already is not checked."""
+    """Return the path of a published file in MLM_DATA_DIR or in the cache; if neither has it, it is
+    downloaded into the cache. Raises DataMissing if the download fails or has another digest; a
+    file that is here already is not checked."""
     if data := os.environ.get("MLM_DATA_DIR"):
         path = Path(data) / file.place
         if path.is_file():

@@ -84,9 +84,9 @@ class Ngrams:
         return NgramIndex(self.texts, self.lengths[-1])
 
     def search(self, text: str) -> Iterator[tuple[int, str]]:
-        """Yield the `matches` in a text as it is, where a tag, a link's target or a soft hyphen
-        between words or in one hides a match. The index proposes positions; the words there are
-        compared."""
+        """Yield the position and the n-gram of each match, as `matches` does, but in the text as it
+        is: a tag, a link's target or a soft hyphen within a match hides it. The index proposes
+        positions; the words there are compared."""
         for start in self.index.candidates(text):
             words = [
                 word.group().lower() for word in islice(WORD.finditer(text, start), self.lengths[0])

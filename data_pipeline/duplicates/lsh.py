@@ -46,8 +46,9 @@ def fingerprint_words(config: DeduplicateConfig) -> int:
 
 @compiled
 def band_keys(minima: NDArray[np.uint32], bands: int) -> NDArray[np.uint64]:
-    """Return a 64-bit hash of each band of signatures [texts, permutations], [texts, bands]. Two
-    texts with equal minima in a band have the same hash of that band."""
+    """Return a 64-bit hash of each band of each signature, [texts, bands]. `minima` are the
+    signatures, [texts, permutations]. Two texts with equal minima in a band have the same hash of
+    that band."""
     documents = minima.shape[0]
     rows = minima.shape[1] // bands
     keys = np.empty((documents, bands), np.uint64)
@@ -64,8 +65,9 @@ def band_keys(minima: NDArray[np.uint32], bands: int) -> NDArray[np.uint64]:
 
 
 def buckets(keys: NDArray[np.uint64]) -> Buckets:
-    """Return the documents, as indices of `keys`, that share a key of one band, in buckets of two
-    or more, ascending in each bucket.
+    """Return the buckets of one band, each of two or more documents that have the same key: the
+    documents bucket by bucket, as indices of `keys` and ascending in each bucket, and the start of
+    each bucket; the last start is the total.
 
     `keys` [documents] may be a memory map. Needs up to 32 bytes for each document.
     """
@@ -101,7 +103,8 @@ def required_agreement(config: DeduplicateConfig) -> int:
 @compiled
 def runs(documents: NDArray[np.int64], keys: NDArray[np.uint64]) -> Buckets:
     """Return the documents of each run of two or more equal keys, ascending in each run, and the
-    starts of these runs. The last start is the total."""
+    starts of these runs. The last start is the total. `keys` are sorted, and `documents[n]` has the
+    key `keys[n]`."""
     shared = np.empty(documents.shape[0], np.int64)
     starts = np.zeros(documents.shape[0] // 2 + 1, np.int64)
     start = 0

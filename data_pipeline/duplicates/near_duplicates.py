@@ -85,8 +85,9 @@ def link(
     partly: NDArray[np.bool_],
     most: int = MOST_OFFERED,
 ) -> tuple[int, int]:
-    """Join the documents of each bucket whose sketches agree in at least `required` bytes, in the
-    union-find `forest`, which is changed.
+    """Join, in the union-find `forest`, documents of one bucket whose sketches agree in at least
+    `required` bytes. `documents` and `starts` are the buckets, as `buckets` returns them. The
+    `sketches` are those of the whole corpus, [documents, words]. `forest` and `partly` are changed.
 
     A document is compared with the first `most` documents of its bucket, but not with members of
     its own set, so a bucket of near-duplicates costs one comparison for each. The members of a set
@@ -238,8 +239,8 @@ class _Held:
         agree with it in enough minima. Of more than MOST_COMPARED, return the ones that agree in
         the most.
 
-        Return also an upper bound on the number of further such documents, and how many times a
-        bucket offered a document.
+        Return also an upper bound on the number of such documents that are left out, and how many
+        times a bucket offered a document.
         """
         where = (self._buckets, self._slots, self._linked.sketches, self._linked.members)
         ranked, left, offered = _candidates(
@@ -275,9 +276,10 @@ def _candidates(
     found: Forest,
     seen: NDArray[np.int32],
 ) -> tuple[Forest, int, int]:
-    """Return each candidate's index, with the number of its differing sketch bytes in the bits
-    above PLACE_BITS; the number of documents that full buckets did not offer; and the number that
-    buckets offered."""
+    """Return the candidates for the document `place`, [candidates], each as its index with the
+    number of its differing sketch bytes in the bits above PLACE_BITS; the number of documents that
+    full buckets did not offer; and the number that buckets offered. `found`, of which the
+    candidates are a part, and `seen` are working memory and are changed."""
     count = 0
     left = 0
     every = 0
@@ -320,8 +322,8 @@ def histogram(similarities: NDArray[np.float64]) -> NDArray[np.int64]:
 def resolve(
     linked: Linked, config: DeduplicateConfig, held_before: int = 0, scratch: Path | None = None
 ) -> Resolution:
-    """Decide which of the linked documents are dropped, component by component, in input order
-    within each.
+    """Decide which of the linked documents are dropped, component by component and in input order
+    within each, and return the decisions.
 
     Buckets lie in files in `scratch`, or in the system's temporary folder: a member takes 40 bytes
     of memory and, for each band, 10 of disk.

@@ -36,7 +36,8 @@ def shingle_keys(text: str, characters: int) -> Keys:
 
 @compiled
 def _keys(data: NDArray[np.uint8], characters: int) -> Keys:
-    """Return the keys of all shingles of a text in UTF-8, in order, repetitions included."""
+    """Return the keys of all shingles of a text in UTF-8, in the order of the text, repetitions
+    included."""
     all_keys = np.empty(data.shape[0], np.uint64)
     keys = np.empty(CHUNK, np.uint64)
     starts = np.empty(CHUNK, np.int64)
@@ -102,8 +103,8 @@ class ShingledTexts:
     def similarities(
         self, number: int, others: Sequence[int], enough: float
     ) -> NDArray[np.float64]:
-        """Return the Jaccard similarity of a text to each of `others`, up to and with the first
-        that is at least `enough`."""
+        """Return the Jaccard similarity of the text `number` to each of `others`, which are numbers
+        of texts and at least one, up to and with the first that is at least `enough`."""
         ((start, end),) = [*self._find([number])][-1]
         own = self._keys[start:end].copy()
         similar = []

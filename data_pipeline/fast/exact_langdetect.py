@@ -3,12 +3,14 @@ of probability.
 
 A text becomes an array of character classes (characters that langdetect normalises to the same one
 share a class, and so do characters in no profile). An n-gram is a number made of classes, and a
-table leads from it to its row of probabilities. Random draws come from Python's generator, and sums
-are in langdetect's order.
+table leads from it to its row of probabilities. The table is large and few n-grams are drawn, so it
+is read for those alone where bits, which stay in the processor's cache, tell which n-grams are
+known. Random draws come from Python's generator, and sums are in langdetect's order.
 """
 
 import math
 import random
+import re
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
@@ -25,6 +27,7 @@ from mlm_repro.data_pipeline.fast.exact import LAST_LETTER
 from mlm_repro.lineage.loops import call_first, compiled
 
 Bytes4 = NDArray[np.uint32]
+Words = NDArray[np.uint64]
 Places = NDArray[np.int64]
 Rows = NDArray[np.int32]
 Classes = NDArray[np.uint16]
@@ -42,6 +45,8 @@ PADDED = 56
 NOTHING, SPACE, LOWER, UPPER = range(4)
 """Classes: the padding before the first character of a short n-gram; a space; a character in no
 profile, lower-case or upper-case by `str.isupper`."""
+DENSE = 64
+"""Number of the first classes, A-Z and a-z among them, whose known n-grams are bits."""
 SLOTS_LOG2 = 18
 
 
@@ -51,11 +56,12 @@ def tables_of(factory: DetectorFactory) -> dict[str, NDArray[Any]]:
     chances = np.zeros((len(factory.word_lang_prob_map), PADDED))
     chances[:, : len(factory.langlist)] = list(factory.word_lang_prob_map.values())
     classes, upper = _character_classes(factory)
-    keys, rows = _gram_tables(factory)
+    known, keys, rows = _gram_tables(factory)
     return {
         "languages": np.array(factory.langlist),
         "classes": classes,
         "upper": upper,
+        "known": known,
         "keys": keys,
         "rows": rows,
         "shape": np.array(chances.shape),
@@ -79,7 +85,7 @@ def fast_detect(tables: dict[str, NDArray[Any]]) -> Callable[[str], Detection]:
         )
     probabilities = np.zeros(tables["shape"])
     probabilities.flat[tables["places"]] = tables["chances"]
-    looked_up = [tables[name] for name in ("classes", "upper", "keys", "rows")]
+    looked_up = [tables[name] for name in ("classes", "upper", "known", "keys", "rows")]
     given = (*looked_up, probabilities, _draws(), len(languages), sys.version_info >= (3, 12))
 
     def detect(text: str) -> Detection:
@@ -125,13 +131,16 @@ def _character_classes(factory: DetectorFactory) -> tuple[Classes, Flags]:
     return classes, upper
 
 
-def _gram_tables(factory: DetectorFactory) -> tuple[Places, Rows]:
-    """Return a hash table with open addressing (keys, rows) from n-grams to rows of probabilities.
+def _gram_tables(factory: DetectorFactory) -> tuple[Words, Places, Rows]:
+    """Return a hash table with open addressing (keys, rows) from n-grams to rows of probabilities,
+    after the bits that tell which n-grams of the first classes it has: bit `third` of the word
+    `first * DENSE + second`.
 
     langdetect begins anew at a space, so it looks up no n-gram with a space in the middle, nor two
     spaces.
     """
     letters = _letters(factory)
+    known = np.zeros(DENSE**2, np.uint64)
     keys = np.full(1 << SLOTS_LOG2, -1, np.int64)
     rows = np.full(1 << SLOTS_LOG2, -1, np.int32)
     for row, word in enumerate(factory.word_lang_prob_map):
@@ -140,13 +149,15 @@ def _gram_tables(factory: DetectorFactory) -> tuple[Places, Rows]:
         first, second, third = [NOTHING] * (NGram.N_GRAM - len(word)) + [
             letters[letter] for letter in word
         ]
+        if max(first, second, third) < DENSE:
+            known[first * DENSE + second] |= np.uint64(1 << third)
         key = (first << 32) | (second << 16) | third
         slot = ((key * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF) >> (64 - SLOTS_LOG2)
         while keys[slot] >= 0:
             slot = (slot + 1) & (len(keys) - 1)
         keys[slot] = key
         rows[slot] = row
-    return keys, rows
+    return known, keys, rows
 
 
 def _draws() -> Bytes4:
@@ -166,9 +177,9 @@ def _draws() -> Bytes4:
 
 
 @compiled
-def _lookup(gram: tuple[int, int, int], keys: Places, rows: Rows) -> int:
-    """Return the row of an n-gram, or -1 if no profile has it."""
-    key = (gram[0] << 32) | (gram[1] << 16) | gram[2]
+def _lookup(key: int, keys: Places, rows: Rows) -> int:
+    """Return the row of probabilities of the n-gram with this key, or -1 if no profile has it.
+    `keys` and `rows` are the hash table of `_gram_tables`."""
     slot = np.int64((np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - SLOTS_LOG2))
     while keys[slot] >= 0:
         if keys[slot] == key:
@@ -178,8 +189,10 @@ def _lookup(gram: tuple[int, int, int], keys: Places, rows: Rows) -> int:
 
 
 @compiled
-def _features(characters: Bytes4, classes: Classes, upper: Flags, keys: Places, rows: Rows) -> Rows:
-    """Return the rows of the text's n-grams that a profile has, in order, repetitions included
+def _features(
+    characters: Bytes4, classes: Classes, upper: Flags, known: Words, keys: Places, rows: Rows
+) -> Places:
+    """Return the keys of the text's n-grams that a profile has, in order, repetitions included
     (`append`, `cleaning_text` and `_extract_ngrams` of langdetect's Detector).
 
     langdetect means to count Latin Extended Additional as Latin and does not: it compares a number
@@ -199,7 +212,7 @@ def _features(characters: Bytes4, classes: Classes, upper: Flags, keys: Places, 
         previous = character
     latin_is_dropped = latin * 2 < other
 
-    features = np.empty(3 * length + 3, np.int32)
+    features = np.empty(3 * length + 3, np.int64)
     count: Any = 0
     first = second = np.int64(SPACE)
     for position in range(length):
@@ -208,10 +221,14 @@ def _features(characters: Bytes4, classes: Classes, upper: Flags, keys: Places, 
             continue
         third = np.int64(classes[character])
         if not (upper[second] and upper[third]):
-            grams = ((NOTHING, NOTHING, third), (NOTHING, second, third), (first, second, third))
-            for number in range(1 if third == SPACE else 0, 2 if second == SPACE else 3):
-                features[count] = _lookup(grams[number], keys, rows)
-                count += features[count] >= 0
+            for before, middle in ((NOTHING, NOTHING), (NOTHING, second), (first, second)):
+                # A key that is not counted is overwritten by the next, which needs no branch.
+                features[count] = (before << 32) | (middle << 16) | third
+                if max(before, middle, third) < DENSE:
+                    bits = known[before * DENSE + middle] >> np.uint64(third)
+                    count += np.int64(bits & np.uint64(1))
+                else:
+                    count += _lookup(features[count], keys, rows) >= 0
         first = second
         second = third
     return features[:count]
@@ -238,6 +255,7 @@ def _probabilities(
     characters: Bytes4,
     classes: Classes,
     upper: Flags,
+    known: Words,
     keys: Places,
     rows: Rows,
     probabilities: Floats,
@@ -247,7 +265,7 @@ def _probabilities(
 ) -> Floats:
     """Return the probability of each language (`Detector._detect_block`); an empty array for a text
     without features."""
-    features = _features(characters, classes, upper, keys, rows)
+    features = _features(characters, classes, upper, known, keys, rows)
     mean = np.zeros(PADDED)
     if len(features) == 0:
         return mean[:0]
@@ -282,7 +300,7 @@ def _probabilities(
             while choice >= len(features):
                 choice = draws[draw] >> shift
                 draw += 1
-            row = probabilities[features[choice]]
+            row = probabilities[_lookup(features[choice], keys, rows)]
             for j in range(PADDED):
                 current[j] *= weight + row[j]
             if step % 5 == 0:
@@ -299,6 +317,9 @@ def _probabilities(
     return mean[:languages]
 
 
+AT = re.compile(r"@(?<=[-_.0-9a-zA-Z]@)[-_0-9a-zA-Z]")
+"""Finds the middle of a mail address: an @ between two characters that `Detector.MAIL_RE` allows
+beside it."""
 MAX_LENGTH = 10_000
 """Characters that langdetect examines, counted after addresses are removed."""
 LOOKAHEAD = 3_000
@@ -315,8 +336,13 @@ def without_addresses(text: str) -> str:
         head = text[:size]
         if "http" in head:
             head = Detector.URL_RE.sub(" ", head)
-        if "@" in head:
-            head = Detector.MAIL_RE.sub(" ", head)
+        # The expression for addresses is slow, and no address goes beyond a line.
+        if AT.search(head):
+            lines = [
+                Detector.MAIL_RE.sub(" ", line) if "@" in line else line
+                for line in head.split("\n")
+            ]
+            head = "\n".join(lines)
         if size >= len(text) or len(head) >= MAX_LENGTH + LOOKAHEAD:
             break
         size *= 2

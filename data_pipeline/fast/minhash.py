@@ -46,7 +46,8 @@ def _rotate(value: np.uint32, bits: int) -> np.uint32:
 
 @compiled
 def _earlier(states: Numbers, at: int) -> tuple[np.uint32, np.uint32, np.uint32]:
-    """Return the variables b, c and d of the round that appends the state `at`."""
+    """Return SHA-1's variables b, c and d, read from `states`, for the round and the lane that
+    append the state with the index `at`; OPENING is not counted in the index."""
     return (
         states[at + 3 * LANES],
         _rotate(states[at + 2 * LANES], 30),
@@ -58,7 +59,9 @@ def _earlier(states: Numbers, at: int) -> tuple[np.uint32, np.uint32, np.uint32]
 def _append(
     states: Numbers, schedule: Numbers, at: int, mixed: np.uint32, constant: np.uint32
 ) -> None:
-    """Append the state of one round of SHA-1: `mixed` is the round's function of b, c and d."""
+    """Compute one round of SHA-1 in one lane, and write the new state into `states`, with the index
+    `at` if OPENING is not counted. `mixed` is the value of the round's function of b, c and d, and
+    `constant` its constant."""
     total = (
         _rotate(states[at + 4 * LANES], 5)
         + mixed
@@ -290,7 +293,8 @@ def _lower(minima: Numbers, hashes: Numbers, multipliers: Numbers, offsets: Numb
 
 @compiled
 def _mix(value: np.uint32) -> np.uint32:
-    """Apply MurmurHash3's finalizer to a hash, as datasketch does before it permutes hashes."""
+    """Return a hash after MurmurHash3's finalizer, which datasketch applies before it permutes
+    hashes."""
     value ^= value >> np.uint32(16)
     value = np.uint32(value * np.uint32(0x85EBCA6B))
     value ^= value >> np.uint32(13)

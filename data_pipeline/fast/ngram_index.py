@@ -83,7 +83,8 @@ class NgramIndex:
             count = again
 
     def _hashes(self, texts: Sequence[str]) -> Iterator[Numbers]:
-        """Yield the hashes of all runs of words within each text, a batch of texts at a time."""
+        """Yield an array of hashes for each batch of texts: one for every run of `words` words that
+        lies within a text."""
         for first in range(0, len(texts), BATCH_TEXTS):
             batch = texts[first : first + BATCH_TEXTS]
             codes = _code_points(re.sub(r"[^\w ]", "", " ".join(batch)) + " ")

@@ -68,8 +68,8 @@ COMPARED = "compared.npy"
 
 
 class Corpus:
-    """The documents that the token filters kept, by their number in the corpus: only they are
-    counted, through all shards. `starts` has each shard's first number."""
+    """Reads a document that the token filters kept by its number in the corpus, `corpus[number]`:
+    only such documents are counted, through all shards. `starts` has each shard's first number."""
 
     def __init__(self, prepared: Path, measured: Path, starts: NDArray[np.int64]) -> None:
         self._prepared = prepared
@@ -154,7 +154,7 @@ def find_copies(settings: Settings, inputs: list[Path], directory: Path) -> Coun
     first document.
 
     The first `held` documents are not looked at. The rule `megatron-2019` compares equal texts like
-    any others, so that no copy is written under it.
+    any others, so that no copy is written under it. Returns the number of copies.
     """
     held = settings["held"]
     np.save(
@@ -192,7 +192,8 @@ def _digests(measured: Path, counts: Sequence[int], word: int) -> Words:
 
 def lay_side_by_side(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: write the numbers of the distinct documents, their sketches, and their keys of each
-    band, one file for each kind and band."""
+    band, each to a file of its own: one of numbers, one of sketches, and one of keys for each band.
+    Returns the number of distinct documents."""
     config = DeduplicateConfig(**settings["config"])
     measured = inputs[0]
     copies = np.load(inputs[1] / "00000" / COPIES, mmap_mode="r")["document"]
@@ -236,7 +237,8 @@ def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Count
     document and the first of its set, [2, pairs].
 
     Documents that were compared with only a part of a bucket are written beside it. Sketches are
-    read through a map whose pages are given back after every BUCKETS_AT_ONCE buckets.
+    read through a map whose pages are given back after every BUCKETS_AT_ONCE buckets. Returns the
+    numbers of pairs that were not compared and of compared pairs that do not agree.
     """
     config = DeduplicateConfig(**settings["config"])
     folder = inputs[0] / "00000"
@@ -258,8 +260,9 @@ def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Count
 
 
 def gather_components(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write the components of two or more documents. Returns ranges of components with about
-    equal numbers of documents, one range for each task that follows."""
+    """Task: unite the forests of all link tasks, and write the components of two or more documents.
+    Returns ranges of components with about equal numbers of documents, one range for each task that
+    follows."""
     forest = np.arange(settings["documents"])
     for task in range(settings["tasks"]):
         merge(forest, *np.load(inputs[0] / f"{task:05d}" / FOREST, mmap_mode="r"))
@@ -279,7 +282,7 @@ def gather_components(settings: Settings, inputs: list[Path], directory: Path) -
 def resolve_components(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: write the decisions for the components from `first` to before `last`, the number of
     compared pairs by similarity, and the documents that were compared with a part of a bucket
-    alone."""
+    alone. Returns the numbers of pairs, of offered documents and of members, and the seconds."""
     components, laid, copied = (folder / "00000" for folder in inputs[:3])
     config = DeduplicateConfig(**settings["config"])
     starts = np.load(components / COMPONENTS, mmap_mode="r")[
@@ -314,7 +317,8 @@ def resolve_components(settings: Settings, inputs: list[Path], directory: Path) 
 
 def collect_decisions(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: write all decisions in order of document, with the decisions about copies, and the
-    number of each shard's first document. Documents have their numbers in the corpus here."""
+    number of each shard's first document. Documents have their numbers in the corpus here. Returns
+    the numbers of decisions, of compared pairs by similarity, and of partly compared documents."""
     folders = [inputs[0] / f"{task:05d}" for task in range(settings["tasks"])]
     numbers = np.memmap(inputs[1] / "00000" / DISTINCT, np.int64, "r")
     copies = np.load(inputs[2] / "00000" / COPIES, mmap_mode="r")

@@ -38,7 +38,8 @@ def choose_order(settings: Settings, inputs: list[Path], directory: Path) -> Cou
     number of each shard's first document.
 
     Settings: `counts`, documents left in each shard; `splits`, the split of each shard, "" before
-    splitting; `shuffle`, section and seed of the split, or None for the order of the input.
+    splitting; `shuffle`, section and seed of the split, or None for the order of the input. Returns
+    the number of documents in each split.
     """
     starts = np.concatenate([[0], np.cumsum(settings["counts"], dtype=np.int64)])
     np.save(directory / STARTS, starts)
@@ -77,7 +78,8 @@ def gather_slice(settings: Settings, inputs: list[Path], directory: Path) -> Cou
 
     Only the shards that hold one of them are opened, and only their own bytes are read. Settings:
     `split`, `first`, `last`, `lines` (True if texts are wanted), `dtype` of tokens or None. Inputs:
-    the order, and all shards after each pass and after selection.
+    the order, and all shards after each pass and after selection. Returns the numbers of documents,
+    bytes and tokens.
     """
     order = np.load(inputs[0] / "00000" / f"order-{settings['split']}.npy", mmap_mode="r")
     numbers = np.array(order[settings["first"] : settings["last"]])

@@ -56,7 +56,8 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     Settings: `filters`, pairs of a TokenFilter's name and its section of the recipe; `deduplicate`
     and `decontaminate`, the keys of their sections that change the result, or None; `test_sets`,
     paths; `tokenizer`, a digest or None; `keep_dropped`, True if dropped documents are written too.
-    The inputs are the shard and the tokenizer.
+    The inputs are the shard and the tokenizer. Returns the filters' ledger entries, the numbers of
+    documents, bytes and tokens that are kept, and the seconds of each measurement.
     """
     tokenizer = (
         load_once(inputs[1] / "00000", settings["tokenizer"]) if settings["tokenizer"] else None
@@ -169,8 +170,9 @@ def _is_kept(
     entries: Sequence[StageAttrition],
     folder: Path | None,
 ) -> bool:
-    """Return True if no filter drops the document, and enter it in the ledger. With a `folder`, a
-    dropped document is written there."""
+    """Apply the filters to a document, and count it in the ledger entry of each, up to the filter
+    that drops it. Return True if none drops it. With a `folder`, a dropped document is written
+    there."""
     for token_filter, entry in zip(filters, entries, strict=True):
         entry.enter(size, tokens)
         if outcome := token_filter.apply(document.text, tokens):

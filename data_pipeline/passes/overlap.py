@@ -37,8 +37,8 @@ RESULT = "overlap.json"
 
 
 def count_overlap(texts: Iterable[str], test_set: Path, words: int) -> tuple[int, set[str]]:
-    """Return the number of texts, and the n-grams of `words` words of a test-set file that they
-    contain."""
+    """Read the texts, and return their number and the set of those n-grams, of `words` words, of a
+    test-set file that they contain."""
     ngrams = ngrams_of_files((test_set,), words, words)
     read = 0
     contained = set[str]()
@@ -50,8 +50,8 @@ def count_overlap(texts: Iterable[str], test_set: Path, words: int) -> tuple[int
 
 
 def overlap(found: set[str], test_set: Path, words: int) -> JSON:
-    """Return the statistic from the n-grams that `count_overlap` found in all shards: how many
-    n-grams the test set has, how many of them were found, and the percentage.
+    """Return the statistic, as plain values by name, from the n-grams that `count_overlap` found in
+    all shards: how many n-grams the test set has, how many of them were found, and the percentage.
 
     The papers count every occurrence in the test set. The counts of distinct n-grams, and of
     occurrences in each document, in order, stand beside them.
@@ -83,8 +83,9 @@ def measure_overlap(
     workspace: Workspace,
     directory: Path,
 ) -> None:
-    """Write `overlap.json`, the share of each test set's n-grams that the sources contain. Raises
-    BadInput if the sources have no documents."""
+    """Search the sources for the test sets' n-grams, in tasks, and write `overlap.json`, the share
+    of each test set's n-grams that the sources contain, to `directory`. Raises BadInput if the
+    sources have no documents."""
     shards = sources.shards(workspace, choose_shard_bytes(config.shard_bytes, sources.total_bytes))
     words = config.overlap.ngram_words
     results: JSON = {}
@@ -113,7 +114,8 @@ def measure_overlap(
 
 
 def count_shard(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write the n-grams of the test set that a shard of the input contains."""
+    """Task: write the n-grams of the test set that a shard of the input contains, one a line.
+    Returns the number of texts in the shard."""
     items = read_pieces(settings["pieces"], settings["max_line_bytes"])
     texts = (item.text for item in items if isinstance(item, Document))
     read, present = count_overlap(texts, Path(settings["test_set"]), settings["words"])

@@ -27,7 +27,8 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
     Settings: `pieces`, `max_line_bytes`, `goes_on` (True if the rest of a damaged file is skipped),
     `filters`: pairs of a TextFilter's name and its section of the recipe, and `keep_dropped` (True
-    if dropped documents are written too).
+    if dropped documents are written too). Returns the ledger entries of the source and the filters,
+    the numbers of documents, malformed lines and blank lines, and a sentence on each damaged file.
     """
     filters = [TEXT_FILTERS[name](**section) for name, section in settings["filters"]]
     folder = directory if settings.get("keep_dropped") else None
@@ -102,9 +103,9 @@ def _filter(
     entries: Sequence[StageAttrition],
     folder: Path | None,
 ) -> Document | None:
-    """Return the document after the filters, or None if one drops it, and enter it in the ledger
-    without tokens. With a `folder`, a dropped document is written there. If a filter raises Unfit,
-    nothing is entered."""
+    """Apply the filters in turn to a document, and count it in the ledger entries, without tokens.
+    Return the document that comes out, or None if a filter drops it. With a `folder`, a dropped
+    document is written there. If a filter raises Unfit, nothing is counted."""
     # All filters run before anything is counted, because Unfit must leave the ledger as it was.
     outcomes: list[str | Drop] = [document.text]
     for text_filter, entry in zip(filters, entries[1:], strict=True):

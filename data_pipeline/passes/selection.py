@@ -28,7 +28,8 @@ LEFT_IN = "left_in.jsonl"
 
 def find_rare_ngrams(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: write the test sets' n-grams that occur fewer than `frequent` times in documents that
-    are not duplicates; all that occur there if it is None."""
+    are not duplicates; all that occur there if it is None. Returns the number of documents with
+    test-set n-grams, and the number of n-grams that are too frequent and not written."""
     measured, *decisions = inputs
     frequency: Counter[str] = Counter()
     documents = start = 0
@@ -56,7 +57,8 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
     that is written is an empty list), `start` (the shard's first number in the corpus), `count`,
     `deduplicate` (True if it was done), `decontaminate` (section or None), `tokenizer`,
     `keep_dropped` (True if dropped documents are written too). Inputs: the shard after each pass,
-    then decisions, n-grams and tokenizer if the recipe has them.
+    then decisions, n-grams and tokenizer if the recipe has them. Returns the stages' ledger entries
+    and the numbers of remaining and of listed documents.
     """
     prepared, measured, *more = inputs
     section = settings["decontaminate"]

@@ -40,7 +40,7 @@ from mlm_repro.data_pipeline.reading.splits import SHARD, TRAIN, choose_splits, 
 from mlm_repro.data_pipeline.work.workspace import Workspace
 from mlm_repro.lineage.digest import is_sealed, sealed_files, sha256_json
 from mlm_repro.lineage.environment import available_cores
-from mlm_repro.lineage.errors import BadInput, IntegrityFailure, cause
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure, cause, refuse_non_text
 from mlm_repro.lineage.progress import Progress
 from mlm_repro.lineage.remembered import stamp_of
 
@@ -127,13 +127,15 @@ class FileSource:
                 (file.relative_to(root).as_posix(), file) for file in matching if file.is_file()
             ]
         if not files:
-            raise BadInput(f"source {self.name}: there is no such file")
+            raise BadInput(
+                f"source {self.name}: there is no such file, and no folder with files of this kind"
+            )
         return self._of_splits(root, [*files])
 
     def _elsewhere(self, remote: Remote) -> Files:
-        """Return the remote files at an address that are of this kind; a single file, or one that
-        matches a pattern, may have any ending. Raises BadInput if there are none, and for
-        `documents`."""
+        """Return name and address of each remote file at an address that is of this kind, and warn
+        of other files; a single file, or one that matches a pattern, may have any ending. Raises
+        BadInput if there are none, and for `documents`."""
         if self.kind == "documents":
             raise BadInput(
                 f"source {self.name}: a dataset is read from this machine; copy it first"
@@ -143,12 +145,17 @@ class FileSource:
         files: Files = [file for file in listed if file[0].lower().endswith(endings)]
         self._warn_of(sorted({name for name, _ in listed} - {name for name, _ in files}))
         if not files:
-            raise BadInput(f"source {self.name}: there is no such file")
+            raise BadInput(
+                f"source {self.name}: there is no such file, and no folder with files of this kind"
+            )
         return self._of_splits(None if "*" in remote.url else remote, files)
 
     def _of_splits(self, root: Path | Remote | None, files: Files) -> Files:
-        """Return the files of the splits to read, split by split. Files of other splits are left
-        out, which is printed and stands in `describe`."""
+        """Return those of `files` that belong to the splits to read, split by split. Files of other
+        splits are left out, which is printed and stands in `describe`. `root` is the place that the
+        files' names start from, or None if it is not one folder. Raises BadInput for a
+        name that is not UTF-8 text."""
+        refuse_non_text(name for name, _ in files)
         if self.kind == "text":
             return files
         told = tell_splits(root if isinstance(root, Path) else None, [name for name, _ in files])
@@ -285,8 +292,8 @@ class FileSource:
             )
 
     def _written_by_a_verb(self, path: Path) -> Files:
-        """Return the shards of documents in a directory that mlm-data wrote. Raises BadInput if it
-        has none, IntegrityFailure if it is not complete."""
+        """Return name and path of each file of documents in a directory that mlm-data wrote. Raises
+        BadInput if it has none, IntegrityFailure if it is not complete."""
         if not path.is_dir():
             raise BadInput(f"source {self.name}: there is no such directory")
         below = [*self._below(path)]
@@ -295,7 +302,7 @@ class FileSource:
         if shards and not is_sealed(path):
             raise IntegrityFailure(f"{path} is not complete: run again the command that made it")
         if not shards:
-            raise BadInput(f"{path} holds no documents: it has no shard-*.jsonl")
+            raise BadInput(f"{path} holds no documents: it has no shard-*.jsonl and no documents/")
         return shards
 
     @cached_property
@@ -318,8 +325,9 @@ class FileSource:
     def _survey(
         self, name: str, path: Path | Remote, progress: Progress
     ) -> tuple[Piece, list[int], list[Cut]]:
-        """Read a file once for its digest and the positions at which it can be cut. Raises
-        IntegrityFailure if it differs from the seal of its directory."""
+        """Read a file once, and return it as a Piece with its SHA-256, and the positions at which
+        it can be cut: newlines before each grain, and compressed frames. Raises IntegrityFailure
+        for a file of `documents` that differs from the seal of its directory."""
         size = path.stat().st_size
         split = name.split("/")[0] if self.kind == "documents" and "/" in name else ""
         split = SHARD.sub("", Path(name).stem) if split == "documents" else split

@@ -139,7 +139,7 @@ class InstalledDocs:
 
 def run_time_distributions(package: str) -> dict[str, Distribution]:
     """Return the installed distributions that `package` needs to run, directly or not, by
-    normalised name, without `package` itself. Extras are left out.
+    normalised name, without `package` itself. Extras, and what is not installed, are left out.
 
     Raises DataMissing if `package` itself is not installed.
     """

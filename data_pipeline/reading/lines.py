@@ -180,8 +180,8 @@ def read_lines(stream: BinaryIO, max_bytes: int) -> Iterator[tuple[bytes, int]]:
 
 
 def skip_line(file: BinaryIO, most: float = math.inf) -> int:
-    """Read to the end of a line, but no further line once `most` bytes were read, and return the
-    number of bytes read."""
+    """Read to the end of the line, or until at least `most` bytes were read, and return the number
+    of bytes read."""
     length = 0
     while length < most and (chunk := file.readline(CHUNK_BYTES)):
         length += len(chunk)

@@ -98,7 +98,8 @@ class Remote:
         return SimpleNamespace(st_ino=mark, st_size=int(facts["size"]), st_ctime_ns=0)
 
     def open(self, mode: str = "rb", buffering: int = RANGE_BYTES) -> BinaryIO:
-        """Open the file; its bytes are fetched as they are read, `buffering` bytes ahead."""
+        """Return the file opened as a binary stream, whose bytes are fetched as they are read,
+        `buffering` bytes ahead."""
         import fsspec
 
         file = fsspec.spec.AbstractBufferedFile(

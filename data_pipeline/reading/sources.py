@@ -37,8 +37,8 @@ class OpenedSources:
     """Words on how much of a source was read, by its name, if a limit cut it off."""
 
     def __post_init__(self) -> None:
-        """Let the files of two sources that have files of the same name be named by their source's
-        path too."""
+        """List the files of all sources. If two sources have files of the same name, mark both, so
+        that the path of its source is put before each of their files' names."""
         files = [
             source
             for source in self.sources

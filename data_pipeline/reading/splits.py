@@ -28,8 +28,9 @@ CACHED = "dataset_info.json"
 
 
 def tell_splits(root: Path | None, names: Sequence[str]) -> list[str]:
-    """Return the split of each file of a folder, by its path below it; "" if nothing tells one.
-    Raises BadInput if the folder has an unreadable list of splits.
+    """Return a list with the split of each file in `names`, which are paths below the folder
+    `root`; "" for a file whose split nothing tells. Raises BadInput if the folder has an unreadable
+    list of splits.
 
     Without a `root`, as for remote files, the names alone tell it.
     """
@@ -78,7 +79,8 @@ def choose_splits(
     source: str, told: Sequence[str], wanted: Sequence[str], is_whole: bool
 ) -> list[str]:
     """Return the splits to read, in order: those `wanted`, or without them the only split, or
-    `train` alone of several.
+    `train` alone of several. `told` has the split of each file of the source, as `tell_splits`
+    returns it.
 
     A file that tells none counts as `train`; if no file tells one, all are read, whatever is
     `wanted`. With `is_whole` the source names a data set, and one that has only held-out text is

@@ -42,7 +42,8 @@ STAGES = tuple(_declared())
 
 
 def is_own(name: str) -> bool:
-    """Return True for a stage of the user's own code, `module:Class`."""
+    """Return True if a stage's name has a colon, as the name `module:Class` of a stage of the
+    user's own code has."""
     return ":" in name
 
 

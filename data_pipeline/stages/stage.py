@@ -20,8 +20,8 @@ class Example(NamedTuple):
 
 
 class Stage(Config):
-    """A stage. The first sentence of its docstring is the help of its verb; its fields are its
-    section of a recipe."""
+    """Base class of the stages of a build. The first sentence of a subclass's docstring is the help
+    of its verb; its fields are its section of a recipe."""
 
     name: ClassVar[str]
     """Name of the stage, of its section and of its entry in the ledger."""

@@ -364,7 +364,7 @@ def _check_ids(backend: Backend, path: Path) -> None:
     size = ids[-1] + 1
     # The library's serialization takes memory for every id up to the last, however few there are.
     if len({*ids}) < count or size > 2 * count or (size > count and _kind(backend) in _kinds()):
-        raise IntegrityFailure(f"{path}: its token ids are not 0 to {len(ids) - 1}, each once")
+        raise IntegrityFailure(f"{path}: its {len(ids)} token ids have gaps, or occur twice")
 
 
 def _growth(step: JSON) -> int:

@@ -17,7 +17,8 @@ WIDTH = 100
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page for each command to the site's files."""
+    """Append a generated page `commands/NAME.md` for each command to the site's files, and return
+    them. MkDocs calls this."""
     for name, command in read_commands(Path(config.config_file_path).parent).items():
         files.append(
             File.generated(config, f"commands/{name}.md", content=command_page(name, command))
@@ -26,7 +27,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def read_commands_table(root: Path) -> str:
-    """Return a table with a row for each command, with a link to its page."""
+    """Return a Markdown table with a row for each command of pyproject.toml: its name with a link
+    to its page, and its help."""
     rows = [
         (f"[`{name}`]({name}.md)", cell(command.help))
         for name, command in read_commands(root).items()
@@ -35,19 +37,19 @@ def read_commands_table(root: Path) -> str:
 
 
 def read_commands(root: Path) -> dict[str, Any]:
-    """Return each command of pyproject.toml as click sees it, by name."""
-    scripts = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"][
-        "scripts"
-    ]
+    """Return each command that pyproject.toml's scripts name, as a click command, by its name.
+    Imports their modules."""
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return {
         name: get_command(import_module(entry.partition(":")[0]).app)
-        for name, entry in scripts.items()
+        for name, entry in project["scripts"].items()
     }
 
 
 def command_page(name: str, command: Any) -> str:
-    """Return the page of a command: a section for each verb with its `--help`: usage, arguments,
-    options and their defaults."""
+    """Return the page of a command in Markdown: a section for each verb with its `--help`, which
+    has usage, arguments, options and their defaults. `command` is a click group; its verbs are set
+    to print without frames."""
     parts = [
         f"# {name}",
         f"*For whoever types `{name}`.*",
@@ -64,8 +66,9 @@ def command_page(name: str, command: Any) -> str:
 
 
 def exit_codes() -> list[tuple[str, str, str]]:
-    """Return code, class and meaning of each exit code, from the docstrings of
-    `mlm_repro.lineage.errors`; 0 is done."""
+    """Return a row (code, class, meaning) for each exit code, in order: 0, done, and each subclass
+    of `UserError` in `mlm_repro.lineage.errors`, whose docstring gives the meaning. Texts are
+    Markdown; 0 has no class."""
     classes = {
         error
         for error in vars(errors).values()
@@ -73,24 +76,23 @@ def exit_codes() -> list[tuple[str, str, str]]:
     }
     rows = [("0", "", "Done.")]
     for error in sorted(
-        classes - {errors.UserError},
-        key=lambda error_class: (error_class.exit_code, error_class.__name__),
+        classes - {errors.UserError}, key=lambda each: (each.exit_code, each.__name__)
     ):
-        meaning = " ".join((error.__doc__ or "").split()).removesuffix(
-            f": exit code {error.exit_code}."
-        )
-        rows.append((str(error.exit_code), f"`{error.__name__}`", f"{cell(meaning)}."))
+        meaning = cell(error.__doc__).removesuffix(f": exit code {error.exit_code}.")
+        rows.append((str(error.exit_code), f"`{error.__name__}`", f"{meaning}."))
     return rows
 
 
 def table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """Return a Markdown table."""
+    """Return a Markdown table of heads and rows. Cells are used as they are: `cell` escapes
+    them."""
     lines = [heads, ("---",) * len(heads), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def cell(text: str | None) -> str:
-    """Return the text on one line, with Markdown's markup escaped outside code."""
+    """Return the text on one line, with `|` and `<` escaped for a cell of a Markdown table, but for
+    `<` in code. None gives an empty text."""
     escaped = {"|": "\\|", "<": "&lt;"}
     return re.sub(
         "(`[^`]*`)|[|<]",

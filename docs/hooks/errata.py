@@ -9,8 +9,8 @@ HEADS = ("document, place", "printed", "follows from it", "class")
 
 
 def errata() -> Iterator[str]:
-    """Yield a table of all errata, each erratum with its quotations, and the suspects that proved
-    to be right."""
+    """Yield the parts of the page in Markdown: a table of all errata, the parts of each erratum
+    with its quotations, and the suspects that proved to be right."""
     every = [*enumerate(read_errata().errata, 1)]
     yield table(
         ("", *HEADS),

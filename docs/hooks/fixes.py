@@ -3,49 +3,43 @@ last run."""
 
 import json
 import tomllib
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from docs.hooks.commands import cell, table
+from mlm_repro.lineage.atomic import JSON
 
 REPOSITORIES = {"megatron": "NVIDIA/Megatron-LM", "torchtitan": "pytorch/torchtitan"}
 
 
-def fixes(folder: Path) -> list[str]:
-    """Return a sentence of counts, the table of cases, and the table of faults without a case."""
+def fixes(folder: Path) -> Iterator[str]:
+    """Yield in Markdown a sentence of counts, the table of cases that were run, and the table of
+    faults without a case, from `fixes.toml` and `fixes.json` in a folder."""
     cases = tomllib.loads((folder / "fixes.toml").read_text(encoding="utf-8"))
-    rows = {
-        row["name"]: row
-        for row in json.loads((folder / "fixes.json").read_text(encoding="utf-8"))["rows"]
-    }
-    results = [row["result"] for row in rows.values()]
-    counts = ", ".join(f"{results.count(result)} {result}" for result in dict.fromkeys(results))
-    seconds = sum(row[when]["seconds"] for row in rows.values() for when in ("before", "after"))
-    yielded = [
+    rows = json.loads((folder / "fixes.json").read_text(encoding="utf-8"))["rows"]
+    results = Counter(row["result"] for row in rows)
+    counts = ", ".join(f"{count} {result}" for result, count in results.items())
+    seconds = sum(row["before"]["seconds"] + row["after"]["seconds"] for row in rows)
+    yield (
         f"{len(rows)} cases: {counts}; findings after the fixes:"
-        f" {sum(row['alarms'] for row in rows.values())}; {seconds:.0f} s in all on a busy machine."
-    ]
-    heads = ("fault", "fix", "how", "asked", "before", "after")
-    yielded.append(
-        table(
-            heads,
-            [line(case, rows[case["name"]]) for case in cases["case"] if case["name"] in rows],
-        )
+        f" {sum(row['alarms'] for row in rows)}; {seconds:.0f} s in all on a busy machine."
     )
-    yielded.append(
-        table(
-            ("published", "fault", "why there is no case"),
-            [
-                (cell(fault["where"]), cell(fault["title"]), cell(fault["why"]))
-                for fault in cases["left"]
-            ],
-        )
+    by_name = {row["name"]: row for row in rows}
+    yield table(
+        ("fault", "fix", "how", "asked", "before", "after"),
+        [line(case, by_name[case["name"]]) for case in cases["case"] if case["name"] in by_name],
     )
-    return yielded
+    yield table(
+        ("published", "fault", "why there is no case"),
+        [tuple(map(cell, (left["where"], left["title"], left["why"]))) for left in cases["left"]],
+    )
 
 
-def line(case: dict[str, Any], row: dict[str, Any]) -> tuple[str, ...]:
-    """Return the row of a case, with the answers before its fix and after it."""
+def line(case: JSON, row: JSON) -> tuple[str, ...]:
+    """Return a case's row of the table: fault, fix, how it is tested, what is asked, and the
+    answers before the fix and after it. `case` is a case of `fixes.toml`, `row` its row of
+    `fixes.json`."""
     repository = REPOSITORIES[case.get("repository", "megatron")]
     fix = (
         f"[`{case['commit']}`](https://github.com/{repository}/commit/{case['commit']})"
@@ -57,7 +51,8 @@ def line(case: dict[str, Any], row: dict[str, Any]) -> tuple[str, ...]:
     for when in ("before", "after"):
         sentence = next(iter(row[when]["sentences"]), "").partition("; ")[0].removeprefix("error: ")
         answers.append(f"{row[when]['state']} ({row[when]['seconds']:.0f} s) {sentence}")
-    reason, is_found = f"; {case['why']}" if "why" in case else "", row["result"] == "found"
+    reason = f"; {case['why']}" if "why" in case else ""
+    is_found = row["result"] == "found"
     answers = (
         [answers[0], answers[1] + reason]
         if is_found

@@ -13,10 +13,12 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from docs.hooks.commands import cell, table
+from mlm_repro.lineage.atomic import JSON
 
 
 def keys(dotted: str) -> str:
-    """Return a table for a model, and one for each model inside it."""
+    """Return in Markdown a table of the keys of a pydantic model, given by its dotted path, and one
+    for each model inside it."""
     module, _, name = dotted.rpartition(".")
     model: type[BaseModel] = getattr(import_module(module), name)
     schema = model.model_json_schema()
@@ -31,7 +33,8 @@ def keys(dotted: str) -> str:
 
 
 def models_in(kind: Any) -> Iterator[type[BaseModel]]:
-    """Yield the models of a type: itself or its arguments, and those in their fields."""
+    """Yield the pydantic models of a type annotation: itself or its arguments, and those in their
+    fields, before which their owner comes. A model used twice comes twice."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         yield kind
         for field in kind.model_fields.values():
@@ -41,9 +44,9 @@ def models_in(kind: Any) -> Iterator[type[BaseModel]]:
 
 
 def meanings(model: type[BaseModel]) -> dict[str, str]:
-    """Return the string after each field of a model, inherited fields included, by the field's
-    name."""
-    texts: dict[str, str] = {}
+    """Return by field's name the string that follows a field of a model in the source, inherited
+    fields included. Fields without such a string are left out."""
+    texts = dict[str, str]()
     for base in reversed(model.__mro__[: model.__mro__.index(BaseModel)]):
         with suppress(OSError):  # a model that was built without source code has no strings
             (tree,) = ast.parse(inspect.getsource(base)).body
@@ -55,7 +58,7 @@ def meanings(model: type[BaseModel]) -> dict[str, str]:
     return texts
 
 
-def _table(schema: dict[str, Any], meant: dict[str, str]) -> str:
+def _table(schema: JSON, meant: dict[str, str]) -> str:
     rows = []
     for key, field in schema["properties"].items():
         default = "needed" if key in schema.get("required", ()) else _default(field.get("default"))
@@ -65,8 +68,8 @@ def _table(schema: dict[str, Any], meant: dict[str, str]) -> str:
     return table(("key", "value", "default", "meaning"), rows)
 
 
-def _kind(schema: dict[str, Any]) -> str:
-    """Return the values that a schema allows, in words."""
+def _kind(schema: JSON) -> str:
+    """Return the values that a field's JSON schema allows, in words."""
     if "$ref" in schema:
         return str(schema["$ref"].rpartition("/")[2])
     if "anyOf" in schema:
@@ -77,18 +80,18 @@ def _kind(schema: dict[str, Any]) -> str:
     if "const" in schema:
         return f"`{schema['const']}`"
     if schema.get("type") == "array":
-        items = schema.get("items") or {}
-        members = schema.get("prefixItems")
-        return f"list of {', '.join(map(_kind, members))}" if members else f"list of {_kind(items)}"
+        members = schema.get("prefixItems") or [schema.get("items") or {}]
+        return f"list of {', '.join(map(_kind, members))}"
     if schema.get("type") == "object" and isinstance(schema.get("additionalProperties"), dict):
         return f"table of {_kind(schema['additionalProperties'])}"
+    kind = schema.get("type", "anything")
     names = {
         "object": "table",
         "integer": "whole number",
         "boolean": "true or false",
         "string": "text",
     }
-    return names.get(schema.get("type", ""), schema.get("type", "anything"))
+    return names.get(kind, kind)
 
 
 def _default(value: Any) -> str:

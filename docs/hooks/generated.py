@@ -23,13 +23,14 @@ PART = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end of \2 -->)", re.DO
 
 
 def rewrite(page: str) -> str:
-    """Return the page with every generated part renewed."""
+    """Return the page with the text of every generated part renewed; nothing is written."""
     return PART.sub(lambda match: f"{match[1]}\n{made(match[2])}\n\n{match[3]}", page)
 
 
 def made(name: str) -> str:
-    """Return a part by its name, such as commands, exit codes, errata, measures of a benchmark or
-    keys of a model."""
+    """Return the Markdown of a generated part by the name in its mark, such as `commands`,
+    `errata`, `measures RECORD` or `keys MODEL`. A name that is none of these gives the exit
+    codes."""
     match name.split():
         case ["keys", dotted]:
             return keys(dotted)
@@ -55,7 +56,7 @@ def made(name: str) -> str:
 
 
 def pages() -> list[Path]:
-    """Return the pages that have generated parts."""
+    """Return the paths of the pages below docs/ that have generated parts."""
     return [
         path
         for path in sorted((ROOT / "docs").rglob("*.md"))

@@ -1,6 +1,7 @@
 """The tables of the page on LAMB's trust ratio, from its formula and from the kept ablation."""
 
 import math
+from collections import defaultdict
 from pathlib import Path
 from statistics import fmean
 
@@ -23,35 +24,38 @@ PAIRS = (
 
 
 def correction() -> str:
-    """Return a table of the correction on the rate in the post's code, at some steps."""
-    first, second = TrainConfig().adam_beta1, TrainConfig().adam_beta2
+    """Return a Markdown table of c(t) = √(1 − β₂ᵗ) / (1 − β₁ᵗ), the correction on the rate in the
+    post's code, at some steps t, with the default betas."""
+    first = TrainConfig().adam_beta1
+    second = TrainConfig().adam_beta2
     values = (math.sqrt(1 - second**step) / (1 - first**step) for step in STEPS)
     return table(("t", *map(str, STEPS)), [("c(t)", *(f"{value:.2f}" for value in values))])
 
 
 def arms(results: Path) -> str:
-    """Return tables of the arms' mean losses, early and at the end, and of the paired differences
-    with their intervals."""
+    """Return two Markdown tables of the kept ablation: each arm's rate and mean losses, early in
+    training and at the end; and the paired differences of `PAIRS` at both, with 95 % intervals.
+    `results` is the folder of kept results."""
     (run,) = results.glob("ablations/experiment-transformer-xl-trust-ratio-effects-*")
     _, records = derive_effects(run)
     tokens = sorted({record.x for record in records if record.x is not None})
-    early, end = dict[str, list[float]](), dict[str, list[float]]()
+    early = defaultdict(list)
+    end = defaultdict(list)
+    rates = {}
     for record in records:
         if record.quantity == "validation_loss" and record.x == tokens[1]:
-            early.setdefault(record.series, []).append(record.value)
+            early[record.series].append(record.value)
         elif record.quantity == "final_validation_loss":
-            end.setdefault(record.series, []).append(record.value)
-    rates = {
-        record.series: f"{record.value:g}"
-        for record in records
-        if record.quantity == "learning_rate"
-    }
+            end[record.series].append(record.value)
+        elif record.quantity == "learning_rate":
+            rates[record.series] = f"{record.value:g}"
     means = [
         (name, rates[name], f"{fmean(early[name]):.3f}", f"{fmean(end[name]):.3f}") for name in end
     ]
     rows = []
     for first, less in PAIRS:
-        effect, cells = Effect(claim="", of=first, less=less, above=0.0), []
+        effect = Effect(claim="", of=first, less=less, above=0.0)
+        cells = []
         for losses in (early, end):
             differences = [
                 loss - other for loss, other in zip(losses[first], losses[less], strict=True)
@@ -61,6 +65,5 @@ def arms(results: Path) -> str:
             ).record
             cells.append(f"{record.value:+.4f} ({record.low:+.4f} to {record.high:+.4f})")
         rows.append((f"{first} − {less}", *cells))
-    heads = ("correction, and what else", "rate", "loss after 5 %", "loss at the end")
-    differences = table(("paired differences, nats", "after 5 %", "at the end"), rows)
-    return f"{table(heads, means)}\n\n{differences}"
+    ends = table(("correction, and what else", "rate", "loss after 5 %", "loss at the end"), means)
+    return f"{ends}\n\n{table(('paired differences, nats', 'after 5 %', 'at the end'), rows)}"

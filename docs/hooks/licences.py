@@ -10,9 +10,10 @@ import re
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mlm_repro.lineage import VERSION
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.digest import sha256_file
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +32,7 @@ TITLES = {
 
 
 class Pin(NamedTuple):
-    """A version of a package, and the SHA-256 of each of its files."""
+    """A pinned version of a package, and the SHA-256 of each of its files."""
 
     name: str
     version: str
@@ -39,21 +40,19 @@ class Pin(NamedTuple):
 
 
 def pins() -> list[Pin]:
-    """Return every package of the constraints, by name; if two files pin it, the later file's
-    pin."""
-    text = "\n".join(
-        path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("constraints*.txt"))
-    )
-    every = (
-        Pin(name, version, tuple(re.findall(r"sha256:(\w+)", rest)))
-        for name, version, rest in PIN.findall(text)
-    )
-    return sorted({pin.name: pin for pin in every}.values())
+    """Return the pin of every package in constraints*.txt, sorted by name; if two files pin it, the
+    pin of the file whose name sorts last."""
+    pinned = {}
+    for path in sorted(ROOT.glob("constraints*.txt")):
+        for name, version, rest in PIN.findall(path.read_text(encoding="utf-8")):
+            pinned[name] = Pin(name, version, tuple(re.findall(r"sha256:(\w+)", rest)))
+    return sorted(pinned.values())
 
 
 def licence(name: str) -> str:
-    """Return the licence that an installed package states: an expression, classifiers, a word, or
-    the title of its text."""
+    """Return the licence that a package states in its metadata: an expression, classifiers or a
+    word; else the short name of the licence whose known words its text has. `NOT_HERE`, a sentence,
+    if it is not installed or states none."""
     try:
         package = distribution(name)
     except PackageNotFoundError:
@@ -71,20 +70,25 @@ def licence(name: str) -> str:
     )
     if stated and stated != "UNKNOWN":
         return stated
-    texts = [file.read_text() for file in package.files or [] if "LICENSE" in file.name.upper()]
-    return next(
-        (short for text in texts for short, title in TITLES.items() if title in text), NOT_HERE
-    )
+    for file in package.files or []:
+        if "LICENSE" in file.name.upper():
+            text = file.read_text()
+            for short, title in TITLES.items():
+                if title in text:
+                    return short
+    return NOT_HERE
 
 
 def notice() -> str:
-    """Return the text of NOTICE, whose last part is the list of licences."""
+    """Return the text of NOTICE: what the file has before the list of licences, and the list made
+    anew."""
     own = (ROOT / "NOTICE").read_text(encoding="utf-8").partition(f"\n\n{BEGIN}")[0].rstrip("\n")
     return f"{own}\n\n\n{BEGIN}\n" + "".join(f"{pin.name}: {licence(pin.name)}\n" for pin in pins())
 
 
-def bill(wheel: Path) -> dict[str, Any]:
-    """Return the bill of materials of a wheel."""
+def bill(wheel: Path) -> JSON:
+    """Return the bill of materials of a wheel as CycloneDX's JSON: the wheel with its digest, and
+    every pinned package."""
     component = {
         "type": "application",
         "name": "mlm-repro",
@@ -119,7 +123,8 @@ def bill(wheel: Path) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-    """Write NOTICE, or with `--bill WHEEL FILE` the wheel's bill of materials."""
+    """Write NOTICE anew or, if the arguments are `--bill WHEEL FILE`, write the wheel's bill of
+    materials into FILE."""
     if arguments[:1] == ["--bill"]:
         wheel, file = map(Path, arguments[1:])
         file.write_text(json.dumps(bill(wheel), indent=1) + "\n", encoding="utf-8")

@@ -22,12 +22,13 @@ ARTICLES = (
 )
 PASSAGE = "He likes a bowl of\nstrawberries"
 FIRST_SHOWN = 3
-END_OF_TEXT, UNSCORED = "<eot>", "·"
+END_OF_TEXT = "<eot>"
+UNSCORED = "·"
 
 
 class Pieces:
-    """A tokenizer whose sub-words are words of up to five letters, punctuation and line ends,
-    numbered in the order of their first use."""
+    """A tokenizer whose sub-words are words or parts of words of up to five letters, punctuation
+    and line ends, numbered in the order of their first use; 0 is the end of a text."""
 
     vocab_size = 1000
     end_of_text = 0
@@ -38,32 +39,33 @@ class Pieces:
         self.texts = [END_OF_TEXT]
 
     def encode(self, text: str) -> list[int]:
-        """Return the numbers of the text's sub-words; a space belongs to the sub-word after it."""
+        """Return the numbers of the text's sub-words; new sub-words get the next numbers. A space
+        belongs to the sub-word after it."""
         pieces = re.findall(r" ?\w{1,5}| ?[^\w\s]+|\s", text)
         self.texts += [piece for piece in dict.fromkeys(pieces) if piece not in self.texts]
         return [self.texts.index(piece) for piece in pieces]
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """Encode each of several texts."""
+        """Return the numbers of the sub-words of each text."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of the sub-words; a number that is not used yet gives an empty text."""
+        """Return the text of the numbers' sub-words; a number that is not used yet gives an empty
+        text."""
         return "".join(self.texts[number] for number in ids if number < len(self.texts))
 
 
 def small_task(name: str, tokenizer: Pieces) -> Task:
-    """Build the protocol as always, but on a text of two articles or on one passage."""
+    """Return the task of the protocol `name`, built by its own code, but on a built-in text of two
+    articles or one passage instead of the test set's file."""
 
     def read_articles(task: str, path: Path, test_set: str = "") -> RunningText:
         return RunningText.of_wikitext(SourceText(task, "two short articles", ""), ARTICLES)
 
     def read_passage(path: Path, digest: str, title: str) -> str:
-        return (
-            json.dumps({"text": PASSAGE})
-            if "lambada_test.jsonl" in title
-            else PASSAGE.lower().replace("\n", " ")
-        )
+        if "lambada_test.jsonl" in title:
+            return json.dumps({"text": PASSAGE})
+        return PASSAGE.lower().replace("\n", " ")
 
     with (
         patch("mlm_repro.evaluation.tasks.wikitext103.read_wikitext", read_articles),
@@ -73,8 +75,8 @@ def small_task(name: str, tokenizer: Pieces) -> Task:
 
 
 def section(name: str) -> str:
-    """Return a protocol's heading, sentence and diagram, and the sentence that a result states
-    about itself."""
+    """Return a protocol's part of the page in Markdown: heading, sentence, diagram, counts, and the
+    sentence that a result states about itself."""
     tokenizer = Pieces()
     task = small_task(name, tokenizer)
     counts = np.array([request.num_scored for request in task.requests])
@@ -99,8 +101,9 @@ def section(name: str) -> str:
 
 
 def diagram(task: Task, tokenizer: Pieces) -> str:
-    """Draw each request's inputs above the tokens that are predicted from them; a mark stands for a
-    token that is not scored."""
+    """Return a drawing in text of the first requests and the last, with "…" for those between: the
+    inputs above the tokens that are predicted from them; a mark stands for a token that is not
+    scored. If the task has memory, a line also shows what it holds."""
     blocks = []
     requests: list[Any] = list(task.requests)
     for number, request in enumerate(requests):
@@ -109,10 +112,10 @@ def diagram(task: Task, tokenizer: Pieces) -> str:
                 blocks.append("…")
             continue
         texts = [_visible(tokenizer.texts[token]) for token in request.tokens]
-        inputs, targets = texts[:-1], texts[1:]
-        targets[: len(targets) - request.num_scored] = [UNSCORED] * (
-            len(targets) - request.num_scored
-        )
+        inputs = texts[:-1]
+        targets = texts[1:]
+        unscored = len(targets) - request.num_scored
+        targets[:unscored] = [UNSCORED] * unscored
         widths = [max(map(len, pair)) for pair in zip(inputs, targets, strict=True)]
         rows = [("INPUT", inputs), ("PRED", targets)]
         block = [f"{task.unit.removesuffix('s')} {number}"]

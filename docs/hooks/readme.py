@@ -18,7 +18,7 @@ from statistics import fmean
 
 from mlm_repro.experiments.catalogue import load_experiments
 from mlm_repro.experiments.reproduce.plan import make_plan
-from mlm_repro.experiments.scores import END, order_verdict
+from mlm_repro.experiments.scores import END
 from mlm_repro.experiments.verdicts import (
     Verdict,
     headlines,
@@ -33,16 +33,18 @@ from mlm_repro.reports.claims import forecast_of_order
 from mlm_repro.reports.engines import apart, read_engines
 from mlm_repro.reports.load import Reproduction, load_reproduction
 from mlm_repro.reports.render import render
-from mlm_repro.reports.reproduced import reproduction_exhibits
+from mlm_repro.reports.reproduced import order_of, reproduction_exhibits
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "results"
-RESULTS, FIGURES = KEPT / "reproduce-8.3b", KEPT / "figures"
+RESULTS = KEPT / "reproduce-8.3b"
+FIGURES = KEPT / "figures"
 
 
 def published(kept: Reproduction, series: str, quantity: str) -> str:
-    """Return a model's published number, several if sources print several; for a curve its last
-    point."""
+    """Return, as text with its unit, a model's published number of a quantity; several between
+    slashes if sources print several; for a curve its last point; "not run" if there is none.
+    `series` names the model."""
     mine = [
         r for r in kept.records if (r.series, r.quantity, r.kind) == (series, quantity, "published")
     ]
@@ -52,38 +54,37 @@ def published(kept: Reproduction, series: str, quantity: str) -> str:
 
 
 def results_block(kept: Reproduction) -> str:
-    """Return the order of the twins over their seeds, a table of their sizes and perplexities, and
-    the result of the forecast that was sealed before its trainings."""
+    """Return in Markdown the sentence on the twins' order over their seeds, a table of their sizes
+    and perplexities, and the result of the forecast that was sealed before its trainings."""
     summary = kept.summary
-    names, trained = [*summary.labels], {model.series: model.trained for model in summary.models}
-    ends = {
-        name: [r.value for r in kept.records if (r.series, r.quantity) == (name, END) and r.seed]
+    names = [*summary.labels]
+    trained = {model.series: model.trained for model in summary.models}
+    ends = [
+        [r.value for r in kept.records if (r.series, r.quantity) == (name, END) and r.seed]
         for name in names
-    }
+    ]
     rows = {
         "": names,
         "---": ["--:"] * len(names),
         "published perplexity": [published(kept, name, "validation_perplexity") for name in names],
         "twin's parameters": [f"{trained[name].parameters:,}" for name in names],
-        "twin's perplexity": [f"{fmean(ends[name]):.1f}" for name in names],
+        "twin's perplexity": [f"{fmean(end):.1f}" for end in ends],
     }
-    table = [f"|{head}|{'|'.join(row)}|" for head, row in rows.items()]
-    order = order_verdict(kept.records, kept.scores, summary.labels)
-    return "\n".join(
-        [f"{order} {summary.limits}", "", *table, "", forecast_of_order(every_verdict())]
-    )
+    table = [line((head, *row)) for head, row in rows.items()]
+    said = f"{order_of(kept)} {summary.limits}"
+    return "\n".join([said, "", *table, "", forecast_of_order(every_verdict())])
 
 
 def tiers_block(kept: Reproduction) -> str:
-    """Return a table of what each size of hardware can run: one command, its duration, the number
-    to expect."""
+    """Return a Markdown table with a row for each size of hardware: the command that runs there,
+    its duration and the number to expect."""
     names = [*kept.summary.labels]
-    small, large = names[0], names[-1]
+    small = names[0]
+    large = names[-1]
     twins = make_plan(large, "scaled", False, None).configs
     models = kept.summary.models[: len(twins)]
-    is_of_these = [model.trained.hidden_size for model in models] == [
-        twin.model.hidden_size for twin in twins
-    ]
+    sizes = [twin.model.hidden_size for twin in twins]
+    is_of_these = [model.trained.hidden_size for model in models] == sizes
     minutes = sum(model.train_seconds or 0 for model in models) / 60
     duration = f"{minutes:.0f} minutes of training" if is_of_these else "not timed yet"
     return "\n".join(
@@ -106,19 +107,21 @@ def tiers_block(kept: Reproduction) -> str:
 
 def engines_block(_: Reproduction) -> str:
     """Return a sentence on the distance between the losses of the kept trainings in Megatron-Core
-    and ours."""
+    and ours; the argument is not used."""
     return apart([read_engines(run) for run in sorted((KEPT / "against").glob("against-*"))])
 
 
 @cache
 def every_verdict() -> list[Verdict]:
-    """Return a verdict on every claim, from kept results and computed numbers."""
+    """Return the verdicts on every claim of every experiment, from kept results and computed
+    numbers. They are computed once a process."""
     experiments = load_experiments().values()
     return [*judge(experiments, load_results([KEPT, KEPT / "ablations"])), *unanswered(experiments)]
 
 
 def verdicts_block(_: Reproduction) -> str:
-    """Return a table of the outcomes of the published claims by scale."""
+    """Return in Markdown a table of the outcomes of the published claims by scale, and a sentence
+    that sums them up."""
     table = totals(every_verdict())
     marks = ["---"] * table.words + ["--:"] * (len(table.heads) - table.words)
     return "\n".join(
@@ -127,7 +130,7 @@ def verdicts_block(_: Reproduction) -> str:
 
 
 def line(cells: Sequence[str]) -> str:
-    """Join cells to a row of a Markdown table."""
+    """Return the cells joined to a row of a Markdown table."""
     return f"|{'|'.join(cells)}|"
 
 
@@ -142,11 +145,13 @@ CONSOLE = re.compile(r"```console\n((?:\$ [^\n]*\n)+)(.*?)```", re.DOTALL)
 
 
 def rewrite(readme: str, results: Path = RESULTS) -> str:
-    """Return the README with every block renewed. Raises BadInput if a marker is missing or a
-    command fails."""
+    """Return the README's text with every block between marks and every output in a `console` block
+    renewed; the commands are run. `results` is the kept reproduction. Raises BadInput if a mark is
+    missing or a command fails."""
     reproduction = load_reproduction(results)
     for name, block in BLOCKS.items():
-        begin, end = f"<!--{name}-->", f"<!--/{name}-->"
+        begin = f"<!--{name}-->"
+        end = f"<!--/{name}-->"
         if begin not in readme or end not in readme:
             raise BadInput(f"README has no {begin} and {end}")
         before, rest = readme.split(begin, 1)
@@ -155,7 +160,8 @@ def rewrite(readme: str, results: Path = RESULTS) -> str:
 
 
 def draw(folder: Path) -> Path:
-    """Draw README's picture, the curves of the kept reproduction, into a folder."""
+    """Draw README's picture, the curves of the kept reproduction, into `twins.svg` in a folder, and
+    return its path."""
     curves = reproduction_exhibits(load_reproduction(RESULTS))["2019-figure-6"]
     path = folder / "twins.svg"
     write_bytes(path, render(replace(curves, name="twins")).svg)
@@ -164,17 +170,18 @@ def draw(folder: Path) -> Path:
 
 @cache
 def _output(commands: str) -> str:
-    """Return the output of the last of the commands, run in an empty folder. Raises BadInput if a
-    command fails or prints nothing."""
+    """Run the commands in a shell, in a new empty folder, and return the output of the last. Each
+    line is a command after `$ `. Raises BadInput if one fails or prints nothing. A text is run once
+    a process."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     with tempfile.TemporaryDirectory() as folder:
         for line in commands.splitlines():
-            command, environment = line.removeprefix("$ "), {**os.environ, "PATH": path}
+            command = line.removeprefix("$ ")
             done = subprocess.run(
                 command,
                 shell=True,
                 cwd=folder,
-                env=environment,
+                env={**os.environ, "PATH": path},
                 capture_output=True,
                 text=True,
                 check=False,

@@ -11,7 +11,6 @@ from docs.hooks.commands import cell, table
 from mlm_repro.evaluation.models.places import SMOLLM2, SMOLLM2_NOTE
 from mlm_repro.experiments.benchmark import AGAINST, read_benchmark
 from mlm_repro.experiments.catalogue import load_experiments
-from mlm_repro.experiments.scores import order_verdict
 from mlm_repro.experiments.verdicts import (
     count_outcomes,
     headlines,
@@ -20,10 +19,11 @@ from mlm_repro.experiments.verdicts import (
     totals,
     unanswered,
 )
+from mlm_repro.lineage.files import read_object
 from mlm_repro.reports.engines import engines_exhibit
 from mlm_repro.reports.exhibit import Table
 from mlm_repro.reports.load import load_reproduction
-from mlm_repro.reports.reproduced import twins_table
+from mlm_repro.reports.reproduced import order_of, twins_table
 from mlm_repro.reports.tables import comparison_tables, models_tables
 
 REPRODUCTION = "reproduce-8.3b"
@@ -31,27 +31,27 @@ PRETRAINED_HEADS = ("here", "others' programs")
 
 
 def results(folder: Path) -> Iterator[str]:
-    """Yield all kept results, without figures."""
+    """Yield the parts of the page of all kept results in Markdown, without figures. `folder` is
+    `results/`."""
     for section in (_pretrained, _reproduction, _verdicts, _engines, _benchmarks, _faults):
         yield from section(folder)
 
 
 def markdown(shown: Table) -> str:
-    """Write a table in Markdown, its title above."""
-    rows = [tuple(map(cell, row)) for row in shown.rows]
-    return (f"**{shown.title}**\n\n" if shown.title else "") + table(
-        tuple(map(cell, shown.heads)), rows
-    )
+    """Return a table in Markdown, with its title, if it has one, in bold above."""
+    title = f"**{shown.title}**\n\n" if shown.title else ""
+    heads, *rows = (tuple(map(cell, row)) for row in (shown.heads, *shown.rows))
+    return title + table(heads, rows)
 
 
 def pretrained_rows(folder: Path) -> list[tuple[str, str, str]]:
-    """Return each protocol of `mlm-eval` with a kept result, our number, and the other program's
-    number."""
-    wikitext, lambada, passages = (
-        json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-        for name in ("wikitext103-stride1024", "lambada", "lambada-lm-eval")
+    """Return a row (protocol, our number, the other program's number) for each kept result of
+    `mlm-eval` on a pretrained model, whose folder is given; the last is empty if no other program
+    was run."""
+    wikitext, lambada, passages, theirs = (
+        read_object(folder / f"{name}.json")
+        for name in ("wikitext103-stride1024", "lambada", "lambada-lm-eval", "lm-eval")
     )
-    theirs = json.loads((folder / "lm-eval.json").read_text(encoding="utf-8"))
     loop = math.exp(_loop_sums(folder)["float64"] / wikitext["normaliser"])
     harness = f"{theirs['acc']:.4f} and {theirs['perplexity']:.3f}, lm-evaluation-harness"
     shown = (
@@ -61,7 +61,7 @@ def pretrained_rows(folder: Path) -> list[tuple[str, str, str]]:
     )
     rows = [(f"`{score['task']}`", *numbers) for score, *numbers in shown]
     for path in sorted(folder.glob("wikitext2-*.json")):
-        score = json.loads(path.read_text(encoding="utf-8"))
+        score = read_object(path)
         rows.append((f"`{score['task']}`", f"{score['perplexity']:.3f}", ""))
     return rows
 
@@ -87,20 +87,13 @@ def _pretrained(results: Path) -> Iterator[str]:
 
 def _reproduction(results: Path) -> Iterator[str]:
     reproduction = load_reproduction(results / REPRODUCTION)
-    kind = "scaled" if reproduction.summary.mode == "scaled" else "measured"
+    summary = reproduction.summary
     yield "## The reproduction"
-    yield (
-        f"`make reproduce-8.3b`, on {reproduction.summary.hardware}."
-        f" {reproduction.summary.twin_rule}"
-    )
-    yield order_verdict(reproduction.records, reproduction.scores, reproduction.summary.labels)
-    shown = (
-        *models_tables(reproduction.summary.models, kind),
-        twins_table(reproduction),
-        *comparison_tables(reproduction.records),
-    )
-    for shown_table in shown:
-        yield markdown(shown_table)
+    yield f"`make reproduce-8.3b`, on {summary.hardware}. {summary.twin_rule}"
+    yield order_of(reproduction)
+    yield from map(markdown, models_tables(summary.models, reproduction.own_kind))
+    yield markdown(twins_table(reproduction))
+    yield from map(markdown, comparison_tables(reproduction.records))
 
 
 def _verdicts(results: Path) -> Iterator[str]:
@@ -143,7 +136,7 @@ def _benchmarks(results: Path) -> Iterator[str]:
 
 
 def measures(record: Path) -> Iterator[str]:
-    """Yield every table of a benchmark except its ratios."""
+    """Yield in Markdown every table of a benchmark's record, a file, except its ratios."""
     for rows in tables(read_benchmark(record)):
         if rows.title != "ratios":
             yield markdown(rows)

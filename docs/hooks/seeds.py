@@ -14,8 +14,8 @@ ROWS = Path(__file__).with_suffix(".toml")
 
 
 def seeds() -> Iterator[str]:
-    """Yield a table for each document; outcomes come from kept results and from simulated
-    numbers."""
+    """Yield in Markdown a heading and a table for each document: a row for each item, with its
+    command and outcome. Outcomes come from kept results and from simulated numbers."""
     verdicts = every_verdict()
     for seed in read_toml(ROWS)["seeds"]:
         yield f"## {seed['title']}"

@@ -79,10 +79,11 @@ class Probe(FileSchema):
         return tokens
 
     def compare(self, loss: float, where: object, computed_on: JSON | None = None) -> str | None:
-        """Compare the loss of the loaded model on the samples with the stored loss. Return a
-        warning if it is near but not equal although `computed_on` equals the stored one, else None.
+        """Compare `loss`, the loaded model's on the samples, with the stored loss; `where` names
+        the checkpoint in messages. Return a warning if the losses are near but not equal although
+        `computed_on` equals the stored one, else None.
 
-        Raises IntegrityFailure if it is not within `TOLERANCE`: the weights changed, or this
+        Raises IntegrityFailure if they are not within `TOLERANCE`: the weights changed, or this
         machine miscomputes.
         """
         change = (
@@ -121,7 +122,8 @@ class Ancestor(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Progress of a run, and the checkpoints that it came from."""
+    """Progress of a run as a checkpoint stores it, and the earlier checkpoints that it came
+    through."""
 
     iteration: int = 0
     """Number of iterations finished."""
@@ -256,8 +258,8 @@ class CheckpointWriter:
 
     def close(self) -> None:
         """Give up a checkpoint in progress, if there is one, and remove its files, after waiting
-        for the thread; if it is already being sealed, it is finished instead. The writer can then
-        write no other."""
+        for the thread; if it is already being sealed, it is finished instead. In both cases the
+        writer can then write no other."""
         if self._steps is not None:
             self._is_given_up = True
             self._steps.close()
@@ -317,7 +319,7 @@ class CheckpointWriter:
         def measured() -> Iterator[torch.Tensor]:
             for name in sorted(own):  # the order of a file; the index has the model's
                 if self._is_given_up:
-                    raise Interrupted(f"{path} is given up")
+                    raise Interrupted(f"{path} is left unfinished: its checkpoint was given up")
                 numbers[name] = statistics.measure(self._copies[name], own[name])
                 if lost := numbers[name][3]:
                     raise Diverged(
@@ -395,8 +397,8 @@ def save_checkpoint(
 
 
 def as_ancestor(path: Path, iteration: int) -> Ancestor:
-    """Return a sealed checkpoint as later checkpoints name it: the given iteration, and the digests
-    in its completion marker."""
+    """Return the Ancestor by which later checkpoints name a sealed one: the given iteration, and
+    two digests from the completion marker, of all files and of the model files alone."""
     others = {name for name in sealed_files(path) if not name.startswith("model-")}
     return Ancestor(iteration, read_digest(path), content_digest(path, without=others))
 
@@ -470,9 +472,10 @@ def start_from(
     optimizer: FlatOptimizer,
     is_whole: bool,
 ) -> TrainingState:
-    """Load the weights of the checkpoint that a run starts from, in full precision if it has master
-    weights, and return the progress at iteration 0. If `is_whole`, load the optimizer too, and
-    return the checkpoint's progress.
+    """Load the weights of the checkpoint that a run starts from into the model and the optimizer's
+    master weights, read from the checkpoint's master weights if it has them. Return the progress at
+    iteration 0. If `is_whole`, load moments and step count too, and return the checkpoint's
+    progress.
 
     Every rank calls it. Raises IntegrityFailure if the checkpoint is damaged, or no longer the one
     with `digest` that the run began with.
@@ -548,9 +551,10 @@ def load_checkpoint(
 
 
 def _check_files(path: Path, mesh: ParallelMesh, is_read: Callable[[str], bool]) -> None:
-    """Compare a checkpoint's files with its seal: the digest of each that `is_read` accepts on one
-    of the ranks, the sizes of all on every rank. Every rank calls it. Raises IntegrityFailure, on
-    every rank, for a file that was changed, added or removed."""
+    """Compare a checkpoint's files with its seal: the sizes of all files on every rank, and the
+    digest of each file whose name `is_read` accepts on a single rank, which shares out the reading.
+    Every rank calls it. Raises IntegrityFailure, on every rank, for a file that was changed, added
+    or removed."""
     with mesh.all_or_none():
         mine = set(sorted(filter(is_read, sealed_files(path)))[mesh.world.rank :: mesh.world.size])
         check_seal(path, mine.__contains__)

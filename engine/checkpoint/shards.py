@@ -74,9 +74,9 @@ def write_shard(
 def describe(
     parts: Iterable[tuple[str, ShardedParameter]], file: str, numbers: Mapping[str, Numbers]
 ) -> dict[str, Entry]:
-    """Return a description of each tensor in one rank's file, by name, for `write_index`: the whole
-    tensor's shape, the dim along which it is divided, this rank's part, the file and the
-    numbers."""
+    """Return name → description of each tensor in one rank's file, for `write_index`: the whole
+    tensor's shape, the dim along which it is divided, the number of this rank's part, the file's
+    name and `numbers`, the statistics of this part."""
     return {
         name: {
             "shape": list(p.global_shape),
@@ -90,8 +90,8 @@ def describe(
 
 
 def write_index(directory: Path, descriptions: Iterable[dict[str, Entry]]) -> None:
-    """Merge all ranks' descriptions of their files, and write index.json and statistics.json into
-    the checkpoint."""
+    """Merge `descriptions`, the result of `describe` from every rank, and write index.json and
+    statistics.json into the checkpoint's directory."""
     merged: dict[str, dict[int, Entry]] = {}
     for name, part in chain.from_iterable(description.items() for description in descriptions):
         # A whole tensor comes from several ranks with equal bits; the first file that has it is
@@ -127,8 +127,9 @@ def reading(place: Path) -> Iterator[None]:
 
 
 def read_into(directory: Path, index: dict[str, Entry], wanted: Wanted) -> None:
-    """Fill each target with elements of this rank's part of a tensor, from a checkpoint of any
-    layout. The target keeps its number format.
+    """Fill the target of each `wanted` (name, parameter, first element, target) with consecutive
+    elements of this rank's part of that tensor, from the first element on. A checkpoint of any
+    layout may hold it; the target keeps its number format.
 
     Raises IntegrityFailure for tensors that are missing, misshapen or not floating-point, and for
     files that cannot be read. Other tensors of the index are not looked at.
@@ -145,8 +146,8 @@ def read_into(directory: Path, index: dict[str, Entry], wanted: Wanted) -> None:
 
 
 def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
-    """Return the number format of the first tensor of the index, as its file states it. All weights
-    have the same format, but this is not checked.
+    """Return the number format of the first tensor of the index, as its file states it, as a torch
+    dtype. All weights have the same format, but this is not checked.
 
     Raises IntegrityFailure if it is not a training format, if the index is empty or if the file
     cannot be read.
@@ -165,8 +166,9 @@ def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
 
 
 def entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[int, ...]) -> Entry:
-    """Return a tensor's entry in the index. Raises IntegrityFailure if the index has no such entry,
-    one of another shape, or one that does not name files of the checkpoint."""
+    """Return a tensor's entry in the index: its shape, dim and file names. Raises IntegrityFailure
+    if the index has no such entry, one of a shape other than `shape`, or one that does not name
+    files of the checkpoint."""
     if name not in index:
         raise IntegrityFailure(f"{directory}: tensor {name!r} is missing")
     entry = index[name]
@@ -202,8 +204,9 @@ def _is_list_of(value: Any, kind: type) -> bool:
 def _read_run(
     name: str, entry: Entry, parameter: ShardedParameter, start: int, target: Tensor, file: Any
 ) -> None:
-    """Fill the flat target with consecutive elements of this rank's part of a tensor, from element
-    `start` of the part on."""
+    """Fill the target with consecutive elements of this rank's part of a tensor, from element
+    `start` of the part on. The target is flat, or is the whole part. `file` opens a file of the
+    checkpoint by its name."""
     shape = parameter.local.shape
     count = target.numel()
     if not count:
@@ -224,7 +227,8 @@ def _read_part(
     name: str, entry: Entry, parameter: ShardedParameter, first: int, target: Tensor, file: Any
 ) -> None:
     """Fill the target with rows of this rank's part of a tensor, from row `first` of the part on.
-    Raises IntegrityFailure if the files do not hold the tensor's shape."""
+    `file` opens a file of the checkpoint by its name. Raises IntegrityFailure if the files hold
+    another shape, or numbers that are not floating-point."""
     dim = entry["dim"] or 0
     files = entry["files"]
     own = parameter.dim
@@ -240,7 +244,8 @@ def _read_part(
     size, rest = divmod(parameter.global_shape[dim], len(files))
     if rest:
         raise IntegrityFailure(
-            f"{name} of {parameter.global_shape[dim]} rows is divided over {len(files)} files"
+            f"{name} has {parameter.global_shape[dim]} rows in the divided dim, which the"
+            f" {len(files)} files of the index cannot hold in equal parts"
         )
     start, end, _ = cut[dim].indices(parameter.global_shape[dim])
     for number, source in enumerate(files):

@@ -43,6 +43,8 @@ def measure(
     tensor. The first three leave out non-finite elements, and are 0 if no element is finite.
 
     With a parameter, the tensor is a run of elements, from `start` on, of this rank's part of it.
+    The checksum then counts each element at its index in the whole tensor, so that `merge` gives
+    the whole tensor's.
     """
     flat = tensor.detach().flatten()
     total = torch.zeros((), dtype=torch.int64, device=flat.device)
@@ -78,14 +80,15 @@ def _range(flat: torch.Tensor) -> tuple[float, float, float, int]:
 
 
 def merge(parts: Iterable[Numbers]) -> Numbers:
-    """Return a tensor's numbers, combined from the numbers of its parts, at least one."""
+    """Return a whole tensor's numbers from its parts' numbers, at least one, each as `measure`
+    returns them."""
     squares, least, greatest, lost, checksums = zip(*parts, strict=True)
     return math.fsum(squares), min(least), max(greatest), sum(lost), sum(checksums) % 2**64
 
 
 def to_json(numbers: Numbers) -> dict[str, float | int]:
-    """Return a tensor's numbers under their names in `statistics.json`, with the norm in place of
-    the sum of squares."""
+    """Return a tensor's numbers, as `measure` returns them, under their names in `statistics.json`,
+    with the norm in place of the sum of squares."""
     squares, least, greatest, lost, checksum = numbers
     return {
         "norm": math.sqrt(squares),
@@ -97,8 +100,9 @@ def to_json(numbers: Numbers) -> dict[str, float | int]:
 
 
 def differs(measured: Numbers, stored: Mapping[str, Any]) -> str | None:
-    """Return a phrase for the first difference from the stored numbers; None if they agree. The
-    norm may differ by rounding, and a checksum that is not stored is not compared."""
+    """Return a phrase for the first difference of measured numbers from `stored`, a tensor's entry
+    in `statistics.json`; None if they agree. The norm may differ by rounding, and a checksum that
+    is not stored is not compared."""
     values = to_json(measured)
     # Another layout adds squares in another order; minimum, maximum and counts are exact at any.
     if not math.isclose(values["norm"], stored["norm"], rel_tol=ROUNDING, abs_tol=1e-300):
@@ -147,12 +151,12 @@ def check_loaded(
     loaded: Loaded,
     owners: Axis | None = None,
 ) -> None:
-    """Compare the tensors that this rank and its tensor-parallel peers have read with the stored
-    numbers; a collective of these ranks.
+    """Compare the numbers of the tensors that this rank and its tensor-parallel peers have read
+    with the numbers stored in a checkpoint; a collective of these ranks.
 
-    With `owners`, each rank of that axis has read its own elements. Raises IntegrityFailure naming
-    the first tensor that differs or that the statistics lack; other ranks of the mesh do not learn
-    of it. A checkpoint without statistics is not compared.
+    With `owners`, each rank of that axis has read its own elements, and all of them call this.
+    Raises IntegrityFailure naming the first tensor that differs or that the statistics lack; other
+    ranks of the mesh do not learn of it. A checkpoint without statistics is not compared.
     """
     if not (directory / FILE).is_file():
         return

@@ -33,15 +33,16 @@ class StreamMemory:
         self._passing: dict[Places, Recurrence] = {}
 
     def enter(self, places: Places) -> Recurrence | None:
-        """Return the Recurrence of a microbatch: `before` has the memory of these streams, empty at
-        first, and `commit` makes `after` the memory. None for a model without memory."""
+        """Return the Recurrence of a microbatch, for the model to read and write: `before` has the
+        memory of the streams `places`, empty at first, and `after` becomes it at the next `commit`.
+        None for a model without memory."""
         if not self.is_kept:
             return None
         self._passing[places] = Recurrence(self._states.get(places, {}))
         return self._passing[places]
 
     def commit(self) -> None:
-        """Make the states that this iteration's microbatches have left the memory for the next
+        """Keep the states that this iteration's microbatches have left as the memory for the next
         iteration."""
         for places, recurrence in self._passing.items():
             self._states[places] = recurrence.after
@@ -53,8 +54,9 @@ class StreamMemory:
         self._passing = {}
 
     def states(self) -> dict[str, torch.Tensor]:
-        """Return the states of this rank on the host, [m, h] each, by `LAYER.STREAM`. On
-        tensor-parallel ranks but the first, the result is empty."""
+        """Return this rank's memory of streams for `save`: `LAYER.STREAM` → states [m, h], copied
+        to the host. Empty on tensor-parallel ranks but the first, because all hold the same
+        states."""
         named: dict[str, torch.Tensor] = {}
         for places, layers in self._states.items() if self.mesh.tp.rank == 0 else ():
             for (layer, states), (row, place) in product(layers.items(), enumerate(places)):
@@ -62,8 +64,8 @@ class StreamMemory:
         return named
 
     def save(self, directory: Path, states: dict[str, torch.Tensor]) -> None:
-        """Write the result of `states` to this rank's file in the directory of a checkpoint; do
-        nothing if it is empty."""
+        """Write `states`, the result of the method of that name, to this rank's file in the
+        directory of a checkpoint; do nothing if it is empty."""
         # Stages and data-parallel ranks have layers and streams of their own, and each writes a
         # file.
         if states:
@@ -74,8 +76,9 @@ class StreamMemory:
             )
 
     def load(self, directory: Path, groups: Iterable[Places], layers: Iterable[int]) -> None:
-        """Load a checkpoint's states of these layers for the streams of each microbatch in
-        `groups`; any layout may have written them. Does nothing for a model without memory.
+        """Load the memory of streams from a checkpoint of any layout: the states of `layers`, this
+        rank's, for the stream indices of each microbatch in `groups`. Does nothing for a model
+        without memory.
 
         Raises IntegrityFailure if a stream is missing there or a file cannot be read.
         """
@@ -92,7 +95,7 @@ class StreamMemory:
                 saved |= {name: file.get_tensor(name) for name in needed & {*file.keys()}}
         if missing := needed - saved.keys():
             raise IntegrityFailure(
-                f"{directory} has no memory of {len(missing)} streams and layers of the model"
+                f"{directory} lacks the memory of {len(missing)} pairs of a layer and a stream"
             )
         for places, layer in wanted:
             states = torch.stack([saved[f"{layer}.{place}"] for place in places], dim=1)

@@ -51,9 +51,9 @@ class NameMap(Config):
     """Suffixes of our names of parameters → the dim that is divided over tensor-parallel ranks."""
 
     def ours(self, name: str, table: dict[str, str], first_layer: int) -> str | None:
-        """Return our name for one of the engine's names, or None if `table` lacks it. Wrappers'
-        names in front, such as `module.`, are left out first. The engine's layer 0 is our
-        `first_layer`."""
+        """Return our name for one of the engine's names, or None if `table`, the map's `outputs` or
+        `parameters`, lacks it. Wrappers' names in front, such as `module.`, are left out first. The
+        engine's layer 0 is our `first_layer`."""
         named = _renamed(WRAPPERS.sub("", name), table.items())
         return named and re.sub(
             r"^layers\.(\d{1,6})", lambda match: f"layers.{int(match[1]) + first_layer}", named
@@ -65,21 +65,24 @@ class NameMap(Config):
         return _renamed(name, ((ours, theirs) for theirs, ours in self.parameters.items()))
 
     def in_our_order(self, ours: str, value: Tensor, heads: int) -> Tensor:
-        """Convert another engine's parameter, whose name here is `ours`, to our layout."""
+        """Return another engine's parameter, whose name here is `ours`, in our layout. `heads` is
+        the number of attention heads that it holds."""
         value = value.T if ours.endswith(self.transposed) else value
         if ours.endswith(self.grouped):
             value = value.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)
         return value
 
     def in_their_order(self, ours: str, value: Tensor, heads: int) -> Tensor:
-        """Convert our parameter to the engine's layout, the inverse of `in_our_order`."""
+        """Return our parameter, named `ours`, in the engine's layout, the inverse of
+        `in_our_order`. `heads` is the number of attention heads that it holds."""
         if ours.endswith(self.grouped):
             value = value.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
         return value.T if ours.endswith(self.transposed) else value
 
 
 def _renamed(name: str, patterns: Iterable[tuple[str, str]]) -> str | None:
-    """Return the name translated by the first pattern that matches, or None."""
+    """Return the name translated by the first pair (pattern, translation) of `patterns` that
+    matches it, or None."""
     for pattern, other in patterns:
         expression = re.escape(pattern).replace(r"\*\*", "(.+)").replace(r"\*", "([^.]+)")
         if match := re.fullmatch(expression, name):
@@ -88,8 +91,8 @@ def _renamed(name: str, patterns: Iterable[tuple[str, str]]) -> str | None:
 
 
 def read_names(name: str) -> NameMap:
-    """Return the name map of a known engine, or one in a TOML file. Raises BadInput if there is no
-    such map, or if the file is not a valid one."""
+    """Return the name map of a known engine, by its name, or of a TOML file, by its path. Raises
+    BadInput if there is no such map, or if the file is not a valid one."""
     path = SHIPPED / f"{name}.toml"
     if not path.is_file() and not (path := Path(name)).is_file():
         known = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.toml")))
@@ -109,8 +112,8 @@ class RankPlace:
 
 
 class Recorder:
-    """Recorder of this rank's tensors in a training step. It passes each to `take`, with the number
-    `iteration`, which the caller sets.
+    """Recorder of this rank's tensors in a training step. It passes each as a TensorPart to `take`,
+    with the number `iteration`, which the caller sets.
 
     `heads` is the number of attention heads on this rank, n in the `grouped` rows.
     """
@@ -196,7 +199,8 @@ class Recorder:
         self.show(name, value, tuple(start))
 
     def ours(self, name: str) -> str | None:
-        """Return our name for the engine's parameter, or None if the map lacks it."""
+        """Return our name for a parameter of the engine, given the engine's name, or None if the
+        map lacks it."""
         return self.names.ours(name, self.names.parameters, self.place.first_layer)
 
     def parameter(self, kind: str, name: str, value: Tensor) -> None:
@@ -228,7 +232,7 @@ def moved(value: Tensor, name: str, draw: int) -> Tensor:
 def whole_gradients(optimizer: FlatOptimizer) -> Iterator[tuple[ShardedParameter, Tensor]]:
     """Yield each parameter of this rank with its reduced gradient, gathered from the ranks that
     share the optimizer. It has the parameter's local shape, a part if the parameter is divided over
-    other axes. Collective."""
+    other axes. Collective: each of these ranks must iterate to the end."""
     for group in optimizer.groups:
         yield from group.views(group.owners.all_gather(group.own_gradient, dim=0))
 
@@ -236,7 +240,7 @@ def whole_gradients(optimizer: FlatOptimizer) -> Iterator[tuple[ShardedParameter
 def whole_state(optimizer: FlatOptimizer) -> Iterator[tuple[ShardedParameter, str, Tensor]]:
     """Yield (parameter, name, tensor) for both moments and, in mixed precision, the master weights
     of each parameter of this rank, gathered from the ranks that share the optimizer. The tensor has
-    the parameter's local shape. Collective."""
+    the parameter's local shape. Collective: each of these ranks must iterate to the end."""
     for group in optimizer.groups:
         for name, part in group.state.items():
             for parameter, view in group.views(group.owners.all_gather(part, dim=0)):

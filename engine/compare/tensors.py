@@ -99,8 +99,8 @@ def computation_order(names: Iterable[str]) -> list[str]:
 
 
 def assemble(parts: Iterable[TensorPart]) -> dict[Key, Array]:
-    """Join parts to whole tensors by (iteration, name). If several ranks computed the same part,
-    the last one counts.
+    """Return each whole tensor, joined from its parts, by (iteration, name). If several ranks
+    computed the same part, the last one counts.
 
     Raises IntegrityFailure if the parts of a tensor overlap or leave a hole.
     """
@@ -118,8 +118,9 @@ def assemble(parts: Iterable[TensorPart]) -> dict[Key, Array]:
 
 
 def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None = None) -> None:
-    """Raise IntegrityFailure unless the boxes cover a tensor of shape `whole` exactly once. Without
-    `whole` the tensor ends where the boxes end."""
+    """Raise IntegrityFailure unless the boxes, each (begin, end) of a part, cover a tensor of shape
+    `whole` exactly once. Without `whole` the tensor ends where the boxes end. `what` names the
+    tensor in the message."""
     if not boxes:
         raise IntegrityFailure(f"{what} has no shards")
     dims = {len(whole or boxes[0][0]), *map(len, chain.from_iterable(boxes))}
@@ -163,8 +164,8 @@ class TensorDifference(NamedTuple):
         return self.largest <= self.tolerance
 
     def sentence(self, reference: str, of: str = "iteration") -> str:
-        """Return a sentence that says by how much and where the tensor differs from `reference`.
-        The word `of` stands before the number of the iteration, from 1."""
+        """Return a sentence that says by how much and where the tensor differs from `reference`, a
+        name. The word `of` stands before the number of the iteration, from 1."""
         return (
             f"{self.tensor} in {of} {self.iteration + 1} differs from {reference} by"
             f" {self.largest:.1e} {self.where}"
@@ -173,7 +174,8 @@ class TensorDifference(NamedTuple):
 
 def compare(part: TensorPart, whole: Array, rank: str, tolerance: float) -> TensorDifference:
     """Return the largest difference between a part, computed on `rank`, and the reference's whole
-    tensor. A part outside the tensor differs infinitely, and so does a NaN."""
+    tensor, with the given tolerance. A part outside the tensor differs infinitely, and so does a
+    NaN."""
     expected = (
         whole[tuple(map(slice, part.start, part.end))]
         if len(part.start) == whole.ndim
@@ -197,9 +199,9 @@ def compare(part: TensorPart, whole: Array, rank: str, tolerance: float) -> Tens
 def merge(
     differences: Iterable[TensorDifference], reference: Mapping[Key, Array]
 ) -> list[TensorDifference]:
-    """Return the largest difference of each tensor of the reference in each iteration; infinite if
-    fewer elements were compared than the tensor has. Elements that several ranks computed count
-    each time."""
+    """Return the largest of the parts' differences for each tensor of the reference in each
+    iteration; infinite if fewer elements were compared than the tensor has. Elements that several
+    ranks computed count each time."""
     merged_parts: dict[Key, list[TensorDifference]] = {key: [] for key in reference}
     for difference in differences:
         merged_parts[difference.iteration, difference.tensor].append(difference)

@@ -42,14 +42,15 @@ def text_of(sample: Callable[[int], NDArray[np.int64]]) -> Take:
 @dataclass(frozen=True)
 class TrainingOrder:
     """Order of training, which gives each rank its microbatches of an iteration: the samples by
-    ascending number, each once."""
+    ascending number, each once. `take` makes a microbatch of sample numbers."""
 
     schedule: BatchSchedule
     microbatch_size: int
     take: Take
 
     def microbatches(self, iteration: int, dp_rank: int, dp: int) -> Iterator[Microbatch]:
-        """Yield this rank's microbatches of `iteration` (from 0)."""
+        """Yield the microbatches of `iteration` (from 0) for data-parallel rank `dp_rank` of
+        `dp`."""
         for places in place_groups(
             self.schedule.batch_size(iteration), self.microbatch_size, dp_rank, dp
         ):
@@ -65,9 +66,9 @@ class TrainingOrder:
 def place_groups(
     global_batch_size: int, microbatch_size: int, dp_rank: int, dp: int
 ) -> Iterator[tuple[int, ...]]:
-    """Yield, for each microbatch of a data-parallel rank, the indices of its sequences in the
-    global batch. A rank's share of the batch is contiguous, and must be a multiple of
-    `microbatch_size`."""
+    """Yield, for each microbatch of data-parallel rank `dp_rank` of `dp`, the indices of its
+    sequences in the global batch. A rank's share of the batch is contiguous, and must be a multiple
+    of `microbatch_size`."""
     share = global_batch_size // dp
     for first in range(dp_rank * share, (dp_rank + 1) * share, microbatch_size):
         yield tuple(range(first, first + microbatch_size))
@@ -86,9 +87,9 @@ class ValidationOrder:
     def microbatches(
         self, num_samples: int, batch_size: int, dp_rank: int, dp: int
     ) -> Iterator[Microbatch]:
-        """Yield this rank's microbatches, each of `batch_size` sequences, the last perhaps of
-        fewer. The ranks together take the first `num_samples` sequences, or all if the order has
-        fewer."""
+        """Yield the microbatches of data-parallel rank `dp_rank` of `dp`, each of `batch_size`
+        sequences, the last perhaps of fewer. The ranks together take the first `num_samples`
+        sequences, or all if the order has fewer."""
         # Every dp-th sequence, so that the shares of ranks differ by one at most.
         own = range(dp_rank, min(num_samples, self.num_samples), dp)
         for start in range(0, len(own), batch_size):
@@ -98,7 +99,8 @@ class ValidationOrder:
 
 def validation_text(parts: Sequence[tuple[TokenFile, float]], seq_length: int) -> ValidationOrder:
     """Return the order of a validation split's text, cut into consecutive sequences of `seq_length`
-    + 1 tokens that overlap by one, not shuffled.
+    + 1 tokens that overlap by one, not shuffled. `parts` are the split's token files with their
+    weights.
 
     Several token files are blended by weight, and each sequence is taken once, until one file is
     exhausted. Raises BadInput if a file is shorter than one sequence.

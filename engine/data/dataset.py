@@ -47,7 +47,8 @@ class DatasetFacts:
         for directory, vocabulary in zip(directories, vocabularies, strict=True):
             if vocabulary != vocabularies[0]:
                 raise BadInput(
-                    f"datasets {directories[0]} and {directory} have different vocabularies"
+                    f"datasets {directories[0]} and {directory} have different vocabularies,"
+                    " tokenizers or end-of-text tokens"
                 )
         return cls(
             directories,
@@ -58,14 +59,14 @@ class DatasetFacts:
 
     @property
     def digest(self) -> str:
-        """Digest of the dataset, or of the digests and shares of several."""
+        """Digest of the dataset; with several datasets, of their digests and shares."""
         return (
             self.digests[0] if len(self.digests) == 1 else sha256_json([self.digests, self.weights])
         )
 
     @property
     def parents(self) -> dict[str, str]:
-        """Digests that a run on this data records, by name: `dataset`, and for several datasets
+        """Name → digest of the data that a run on it records: `dataset`, and for several datasets
         also `dataset 1`, `dataset 2` and on."""
         # Each dataset by itself too, so that one of a blend can be followed to its text.
         several = {f"dataset {number}": digest for number, digest in enumerate(self.digests, 1)}
@@ -79,15 +80,15 @@ class DatasetFacts:
             check_seal_once(directory)
 
     def prefixes(self, split: str) -> list[tuple[Path, float]]:
-        """Return the path of each token file of a split without its ending, with the file's weight;
-        shards of a dataset share its weight by size."""
+        """Return (path without its ending, weight) for each token file of a split, such as `train`;
+        the shards of a dataset share its weight by size."""
         weighted = []
         for directory, weight in zip(self.directories, self.weights, strict=True):
             weighted += blend(split_prefixes(directory, split), weight)
         return weighted
 
     def token_files(self, split: str) -> list[tuple[TokenFile, float]]:
-        """Open a split's token files and return them with their weights."""
+        """Open the token files of a split, such as `train`, and return each with its weight."""
         return [(TokenFile(prefix), weight) for prefix, weight in self.prefixes(split)]
 
     @property
@@ -96,9 +97,9 @@ class DatasetFacts:
         return self.directories[0] / "tokenizer"
 
     def resize(self, model: ModelConfig) -> ModelConfig:
-        """Return a copy of the model with this dataset's vocabulary; a BERT's also has its special
-        tokens, which follow the dataset's unless the tokenizer has them. Raises BadInput if cutoffs
-        go beyond the vocabulary."""
+        """Return a copy of the model configuration with this dataset's vocabulary size. A BERT's
+        has its special tokens too, after the dataset's entries unless the tokenizer has them.
+        Raises BadInput if cutoffs go beyond the vocabulary."""
         if (cutoffs := model.transformer_xl.cutoffs) and cutoffs[-1] >= self.vocab_size:
             raise BadInput(
                 f"cutoffs = {list(cutoffs)} go beyond the dataset's vocabulary of {self.vocab_size}"
@@ -117,8 +118,9 @@ class DatasetFacts:
 
 
 def _read_vocabulary(directory: Path) -> tuple[int, int, str, int | None]:
-    """Return a complete dataset's vocabulary: real and padded size, digest of its tokenizer, and
-    end-of-text token, perhaps None. Raises errors as `DatasetFacts.read` does."""
+    """Return a complete dataset's vocabulary: number of entries, padded number, digest of the
+    tokenizer, and id of the end-of-text token or None. Raises errors as `DatasetFacts.read`
+    does."""
     # `os.path`, because it is also false for a name that no path can have.
     if not os.path.isdir(directory):
         raise DataMissing(f"there is no dataset at {directory}; `mlm-data run` makes one")

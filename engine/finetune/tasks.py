@@ -50,8 +50,8 @@ TaskExample = LabelledExample | SpanExample
 
 
 def read_mnli(path: Path) -> list[LabelledExample]:
-    """Read MNLI's rows. Rows with the gold label `-`, on which the annotators do not agree, are
-    skipped.
+    """Return an example for each row of a file of MNLI, labelled by its index in MNLI_LABELS. Rows
+    with the gold label `-`, on which the annotators do not agree, are skipped.
 
     Raises BadInput for any other label that is not MNLI's, and errors as `_rows` does.
     """
@@ -66,8 +66,9 @@ def read_mnli(path: Path) -> list[LabelledExample]:
 
 
 def read_qqp(path: Path) -> list[LabelledExample]:
-    """Read QQP's pairs of questions labelled 0 or 1. Other rows are skipped; the published file has
-    a few truncated ones. Raises errors as `_rows` does."""
+    """Return an example for each pair of questions in a file of QQP that is labelled 0 or 1
+    (duplicates). Other rows are skipped; the published file has a few truncated ones. Raises errors
+    as `_rows` does."""
     rows = _rows(path, ("question1", "question2", "is_duplicate"), skip_short=True)
     return [
         LabelledExample(((a, b),), int(label)) for _, (a, b, label) in rows if label in ("0", "1")
@@ -75,8 +76,8 @@ def read_qqp(path: Path) -> list[LabelledExample]:
 
 
 def read_squad(path: Path) -> list[SpanExample]:
-    """Read every question of a SQuAD 1.1 or 2.0 file. Raises DataMissing if there is no such file,
-    BadInput if it has another form."""
+    """Return an example for every question of a SQuAD 1.1 or 2.0 file. Raises DataMissing if there
+    is no such file, BadInput if it has another form."""
     examples = []
     try:
         for article in parse_json(_read(path))["data"]:
@@ -94,9 +95,9 @@ def read_squad(path: Path) -> list[SpanExample]:
 
 
 def read_race(folder: Path) -> list[LabelledExample]:
-    """Read every RACE question in the `.txt` files below a folder, such as `train/middle` or
-    `train`. Raises DataMissing if there is no such file, BadInput for a line that is not a
-    passage."""
+    """Return an example for every RACE question in the `.txt` files below a folder, such as
+    `train/middle` or `train`. Raises DataMissing if there is no such file, BadInput for a line that
+    is not a passage."""
     files = sorted(folder.rglob("*.txt"))
     if not files:
         raise DataMissing(f"there are no .txt files in {folder}")
@@ -127,8 +128,8 @@ def _fill(question: str, option: str) -> str:
 def _rows(
     path: Path, columns: tuple[str, ...], skip_short: bool = False
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line number and the cells of the named columns for each row below the header of a
-    tab-separated file.
+    """Yield (line number, cells of the named columns in the order given) for each row below the
+    header of a tab-separated file.
 
     Raises DataMissing if there is no such file. Raises BadInput if a column is missing, or if a row
     has not as many cells as the header; `skip_short` skips such a row instead.
@@ -160,7 +161,8 @@ def _read(path: Path) -> str:
 
 
 class FineTuneRecipe(Config):
-    """Hyper-parameters of a fine-tuning with AdamW, linear warm-up and linear decay."""
+    """Hyper-parameters of a fine-tuning with AdamW, linear warm-up and linear decay to 0 after the
+    last step."""
 
     epochs: PositiveInt
     batch_size: PositiveInt
@@ -203,15 +205,16 @@ TASKS = {
 
 
 def find_task(name: str) -> FineTuneTask:
-    """Return the task called `name`. Raises BadInput if there is no such task."""
+    """Return the FineTuneTask called `name`, such as `mnli`. Raises BadInput if there is no such
+    task."""
     if name not in TASKS:
         raise BadInput(f"there is no task {name!r}; there are {', '.join(TASKS)}")
     return TASKS[name]
 
 
 def read_sets(name: str, data: Path) -> dict[str, Sequence[TaskExample]]:
-    """Return the examples of a task's published files below `data`: each evaluation set, then
-    `train`.
+    """Return name of a set → examples, from a task's published files below `data`: each evaluation
+    set, then `train`.
 
     Raises DataMissing or BadInput if a file is missing, is not readable or has no example, and
     BadInput for an unknown task.
@@ -228,8 +231,8 @@ def read_sets(name: str, data: Path) -> dict[str, Sequence[TaskExample]]:
 
 
 def squad_scores(predicted: Sequence[str], expected: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Return `exact_match` and `f1` in percent: the best over a question's answers, averaged over
-    questions (at least one).
+    """Return `exact_match` and `f1` in percent of predicted answers, one for each question, against
+    the question's expected ones: the best over these, averaged over questions (at least one).
 
     For a question without an answer, the empty answer is right (SQuAD 2.0, `evaluate-v2.0.py`; for
     answered questions `evaluate-v1.1.py` has the same rules).
@@ -244,14 +247,16 @@ def squad_scores(predicted: Sequence[str], expected: Sequence[Sequence[str]]) ->
 
 
 def normalize(text: str) -> str:
-    """Return the text in lower case, without punctuation, articles and superfluous white space."""
+    """Return the text in lower case, without punctuation, the articles a, an and the, and
+    superfluous white space, as SQuAD compares answers."""
     text = "".join(character for character in text.lower() if character not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
 def token_f1(predicted: str, expected: str) -> float:
-    """Return the harmonic mean, from 0 to 1, of an answer's precision and recall in words of the
-    normalized texts. If either text has no words, both must be empty to score 1."""
+    """Return the F1 of a predicted answer: the harmonic mean, from 0 to 1, of its precision and
+    recall in words of the normalized texts. If either text has no words, both must be empty to
+    score 1."""
     predicted_words = normalize(predicted).split()
     expected_words = normalize(expected).split()
     if not predicted_words or not expected_words:

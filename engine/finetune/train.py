@@ -82,8 +82,10 @@ class PairEncoder:
 
     @classmethod
     def of(cls, checkpoint: Path) -> "PairEncoder":
-        """Return an encoder with the tokenizer of a checkpoint directory. Raises BadInput if it has
-        none. If the tokenizer lacks a special token, all of them get the ids after its last."""
+        """Return an encoder with a checkpoint's tokenizer, the first of tokenizer/tokenizer.json,
+        huggingface/tokenizer.json and huggingface/vocab.txt in its directory. Raises BadInput if
+        there is none of them. If the tokenizer lacks a special token, all of them get the ids after
+        its last."""
         original = checkpoint / "huggingface"
         candidates = (
             checkpoint / "tokenizer" / FILE_NAME,
@@ -91,15 +93,18 @@ class PairEncoder:
             original / "vocab.txt",
         )
         if (path := next(filter(Path.is_file, candidates), None)) is None:
-            raise BadInput(f"{checkpoint} has no tokenizer: neither {FILE_NAME} nor vocab.txt")
+            raise BadInput(
+                f"{checkpoint} has no tokenizer: neither its folder tokenizer nor huggingface has"
+                f" {FILE_NAME}, and there is no huggingface/vocab.txt"
+            )
         read: Any = BertWordPieceTokenizer if path.suffix == ".txt" else Backend.from_file
         backend = read(str(path))
         start, end, _, padding = special_ids(backend)
         return cls(backend, start, end, padding)
 
     def pair(self, first: str, second: str, length: int) -> EncodedPair:
-        """Encode both texts with [CLS] and two [SEP] in at most `length` tokens; the longer text,
-        the second if they are equal, loses tokens at its end."""
+        """Return two texts as [CLS] first [SEP] second [SEP], in at most `length` tokens; the
+        longer text, the second if they are equal, loses tokens at its end."""
         a = self._encode(first)
         b = self._encode(second)
         room = length - 3
@@ -173,7 +178,8 @@ class FineTuneModel(StageModel):
         self.head = nn.Linear(body.config.hidden_size, outputs)
 
     def build(self, config: ModelConfig, mesh: ParallelMesh) -> None:
-        """Build no modules: the constructor is given the body and makes the head."""
+        """Build nothing, although the base class asks for modules: the constructor is given the
+        body and makes the head."""
 
     def run_stage(self, inputs: Tensor, batch: PipelineInput) -> Tensor:
         hidden = self.body.run_stage(inputs, batch)  # [s, b, h]
@@ -195,7 +201,8 @@ class FineTuner:
     """Trainer of one task on a BERT checkpoint, or the newest of a run, with a new head. It also
     scores examples and computes metrics.
 
-    Raises BadInput if the checkpoint is not a BERT, or if its vocabulary has no special tokens.
+    The constructor raises BadInput if the checkpoint is not a BERT, or if its vocabulary has no
+    special tokens.
     """
 
     def __init__(self, name: str, checkpoint: Path, recipe: FineTuneRecipe) -> None:
@@ -232,8 +239,9 @@ class FineTuner:
             del loaded.model.pooler
 
     def train(self, examples: Sequence[TaskExample], label: str) -> None:
-        """Train on the examples for the recipe's epochs, shuffled anew in each; every window of a
-        long context counts as an example. Raises UserError if a gradient is not finite."""
+        """Train the model on the examples for the recipe's epochs, shuffled anew in each; every
+        window of a long context counts as an example. `label` stands before the progress. Raises
+        UserError if a gradient is not finite."""
         recipe = self.recipe
         size = self.recipe.batch_size
         features = list(chain.from_iterable(map(self.features, examples)))
@@ -272,8 +280,9 @@ class FineTuner:
 
     @torch.no_grad()
     def scores(self, examples: Sequence[TaskExample], label: str) -> Scores:
-        """Return each example's scores, in fp32 on the host: one tensor of its classes or options,
-        or for spans one tensor [s, 2] per window."""
+        """Return a list of fp32 tensors on the host for each example: one tensor with the scores of
+        its classes or options, or for spans a tensor [s, 2] per window. `label` stands before the
+        progress. The model is left in evaluation mode."""
         self.model.eval()
         scored = []
         with Progress(f"{label}, evaluation", len(examples), "examples") as progress:
@@ -290,8 +299,9 @@ class FineTuner:
         return scored
 
     def metrics(self, examples: Sequence[TaskExample], scores: Scores) -> dict[str, float]:
-        """Return the task's metrics in percent, for the answers with the best scores: `exact_match`
-        and `f1` for spans, else `accuracy`. There must be an example."""
+        """Return the task's metrics in percent for examples and the result of `scores` on them,
+        taking the answers with the best scores: `exact_match` and `f1` for spans, else `accuracy`.
+        There must be an example."""
         both = list(zip(examples, scores, strict=True))
         if self.is_span:
             spans = [
@@ -307,8 +317,9 @@ class FineTuner:
         return {"accuracy": 100 * sum(right) / len(right)}
 
     def ensemble(self, members: Sequence[Scores]) -> Scores:
-        """Return the mean of several trainings' scores: of the probabilities of classes or options,
-        as in Megatron-LM's script, or of positions' raw scores."""
+        """Return the mean of several trainings' scores of the same examples, in the same form: of
+        the probabilities of classes or options, as in Megatron-LM's script, or of positions' raw
+        scores."""
         stacks = [
             [torch.stack(tensors) for tensors in zip(*member_scores, strict=True)]
             for member_scores in zip(*members, strict=True)
@@ -345,9 +356,9 @@ class FineTuner:
                 yield Feature([window], _span_in(window, answer))
 
     def _answer(self, example: SpanExample, windows: list[Tensor]) -> str:
-        """Return the part of the context with the best sum of start and end score, at most
-        LONGEST_ANSWER tokens; empty if the context has no tokens or, in SQuAD 2.0, if [CLS] scores
-        better."""
+        """Return the answer to a question: the part of the context with the best sum of start and
+        end score, at most LONGEST_ANSWER tokens, from the scores [s, 2] of each window. Empty if
+        the context has no tokens or, in SQuAD 2.0, if [CLS] scores better."""
         best = -float("inf")
         text = ""
         nothing = float("inf")
@@ -375,8 +386,8 @@ class FineTuner:
         return self.model.run_stage(batch.tokens, batch).float().cpu()
 
     def _input(self, batch: Sequence[Feature], dropout: Dropout | None = None) -> PipelineInput:
-        """Return the batch as model input: sequences [sequences, s] with padding, and labels [b, 1]
-        or [b, 2] as targets."""
+        """Return a batch of features as model input on the device: sequences [sequences, s] with
+        padding, and labels [b, 1] or [b, 2] as targets."""
         pairs = list(chain.from_iterable(feature.sequences for feature in batch))
         tokens = torch.full((len(pairs), max(len(pair.tokens) for pair in pairs)), self.encoder.pad)
         types = torch.zeros_like(tokens)
@@ -394,8 +405,9 @@ class FineTuner:
 
 
 def _span_in(window: EncodedPair, answer: tuple[int, int] | None) -> tuple[int, int]:
-    """Return the positions of the answer's first and last token in a window, (0, 0) if the window
-    does not have the whole answer."""
+    """Return the positions of the answer's first and last token in a window, from the answer's
+    character range in the context; (0, 0) if there is no answer or the window does not have the
+    whole of it."""
     if answer is None:
         return 0, 0
     start = next(
@@ -465,7 +477,8 @@ def finetune(
 
 
 def describe(result: FineTuned) -> str:
-    """Return a result as text: the task and recipe in a line, then a line for each held-out set."""
+    """Return a result as text: the task and recipe in a line, then a line for each held-out set
+    with its metrics."""
     recipe = ", ".join(
         f"{name.replace('_', ' ')} {value:g}" for name, value in result.recipe.items()
     )

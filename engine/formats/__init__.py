@@ -88,11 +88,11 @@ def check_tensors(
     tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], where: object
 ) -> None:
     """Raise IntegrityFailure naming the first tensor that is missing, unexpected, misshapen or not
-    floating-point."""
+    floating-point. `expected` has all names and shapes; `where` begins the message."""
     if problem := sorted(tensors.keys() ^ expected.keys()):
         which = "unexpected" if problem[0] in tensors else "missing"
         raise IntegrityFailure(
-            f"{where}: tensor {problem[0]!r} is {which} ({len(problem)} such tensors)"
+            f"{where}: tensor {problem[0]!r} is {which} (missing or unexpected: {len(problem)})"
         )
     for name, shape in expected.items():
         if tuple(tensors[name].shape) != shape:
@@ -107,8 +107,9 @@ def check_tensors(
 def check_settings(
     values: Mapping[str, Any], required: Mapping[str, Sequence[Any]], where: object
 ) -> None:
-    """Raise BadInput if a setting has none of its allowed values. A setting that is not given
-    counts as the first of them; settings outside `required` are not looked at."""
+    """Raise BadInput if a setting has none of its allowed values, which `required` lists by key. A
+    setting that is not given counts as the first of them; settings outside `required` are not
+    looked at."""
     for key, allowed in required.items():
         if (value := values.get(key, allowed[0])) not in allowed:
             raise BadInput(

@@ -74,8 +74,8 @@ def import_checkpoint(
 def read_published(
     directory: Path, vocab: Path | None = None, heads: int | None = None
 ) -> Imported:
-    """Read the weights of a Hugging Face GPT-2 or BERT, a Megatron-LM save directory or a
-    distributed checkpoint.
+    """Return the model in a Hugging Face GPT-2's or BERT's directory, a Megatron-LM save directory
+    or a distributed checkpoint, as an Imported.
 
     `vocab` is a directory with GPT-2's vocabulary, which a Megatron-LM directory usually lacks;
     `heads` is needed for a Megatron-LM file that does not state it. Raises BadInput for any other
@@ -89,8 +89,8 @@ def read_published(
 
 
 def write_card(directory: Path, loaded: LoadedCheckpoint) -> None:
-    """Write the model card README.md, with the fields that the hub reads and the checkpoint's
-    digest."""
+    """Write the model card README.md of an exported checkpoint into `directory`, with the fields
+    that the hub reads and the checkpoint's digest."""
     config = loaded.directory / "config.json"
     family = loaded.config.family
     name, twin = read_ours(read_object(config), family, config)
@@ -100,9 +100,9 @@ def write_card(directory: Path, loaded: LoadedCheckpoint) -> None:
 
 
 def check_weights(model: StageModel, written: Imported, where: Path) -> None:
-    """Compare a model in fp32 with its export; rows beyond the vocabulary are left out. Raises
-    IntegrityFailure naming the first weight, in the order of the forward pass, with other
-    values."""
+    """Compare a model in fp32 with its export, read back as `written`; rows beyond the vocabulary
+    are left out. Raises IntegrityFailure naming the first weight, in the order of the forward pass,
+    with other values."""
     for name, parameter in model.named_parameters():
         # Rows beyond the vocabulary are not written.
         rows = model.config.vocab_size if name in OVER_VOCABULARY else None
@@ -111,5 +111,6 @@ def check_weights(model: StageModel, written: Imported, where: Path) -> None:
         if not torch.equal(ours, theirs):
             largest = (ours - theirs).abs().max()
             raise IntegrityFailure(
-                f"{where} does not hold the checkpoint's model: {name} is off by {largest:.1e}"
+                f"{where}: the export does not hold the checkpoint's model: {name} is off by"
+                f" {largest:.1e}"
             )

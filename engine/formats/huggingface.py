@@ -100,8 +100,8 @@ class Format(NameMap):
         return [named.replace(".query.", f".{part}.") for part in parts]
 
     def join(self, name: str, parts: list[Tensor], config: ModelConfig) -> Tensor:
-        """Return our tensor, made of Hugging Face's in the order of `their_names`. Padding rows of
-        the vocabulary become zeros."""
+        """Return our tensor `name`, made of its Hugging Face tensors `parts` in the order of
+        `their_names`. Padding rows of the vocabulary become zeros."""
         tensor = self.in_our_order(
             name, torch.cat(parts) if len(parts) > 1 else parts[0], config.num_heads
         )
@@ -113,8 +113,8 @@ class Format(NameMap):
         return tensor
 
     def split(self, name: str, tensor: Tensor, config: ModelConfig) -> list[Tensor]:
-        """Return Hugging Face's tensors in the order of `their_names`, made of our tensor; the
-        inverse of `join`, without padding rows."""
+        """Return a list of Hugging Face tensors in the order of `their_names`, made of our tensor
+        `name`; the inverse of `join`, without padding rows."""
         tensor = tensor[: config.vocab_size] if name in OVER_VOCABULARY else tensor
         parts = self.in_their_order(name, tensor, config.num_heads).chunk(
             len(self.their_names(name, config))
@@ -134,8 +134,8 @@ class Format(NameMap):
         return made
 
     def their_config(self, config: ModelConfig) -> JSON:
-        """Return the keys and values of the config.json that describes the model to transformers,
-        without token ids."""
+        """Return the config.json that describes a model to transformers, as a dict, without token
+        ids."""
         return self.constants | {
             theirs: attrgetter(ours)(config) for theirs, ours in self.written.items()
         }
@@ -153,7 +153,8 @@ def format_of(config: ModelConfig, where: Path) -> Format:
     have."""
     if (theirs := FORMATS.get(config.family)) is None:
         raise BadInput(
-            f"{where} is a {config.family}; {' and '.join(FORMATS)} are written in other formats"
+            f"{where} is a {config.family}; only {' and '.join(FORMATS)} can be written in Hugging"
+            " Face's format"
         )
     # Asked of what an import would read, so that a new option is refused until a format has it.
     section = our_config(
@@ -204,8 +205,9 @@ def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
 
 
 def read_ours(values: Any, otherwise: str, where: object) -> tuple[str, TwinScale | None]:
-    """Return the model's name and twin scale from `values`, our records in a directory; `otherwise`
-    for a name that is missing or not a plain word, None for a missing twin scale.
+    """Return a model's name and twin scale from `values`, this suite's own records in a directory:
+    the name `otherwise` if it is missing there or not a plain word, and None for a missing twin
+    scale.
 
     Raises BadInput for an invalid twin scale.
     """
@@ -219,8 +221,8 @@ def read_ours(values: Any, otherwise: str, where: object) -> tuple[str, TwinScal
 
 
 def named_as_theirs(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Return a model's whole tensors under transformers' names and in its row order, without
-    padding rows of the vocabulary."""
+    """Return a model's whole tensors, given by our names, under transformers' names and in its row
+    order, without padding rows of the vocabulary."""
     theirs = FORMATS[config.family]
     converted = theirs.their_tensors(
         {name: tensor.detach() for name, tensor in tensors.items()}, config
@@ -238,8 +240,9 @@ def our_tensors(
     theirs: Format,
     directory: Path,
 ) -> dict[str, Tensor]:
-    """Convert Hugging Face's tensors, by their names without prefix, to ours, and empty `tensors`.
-    `stored` is the model with as many words as there are rows.
+    """Return our tensors by name, converted from Hugging Face's, which `tensors` has by their names
+    without prefix; `tensors` is emptied. `stored` is the model with as many words as there are
+    rows.
 
     Heads that the directory may lack become zeros. Raises BadInput for a head that is not tied, and
     IntegrityFailure for a tensor or a number of layers that does not fit the model.
@@ -265,7 +268,8 @@ def our_tensors(
     for name, copy in copies.items():
         if not is_tied(copy, tensors[theirs.tied[name]]):
             raise BadInput(
-                f"{directory}: {name} is not {theirs.tied[name]}; only tied models can be read"
+                f"{directory}: {name} differs from {theirs.tied[name]}; only tied models can be"
+                " read"
             )
     ours = {}
     words = tensors[theirs.words]
@@ -281,8 +285,9 @@ def our_tensors(
 def read_huggingface(
     directory: Path, vocab: Path | None = None, heads: int | None = None
 ) -> Imported:
-    """Read a Hugging Face GPT-2 or BERT directory. `vocab` replaces a GPT-2's tokenizer; a BERT may
-    have no tokenizer. `heads`, if given, must be the model's number.
+    """Return the model in a Hugging Face directory of a GPT-2 or BERT as an Imported. `vocab` is a
+    directory whose tokenizer replaces a GPT-2's; a BERT may have no tokenizer. `heads`, if given,
+    must be the model's number.
 
     Embedding rows beyond a GPT-2's entries are padding and become zeros; all other values keep
     their bits. A BERT's other files are listed for `FOLDER`. Raises BadInput for another model and
@@ -333,8 +338,8 @@ def read_huggingface(
 
 
 def our_config(values: JSON, kind: str, vocab_size: int, path: Path) -> ModelConfig:
-    """Return the model that config.json describes, with `vocab_size` tokens. Raises BadInput if a
-    setting makes it another model or is invalid."""
+    """Return the model that `values`, the content of a config.json, describes, with `vocab_size`
+    tokens. Raises BadInput if a setting makes it another model or is invalid."""
     theirs = FORMATS[kind]
     check_settings(values, theirs.required, path)
     sizes = {name: values[key] for name, key in theirs.sizes.items()}
@@ -360,7 +365,7 @@ def our_config(values: JSON, kind: str, vocab_size: int, path: Path) -> ModelCon
 
 
 def companions(directory: Path) -> dict[str, Path]:
-    """Return a directory's files that match `COMPANIONS`, by name: configuration, tokenizer,
+    """Return name → path of a directory's files that match `COMPANIONS`: configuration, tokenizer,
     licence and the like, and the index of the weights."""
     paths = chain.from_iterable(sorted(directory.glob(pattern)) for pattern in COMPANIONS)
     return {path.name: path for path in paths}
@@ -376,8 +381,8 @@ def current_name(name: str) -> str:
 def read_weights(
     directory: Path, prefix: str, buffers: str
 ) -> tuple[dict[str, Tensor], list[Path]]:
-    """Read all weights, by their names without `prefix`, and return them with the files read, the
-    index first. Names that match `buffers` are left out.
+    """Read all weights of a Hugging Face directory, by their names without `prefix`, and return
+    them with the files read, the index first. Names that match `buffers` are left out.
 
     Raises IntegrityFailure if a file is damaged or disagrees with the index, or if a name comes
     twice.
@@ -407,8 +412,8 @@ def read_weights(
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    """Return the file name of each tensor. Raises IntegrityFailure if the index is empty or names
-    anything but a plain name of a `.safetensors` file."""
+    """Return tensor name → name of its file, from the index of the weights. Raises IntegrityFailure
+    if the index is empty or names anything but a plain name of a `.safetensors` file."""
     file_of = read_object(path).get("weight_map")
     if not isinstance(file_of, dict) or not file_of:
         raise IntegrityFailure(f"{path} has no weight_map")

@@ -78,8 +78,8 @@ class RankFile:
 
 
 def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None) -> Imported:
-    """Read the newest checkpoint in Megatron-LM's `--save` directory, or one `torch_dist`
-    directory.
+    """Return the model in the newest checkpoint of Megatron-LM's `--save` directory, or in one
+    `torch_dist` directory, as an Imported.
 
     GPT-2's vocabulary comes from the directory `vocab`, or without it from `directory` itself.
     Sizes come from the tensors and must agree with the file's arguments. A file without arguments
@@ -119,8 +119,8 @@ def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None)
 
 
 def _newest(directory: Path) -> Path:
-    """Return the directory of the checkpoint that the tracker file names. Raises IntegrityFailure
-    if the file cannot be read or names none."""
+    """Return the directory of the checkpoint that the tracker file in a `--save` directory names.
+    Raises IntegrityFailure if the file cannot be read or names none."""
     path = directory / TRACKER
     with reading(path):
         word = read_bytes(path, 1000).decode("utf-8").strip()
@@ -133,8 +133,8 @@ def _newest(directory: Path) -> Path:
 
 
 def _find_files(directory: Path) -> list[list[Path]]:
-    """Return a list for each pipeline stage of its files, one for each tensor-parallel rank. A
-    distributed checkpoint counts as one file, its metadata.
+    """Return the files of a checkpoint's directory: a list for each pipeline stage, with one file
+    for each tensor-parallel rank. A distributed checkpoint counts as one file, its metadata.
 
     Raises IntegrityFailure if a rank's file is missing or there twice, or if there is no rank.
     """
@@ -159,8 +159,8 @@ def _find_files(directory: Path) -> list[list[Path]]:
 
 
 def _read_rank(path: Path) -> RankFile:
-    """Read one rank's file, or a distributed checkpoint by its metadata. Arguments that are not
-    numbers, texts or booleans are left out.
+    """Return the content of one rank's file, or of a distributed checkpoint, whose metadata is
+    given, as a RankFile. Arguments that are not numbers, texts or booleans are left out.
 
     Raises BadInput for interleaved stages or an unknown checkpoint version, IntegrityFailure if the
     file is not a checkpoint.
@@ -198,8 +198,8 @@ def _read_rank(path: Path) -> RankFile:
 def _read_config(
     files: list[list[RankFile]], tokenizer: Tokenizer, heads: int | None
 ) -> ModelConfig:
-    """Return the model, with sizes from the tensors and the number of heads from the arguments or
-    from `heads`.
+    """Return the model configuration for all ranks' files, [stage][tensor-parallel rank]: sizes
+    from the tensors, the number of heads from the arguments or from `heads`.
 
     Raises BadInput if neither states the heads, and BadInput or IntegrityFailure if tensors,
     arguments, `heads` and tokenizer contradict each other.
@@ -252,8 +252,8 @@ def _read_config(
 
 
 def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, Tensor]:
-    """Join the ranks' tensors over tensor-parallel ranks and stages; return whole tensors by global
-    name.
+    """Join the tensors of all ranks' files, [stage][tensor-parallel rank], and return whole tensors
+    by global name.
 
     Raises IntegrityFailure naming a tensor that does not fit, and BadInput if the output layer is
     not the word embedding.
@@ -291,8 +291,9 @@ def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, Tensor
 
 
 def flatten(values: dict[Any, Any], prefix: str = "", depth: int = 5) -> JSON:
-    """Return the values of dicts nested up to `depth` deep by dotted names, without `module.`,
-    `model.` and `language_model.` at the beginning. A deeper dict is a value."""
+    """Return the values in nested dicts by dotted names, such as `encoder.layers.0.weight`, without
+    `module.`, `model.` and `language_model.` at the beginning. A dict more than `depth` levels down
+    is a value itself."""
     named: JSON = {}
     for key, value in values.items():
         if isinstance(value, dict) and depth:
@@ -331,10 +332,11 @@ def our_names(model: Any, where: object) -> dict[str, Tensor]:
 
 
 def reorder_query_key_value(local: Tensor, version: int, heads: int) -> Tensor:
-    """Return a tensor-parallel rank's weight or bias with the rows in our order, [n, 3, d].
+    """Return a tensor-parallel rank's weight or bias of the query-key-value product with the rows
+    in our order, [n, 3, d].
 
-    `heads` is n, the rank's heads. Rows are [3, n, d] in version 0 and [n, d, 3] in version 1; a
-    later version has our order.
+    `heads` is n, the rank's heads. In checkpoint version 0 the rows are [3, n, d] and in version 1
+    [n, d, 3]; a later version has our order.
     """
     d = local.size(0) // (3 * heads)
     if version == 0:
@@ -345,8 +347,8 @@ def reorder_query_key_value(local: Tensor, version: int, heads: int) -> Tensor:
 
 
 def require_gpt2(args: JSON, where: object) -> None:
-    """Raise BadInput if the arguments describe a model other than our GPT-2. An argument that is
-    not given counts as GPT-2's.
+    """Raise BadInput if Megatron-LM's arguments describe a model other than our GPT-2. An argument
+    that is not given counts as GPT-2's.
 
     If either of `bias_gelu_fusion` and `openai_gelu` is given and neither is set, the model has the
     exact GeLU, not GPT-2's tanh.

@@ -97,8 +97,8 @@ class TensorPlan(FileSchema):
     """Name of a parameter → its division; parameters without an entry are copied."""
 
     def part(self, name: str, whole: Tensor, rank: int) -> Tensor:
-        """Return a rank's part of a whole parameter, which is `whole` itself if the parameter is
-        copied or summed."""
+        """Return a rank's part of the parameter `name`, whose whole value is `whole`; `whole`
+        itself if the parameter is copied or summed."""
         if name not in self.parameters or self.parameters[name].how == "summed":
             return whole
         _, dim, pieces = self.parameters[name]
@@ -106,8 +106,8 @@ class TensorPlan(FileSchema):
         return torch.cat(own, dim)
 
     def merge(self, name: str, parts: Sequence[Tensor]) -> Tensor:
-        """Join the ranks' parts, in rank order, to the whole parameter; a copied or summed one is
-        the first rank's."""
+        """Return the whole parameter `name`, joined from all ranks' parts in rank order; a copied
+        or summed one is the first rank's."""
         if name not in self.parameters or self.parameters[name].how == "summed":
             return parts[0]
         _, dim, pieces = self.parameters[name]
@@ -166,8 +166,8 @@ def kind_of(name: str) -> str:
 
 
 def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
-    """Write a Hugging Face model as `out`, one file per rank, and return the plan and the
-    comparison as lines.
+    """Write a Hugging Face model as the new directory `out`, one file for each of `tp` ranks, and
+    return lines of text for the user: how each kind of parameter is divided, and the comparison.
 
     Every weight keeps its value and number format. The ranks, run as threads in float64, must give
     the undivided model's outputs; the last line says so, or that memory is too small to compare.
@@ -209,8 +209,9 @@ def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
 
 
 def read_model(directory: Path, has_weights: bool = True) -> Any:
-    """Build the model of a directory with its weights, or without `has_weights` from config.json
-    alone, in evaluation mode. Runs no code from the directory.
+    """Return the transformers model of a directory, in evaluation mode, with its weights, or
+    without `has_weights` with random ones, built of config.json alone. Runs no code from the
+    directory.
 
     Raises BadInput if transformers cannot build it, or if tensors are missing, unexpected or
     misshapen.
@@ -244,7 +245,7 @@ def load_rank(
     directory: Path, axis: Axis, seed: int = 0, dtype: torch.dtype | None = None
 ) -> nn.Module:
     """Load this rank's part of a model that `shard_model` wrote, as a transformers model that is
-    used like the whole one.
+    used like the whole one. All ranks of the axis call the model together.
 
     `dtype` None keeps the files' number format, or takes fp32 if they have several. `seed` seeds
     dropout in divided layers. Raises BadInput if the axis has another number of ranks than there
@@ -288,8 +289,8 @@ def _file(rank: int) -> str:
 
 
 def _check(directory: Path, model: nn.Module, tp: int) -> str:
-    """Compare the ranks' outputs with the undivided model's and return the result as a sentence.
-    `model` itself becomes fp64.
+    """Compare the outputs of the ranks' parts in `directory` with the undivided model's, and return
+    the result as a sentence. `model`, the undivided one, becomes fp64.
 
     The sentence says so if memory is too small to compare. Raises BadInput if outputs differ or the
     parts do not run.
@@ -337,14 +338,16 @@ def some_tokens(model: nn.Module) -> dict[str, Tensor]:
 
 
 def outputs(model: nn.Module) -> Tensor:
-    """Return the model's logits of `some_tokens`, or its last hidden states if it has no head."""
+    """Return the model's logits of `some_tokens`, or its last hidden states if it has no head,
+    without gradients."""
     with torch.no_grad():
         answer: Tensor = model(**some_tokens(model))[0]
     return answer
 
 
 def divide(model: nn.Module, plan: TensorPlan, axis: Axis, seed: int = 0) -> nn.Module:
-    """Turn a whole model into this rank's part of it, in place, and return it.
+    """Turn a whole model into this rank's part of it, in place, and return it. All ranks of the
+    axis call the divided model together.
 
     Inputs, outputs and gradients of copied parameters are whole on every rank. Between layers by
     columns and the layer by rows, dropout differs on each rank (by `seed`); elsewhere it is equal
@@ -412,15 +415,16 @@ class _Region:
         self.other = current
 
     def enter(self, column: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
-        """Enter the region of divided activations before a layer by columns. Returns the layer's
-        input, which is whole on every rank and whose gradient is summed over the ranks."""
+        """Return the input of a layer by columns, which is whole on every rank and whose gradient
+        is summed over the ranks. Crosses into the region of divided activations if the pass is not
+        in it yet."""
         if not self.is_inside:
             self.swap()
         return enter_tensor_parallel(inputs[0], self.axis)
 
     def leave(self, row: Any, x: Tensor) -> Tensor:
-        """Return the output of a layer by rows: sum the ranks' products on leaving the region, then
-        add the bias once."""
+        """Return the output of a layer by rows, from this rank's part `x` of its input: the sum of
+        the ranks' products, plus the bias once. Leaves the region of divided activations."""
         if self.is_inside:
             self.swap()
         product = x @ (row.weight.T if isinstance(row, nn.Linear) else row.weight)
@@ -446,8 +450,8 @@ def _divide_heads(module: nn.Module, tp: int) -> None:
 def _look_up(
     forward: Callable[[Tensor], Tensor], start: int, stop: int, axis: Axis, ids: Tensor
 ) -> Tensor:
-    """Return embeddings of token ids. This rank has rows [start, stop) of the table; the ranks'
-    results are summed."""
+    """Return the embeddings of token ids, whole on every rank. This rank's table has rows [start,
+    stop) of the whole; the ranks' results are summed, which is collective."""
     inside = (ids >= start) & (ids < stop)
     rows = forward((ids - start).where(inside, 0)) * inside[..., None]
     return leave_tensor_parallel(rows, axis)
@@ -456,6 +460,6 @@ def _look_up(
 def _score(
     forward: Callable[[Tensor], Tensor], axis: Axis, start: int, whole: int, x: Tensor
 ) -> Tensor:
-    """Return scores over the whole vocabulary of `whole` words. This rank computes the columns from
-    `start` on."""
+    """Return the scores of states x over the whole vocabulary of `whole` words, on every rank. This
+    rank computes the columns from `start` on, and a collective gathers the others."""
     return gather_features(forward(enter_tensor_parallel(x, axis)), axis, start, whole)

@@ -90,8 +90,8 @@ class Unread:
 
 
 def read_torch_file(path: Path) -> Any:
-    """Read a file that `torch.save` wrote, in the zip format or the one before torch 1.6, to the
-    CPU.
+    """Return the content of a file that `torch.save` wrote, in the zip format or the one before
+    torch 1.6, with tensors on the CPU.
 
     Objects of the classes in `UNREAD` become `Unread`. Raises IntegrityFailure if the file is
     damaged or compressed, or names any other function or class but argparse.Namespace and the ones
@@ -120,8 +120,8 @@ def read_torch_file(path: Path) -> Any:
 
 
 def _read_pickle(path: Path) -> Any:
-    """Read a pickle. It may name the classes KNOWN and PLANS, the latter becoming `Unread`. Raises
-    IntegrityFailure for any other name and for a damaged file."""
+    """Return the object in a pickled file. The file may name the classes KNOWN and PLANS, the
+    latter becoming `Unread`. Raises IntegrityFailure for any other name and for a damaged file."""
 
     # Not the unpickler in C: it reserves memory for any size that a damaged file states.
     class Restricted(pickle._Unpickler):
@@ -165,9 +165,9 @@ class _Reader(distributed.FileSystemReader):
 
 
 def read_torch_dist(directory: Path) -> JSON:
-    """Return the weights in `directory` in the form of one rank's Megatron-LM file: `model`, with a
-    tensor of all layers cut into one for each, `checkpoint_version`, and `args` and `iteration` if
-    they are stored.
+    """Return the weights of a distributed checkpoint's directory in the form of one rank's
+    Megatron-LM file: a dict with `model`, name → tensor, where a tensor of all layers is cut into
+    one for each; `checkpoint_version`; and `args` and `iteration` if they are stored.
 
     The optimizer's tensors and pickled objects are not read. Raises IntegrityFailure for damaged
     metadata and for shards that overlap, leave holes or are missing.

@@ -23,8 +23,8 @@ MERGES = "merges.txt"
 def write_vocabulary(
     tokenizer: Tokenizer, out: Path, seq_length: int, is_bert: bool = False
 ) -> None:
-    """Write a tokenizer to `out` for Hugging Face's AutoTokenizer, a BERT's with its special
-    tokens. `seq_length` is the longest sequence in tokens."""
+    """Write a tokenizer's files into the directory `out` for Hugging Face's AutoTokenizer, a BERT's
+    with its special tokens. `seq_length` is the longest sequence in tokens."""
     tokenizer.save(out)
     if is_bert:
         _write_pairs(tokenizer, out, seq_length)
@@ -48,8 +48,8 @@ def write_vocabulary(
 
 
 def _write_pairs(tokenizer: Tokenizer, out: Path, seq_length: int) -> None:
-    """Make the tokenizer in `out` encode a pair of texts as [CLS] first [SEP] second [SEP], and
-    write its tokenizer_config.json."""
+    """Rewrite tokenizer.json in `out` so that it encodes a pair of texts as [CLS] first [SEP]
+    second [SEP], and write a tokenizer_config.json beside it."""
     file = out / FILE_NAME
     backend: Any = Backend.from_file(str(file))
     backend.add_special_tokens(list(SPECIAL_TOKENS))
@@ -72,8 +72,8 @@ def _write_pairs(tokenizer: Tokenizer, out: Path, seq_length: int) -> None:
 
 
 def read_vocabulary(directory: Path) -> tuple[Tokenizer, list[Path]]:
-    """Return the tokenizer of a Hugging Face directory, from tokenizer.json if it exists, else from
-    vocab.json and merges.txt, and the files read.
+    """Return the tokenizer of a Hugging Face directory and the files that were read: tokenizer.json
+    if it exists, else vocab.json and merges.txt.
 
     Raises BadInput if the directory has no tokenizer, IntegrityFailure if it is damaged.
     """
@@ -89,7 +89,7 @@ def read_vocabulary(directory: Path) -> tuple[Tokenizer, list[Path]]:
 
 
 def read_vocabulary_files(directory: Path) -> tuple[Tokenizer, list[Path]]:
-    """Return the tokenizer of a directory's vocab.json and merges.txt, and these files.
+    """Return the tokenizer of a directory's vocab.json and merges.txt, and the paths of both files.
 
     Raises BadInput if one is missing, IntegrityFailure if one is damaged.
     """

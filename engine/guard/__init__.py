@@ -39,12 +39,13 @@ class Guard:
         """Prepare for iteration `number` (from 0), before its microbatches are computed."""
 
     def skips(self, iteration: Iteration) -> bool:
-        """Return True if the update must be skipped. Raise an error if the run must end."""
+        """Return True if the iteration's update must be skipped. Called once its gradient is known,
+        before the update. Raise an error if the run must end."""
         return False
 
     def after(self, iteration: Iteration) -> str:
-        """Inspect an iteration after its update; may add to its metrics line. Return a warning for
-        the user, or an empty text."""
+        """Inspect an iteration after its update was made or skipped; may add to its metrics line.
+        Return a warning for the user, or an empty text."""
         return ""
 
     def before_checkpoint(self) -> None:

@@ -36,7 +36,8 @@ DEVIATIONS = 6.0
 def guards_of(
     config: RunConfig, step: TrainingStep, memory: PeakMemory, recent: "RecentIterations"
 ) -> list[Guard]:
-    """Return the guards of a run, in the order in which they are called."""
+    """Return the guards of a run, in the order in which they are called: slow ranks, spikes, values
+    that are not finite, memory, replicas."""
     return [
         # A spike is judged before the finite guard may end the run, so that its line of the metrics
         # names both.
@@ -63,8 +64,8 @@ class RecentIterations:
         them."""
 
     def add(self, loss: float, gradient_norm: float) -> dict[str, float]:
-        """Remember an iteration and return the limit of each value that exceeds it: `loss`,
-        `gradient_norm`.
+        """Remember an iteration, and return its spikes as a dict: `loss` or `gradient_norm` → the
+        limit that the value exceeds. The dict is empty if neither is a spike.
 
         An iteration with a value that is not finite, such as an fp16 overflow, is not remembered.
         """
@@ -115,7 +116,8 @@ class FiniteGuard(Guard):
 
     def skips(self, iteration: Iteration) -> bool:
         """Return False, or raise NotFinite on every rank with the first values that are not finite.
-        The weights have not changed."""
+        The weights have not changed. Every rank calls it, because the search computes the iteration
+        again."""
         gradient = iteration.gradient
         # In fp16 an infinite norm is ordinary and halves the scale; an infinite loss is not, for
         # the scale is applied after it.
@@ -129,13 +131,12 @@ class FiniteGuard(Guard):
 
 
 def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
-    """Return a phrase that names the data-parallel ranks, the first output and the first gradient,
-    and the samples that are not finite; empty if all are finite. Collective, and overwrites the
-    gradients.
+    """Compute the iteration's gradient again, and return a phrase that names the data-parallel
+    ranks, the first output and the first gradient, and the samples that are not finite; an empty
+    text if all are finite. Collective, and overwrites the gradients.
 
-    The iteration is computed a second time: its weights have not changed and all randomness is
-    keyed, so the same values come up. Outputs are named in the order of the forward pass, gradients
-    in the order of the backward pass.
+    The weights have not changed and all randomness is keyed, so the same values come up. Outputs
+    are named in the order of the forward pass, gradients in the order of the backward pass.
     """
     model = step.model
     mesh = step.mesh
@@ -245,9 +246,10 @@ class SlowRankGuard(Guard):
 
 
 def slow_ranks(seconds: Sequence[float], layout: Layout) -> dict[int, float]:
-    """Return each slow rank with the median seconds of the other ranks of its pipeline stage.
+    """Return, for each slow rank, the median seconds of the other ranks of its pipeline stage. A
+    rank is slow if it exceeds this median by the factor `RATIO` and by `LEAST_SECONDS`.
 
-    `seconds` has the own work of every rank in one window.
+    `seconds` has the own work of every rank in one window, in rank order.
     """
     slow = {}
     together = layout.tp * layout.dp
@@ -277,8 +279,8 @@ class ReplicaGuard(Guard):
             self.before_checkpoint()
 
     def before_checkpoint(self) -> None:
-        """Compare sums of the parameters' bit patterns. Raises Diverged, on every rank, naming
-        tensor and ranks.
+        """Compare the parameters' bit patterns, by their sums, with the other ranks that hold the
+        same ones. Collective. Raises Diverged, on every rank, naming tensor and ranks.
 
         Undivided parameters are compared over the tensor-parallel axis, all over the data-parallel
         axis, the tied embedding also between first and last stage.
@@ -330,8 +332,8 @@ def _sum_of_bits(weight: Tensor) -> int:
 
 
 def _describe_parting(ranks: Sequence[int], sums: Sequence[int]) -> str:
-    """Return a phrase that says which ranks differ from which. The smaller group counts as the one
-    that differs."""
+    """Return a phrase that says which of `ranks` differ from which, by their `sums`. The smaller
+    group counts as the one that differs."""
     # The majority is taken for right. Of two replicas that differ nobody can say which one changed.
     usual, count = Counter(sums).most_common(1)[0]
     same = [rank for rank, value in zip(ranks, sums, strict=True) if value == usual]
@@ -341,6 +343,7 @@ def _describe_parting(ranks: Sequence[int], sums: Sequence[int]) -> str:
 
 
 def joined(numbers: Sequence[int]) -> str:
-    """Return numbers as text, separated by commas: the first 8, and how many more there are."""
+    """Return numbers as text, separated by commas: at most the first 8, then how many more there
+    are."""
     shown = ", ".join(str(number) for number in numbers[:SHOWN])
     return shown + (f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else "")

@@ -50,7 +50,8 @@ class PeakMemory:
             self.measured_by = "growth of the peak resident set"
 
     def bytes(self) -> int:
-        """Return the peak in bytes: CUDA allocations, or growth of the resident set on a CPU."""
+        """Return the peak of this process's memory in bytes: CUDA allocations, or growth of the
+        resident set on a CPU."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         return max(_resident_bytes("VmHWM") - self._before, 0)
@@ -77,8 +78,8 @@ def _resident_bytes(field: str) -> int:
 
 
 class MemoryGuard(Guard):
-    """Reads the peak after the first iteration, and warns once, in the metrics too, when training
-    runs too close to a GPU's memory.
+    """Stores the peak memory of the first iteration, and warns once, in the metrics too, when
+    training runs too close to a GPU's memory.
 
     Torch's caching allocator then finds no room, waits for the GPU, returns its cache and tries
     again, which cost "Scaling Transformer-XL to 128 GPUs" up to 30 % of its speed.
@@ -124,8 +125,9 @@ class OutOfMemory(HardwareMissing):
 
 @contextmanager
 def explaining_out_of_memory(run: ResolvedRun, mesh: ParallelMesh, when: str) -> Iterator[None]:
-    """Context manager: turn a failed allocation into OutOfMemory. One rank first prints what a rank
-    needs and which changes need less."""
+    """Context manager: turn a failed allocation in the block into OutOfMemory, with a message that
+    says `when` it happened; other errors pass. One rank first prints to stderr what a rank needs
+    and which changes need less."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -161,8 +163,8 @@ def _is_first_to_say() -> bool:
 
 
 def describe_memory(run: ResolvedRun) -> str:
-    """Return a table in GiB: the closed form of the largest rank, and the largest rank's total with
-    each remedy, or a sentence that no setting needs less."""
+    """Return the memory of a run as a table in text, in GiB: the closed form of the largest rank,
+    and the largest rank's total with each remedy, or a sentence that no setting needs less."""
     memory = run.memory
     offered = remedies(run)
     rows = [("model and optimizer", memory.state), ("activations", memory.activations)]
@@ -176,7 +178,7 @@ def describe_memory(run: ResolvedRun) -> str:
 
 def remedies(run: ResolvedRun) -> list[tuple[str, int]]:
     """Return the changes of a single setting that the run allows and that need less memory:
-    (options of the command line, the largest rank's bytes), the smallest first.
+    (options of the command line, the largest rank's bytes), the change that needs the least first.
 
     A change of `tp` or `pp` may need more ranks, which its options then name.
     """

@@ -39,7 +39,8 @@ def adamw(
     """Update flat weights and moments in place with torch's fused AdamW. `copy`, unless None,
     receives the new weights in its own dtype.
 
-    The gradient is clipped in place, because a copy would be as large as the model.
+    The gradient is multiplied by the clipping factor in place, because a copy would be as large as
+    the model.
     """
     if step.clipping != 1.0:
         gradient.mul_(step.clipping)
@@ -81,8 +82,9 @@ def adam_direction(
     step: AdamStep,
     is_corrected: bool,
 ) -> torch.Tensor:
-    """Update the moments, clip the gradient in place, and return m/(√v + ε) + λ·weights, with the
-    bias of m and v corrected there if `is_corrected`. The weights do not change."""
+    """Update the moments and multiply the gradient by the clipping factor, both in place, and
+    return the direction of a step, m/(√v + ε) + λ·weights, with the bias of m and v corrected if
+    `is_corrected`. The weights do not change."""
     first, second = (
         1 - beta**step.steps if is_corrected else 1.0 for beta in (step.beta1, step.beta2)
     )

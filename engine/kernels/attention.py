@@ -52,7 +52,7 @@ def masked_softmax(
     scores: torch.Tensor, scale: float, visible: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return the softmax over k keys of scores [b, n, s, k] × scale, computed in fp32 (fp64 in
-    fp64) and rounded to the scores' dtype; fused in the 2021 paper.
+    fp64) and rounded to the scores' dtype. The 2021 paper fuses it into one kernel.
 
     The mask is causal, with the last query seeing every key, or `visible` [b, 1, s or 1, k], True
     where a key is seen. A query without any key gives NaN.
@@ -146,13 +146,14 @@ et al. 2022, arXiv 2205.14135).
 
 
 def _by_head(qkv: torch.Tensor) -> torch.Tensor:
-    """Return a view of [s, b, n, 3, d] as queries, keys and values, [3, b·n, s, d]."""
+    """Return a view of queries, keys and values [s, b, n, 3, d] ordered by head, [3, b·n, s, d]."""
     return qkv.flatten(1, 2).permute(2, 1, 0, 3)
 
 
 def _blocks(s: int, heads: int, element_size: int) -> list[tuple[slice, slice, slice]]:
     """Return the blocks that attention computes one by one, by ascending heads and then queries,
-    each as slices of heads, of queries and of the keys that these queries see."""
+    each as three slices: of the `heads`, counted over all sequences, of the s queries, and of the
+    keys that these queries see."""
     # A block's keys end with its last query: the shorter it is, the fewer products are of later
     # keys.
     at_once = QUERY_BYTES // element_size
@@ -182,8 +183,8 @@ def _softmax(
     factor: Array,
     sums: Array,
 ) -> None:
-    """Turn scores [heads, queries, keys] into exponentials in place, 0 for a later key or a dropped
-    one.
+    """Turn a block of scores [heads, queries, keys], not yet scaled, into exponentials in place, 0
+    for a later key or a dropped one.
 
     `factor` [heads, queries] receives the number that turns a row of exponentials into weights
     after dropout, and `sums` [b·n, s] the log of each row's sum of exponentials before dropout.
@@ -230,7 +231,11 @@ def _softmax_gradient(
     inner: Array,
 ) -> None:
     """Turn the scores in `weights` into weights after dropout, and the gradient of these weights in
-    `slopes` into the unscaled scores' gradient, both in place."""
+    `slopes` into the unscaled scores' gradient, both in place, [heads, queries, keys].
+
+    `sums` [b·n, s] is the result of `_softmax`, `inner` [b·n, s] each query's output times the
+    output's gradient.
+    """
     count = weights.shape[2]
     bits = np.zeros((count + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)
     for g in range(weights.shape[0]):

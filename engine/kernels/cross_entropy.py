@@ -34,7 +34,8 @@ class VocabAxis(Protocol):
         """This rank's index along the axis."""
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp.RedOpType = ...) -> torch.Tensor:
-        """Sum a tensor over the axis in place, or reduce it by `op`, and return it."""
+        """Sum a tensor over the axis in place, or reduce it by `op`, and return it. Every rank of
+        the axis calls it."""
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -90,10 +91,12 @@ def reference(
     axis: VocabAxis,
 ) -> torch.Tensor:
     """Return the mean loss of targets [n], a scalar in fp32 (fp64 stays fp64), from hidden [n, h]
-    and weight [v/t, h]. Every target counts: a negative one is not ignored.
+    and this rank's rows of the weight, [v/t, h]. Every target counts: a negative one is not
+    ignored.
 
-    Rows of the weight at or above `vocab_size` are padding and are ignored. If the axis is divided,
-    the gradient of `hidden` is this rank's part of a sum.
+    Every rank of `axis` calls it. Rows at or above `vocab_size`, counted over all ranks, are
+    padding and are ignored. If the axis is divided, the gradient of `hidden` is this rank's part of
+    a sum.
     """
     return vocab_parallel_cross_entropy(linear(hidden, weight), targets, vocab_size, axis).mean()
 
@@ -105,8 +108,9 @@ def chunked(
     vocab_size: int,
     axis: VocabAxis,
 ) -> torch.Tensor:
-    """Return the loss of `reference`, in fp32, from one block of logits at a time. The gradients
-    are computed along with the loss, and backward scales them in place, so it can run only once.
+    """Return the mean loss that `reference` returns, but always in fp32, from one block of logits
+    at a time. The gradients are computed along with the loss, and backward scales them in place, so
+    it can run only once.
 
     On an axis of several ranks each block all-reduces one maximum and two sums per position.
     """
@@ -121,8 +125,8 @@ def chunked(
 
 
 class LogitLoops(NamedTuple):
-    """A device's loops over rows of logits, with the arguments of `log_sum` and `softmax_gradient`
-    below, and its largest block of logits in bytes."""
+    """A device's two functions over rows of logits, with the arguments of `log_sum` and
+    `softmax_gradient` below, and its largest block of logits in bytes."""
 
     log_sum: Callable[..., None]
     softmax_gradient: Callable[..., None]
@@ -137,8 +141,8 @@ def in_chunks(
     axis: VocabAxis,
     loops: LogitLoops,
 ) -> torch.Tensor:
-    """Return the loss of `chunked`, with a device's `loops` over rows of logits. In fp16 the loss
-    scale and 1/n multiply the gradients in fp32."""
+    """Return the mean loss as `chunked` does, with a device's `loops` over rows of logits. In fp16
+    the loss scale and 1/n multiply the gradients in fp32."""
     return _Chunked.apply(hidden, weight, targets, vocab_size, axis, loops)
 
 
@@ -220,8 +224,8 @@ class _Chunked(torch.autograd.Function):
 
 
 def _with_product(total: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return total plus the matrix product of a and b, added in fp32; the product alone if there is
-    no total yet. A total in fp32 may be overwritten."""
+    """Return total plus the matrix product of a and b, added in fp32; the product alone if total is
+    None, for the first block. A total in fp32 may be overwritten."""
     if total is None:
         return _product(a, b)
     # A sum over blocks in 16 bits would round at each of them.

@@ -38,7 +38,8 @@ LOW = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class DropoutMask:
-    """Dropout mask of one site, for each sequence of a microbatch."""
+    """Description of one site's dropout masks in a microbatch: the probability and a key for each
+    sequence. Any rows of the masks can be drawn from it."""
 
     probability: float
     keys: tuple[int, ...] | torch.Tensor
@@ -88,8 +89,8 @@ def keys_on(
 
 
 def mask_keys(mask: DropoutMask | None) -> tuple[Array, int, np.int32, np.float32]:
-    """Return a dropout mask as arguments of a loop: keys (empty if `mask` is None), first row,
-    threshold, scale."""
+    """Return a dropout mask as arguments of a compiled loop: keys as a uint64 array (empty if
+    `mask` is None), first row, threshold, scale."""
     if mask is None:
         return np.empty(0, dtype=np.uint64), 0, np.int32(0), np.float32(1.0)
     return (
@@ -109,7 +110,8 @@ def reference_bits(
     columns: int,
     device: torch.device,
 ) -> torch.Tensor:
-    """Return random bits as int16, [len(keys), rows, columns], starting at row `first_row`."""
+    """Return 16 random bits for each element of the masks with these keys, as int16 [len(keys),
+    rows, columns], starting at row `first_row`."""
     blocks = -(-columns // BLOCK)
     counters = torch.arange(blocks * LANES, device=device)
     row_numbers = torch.arange(first_row, first_row + rows, device=device)
@@ -226,8 +228,8 @@ def add_norm(
     mask: DropoutMask | None,
     epsilon: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x + dropout(branch + bias), or x without a branch, and the layer norm of this sum,
-    each [s, b, h]. Without a `mask` nothing is dropped."""
+    """Return two tensors [s, b, h]: the sum x + dropout(branch + bias), which is x itself if
+    `branch` is None, and the layer norm of this sum. Without a `mask` nothing is dropped."""
     added = x if branch is None else kernel("bias_dropout_add", x)(branch, bias, x, mask)
     return added, F.layer_norm(added, weight.shape, weight, shift, epsilon)
 
@@ -239,8 +241,8 @@ def normed_sum(
     bias: torch.Tensor | None = None,
     mask: DropoutMask | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x + dropout(branch + bias), or x without a branch, and the norm of this sum, each [s,
-    b, h]. Without a `mask` nothing is dropped.
+    """Return two tensors [s, b, h]: the sum x + dropout(branch + bias), which is x itself if
+    `branch` is None, and `norm` of this sum. Without a `mask` nothing is dropped.
 
     A GPU does both in one pass each way if the norm is torch's LayerNorm, unless it has a forward
     hook. Its hooks of other kinds are not called there.
@@ -326,7 +328,8 @@ def _gradient(
     threshold: np.int32,
     scale: np.float32,
 ) -> None:
-    """Write the gradient of x to `to_x` and add the bias's gradient to `to_bias`. Without keys
+    """Write the gradient of x to `to_x` and add the bias's gradient to `to_bias` [h], from the
+    gradient of the output. `keys` has one key per sequence; if it is empty, nothing was dropped and
     `to_x` is not written."""
     columns = gradient.shape[2]
     bits = np.empty((columns + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)

@@ -19,8 +19,9 @@ class Captured:
         function: Callable[[torch.Tensor], torch.Tensor],
         inputs: list[torch.Tensor],
     ) -> None:
-        """Call `begin`, and twice `function(factor)`, so that everything is compiled and loaded;
-        then `begin` again, and capture two calls as graphs. `factor` is a scalar tensor, 1 here.
+        """Call `begin`, which starts an iteration, and twice `function(factor)`, so that everything
+        is compiled and loaded; then `begin` again, and capture two calls as graphs. `factor` is a
+        scalar tensor, 1 here.
 
         `function` reads `inputs`, which become zero: a replay that did not copy its own would be
         seen.
@@ -45,12 +46,12 @@ class Captured:
             self.graphs.append((graph, result))
 
     def fits(self, inputs: list[torch.Tensor]) -> bool:
-        """True if the graphs take inputs of these shapes."""
+        """Return True if these inputs have the shapes with which the graphs were captured."""
         return [given.shape for given in inputs] == [own.shape for own in self.inputs]
 
     def total(self, calls: Sequence[list[torch.Tensor]], factor: float) -> torch.Tensor:
-        """Replay an iteration's calls, given by their inputs, with this factor, and return the sum
-        of their results. `begin` is left to the caller."""
+        """Replay an iteration's calls, given by the inputs of each, with this factor, and return
+        the sum of their results. Does not call `begin`: the caller does that before."""
         self.factor.fill_(factor)
         total = torch.zeros_like(self.graphs[0][1])
         for number, inputs in enumerate(calls):

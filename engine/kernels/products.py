@@ -63,8 +63,8 @@ def widened(x: Tensor) -> Tensor:
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor, adds: bool) -> None:
-    """Set `total`, in fp32 on a GPU, to a·b, or add a·b if `adds`, for a and b in 16 bits: no
-    product is rounded to 16 bits in between."""
+    """Set `total`, an fp32 tensor on a GPU, to a·b, or add a·b to it if `adds`. a and b have 16
+    bits; no product is rounded to 16 bits in between."""
     torch.addmm(total, a, b, beta=float(adds), out_dtype=torch.float32, out=total)
 
 

@@ -39,8 +39,8 @@ STACK_SECONDS = 2.0
 
 
 def launch(work: Callable[[], object], ranks: int) -> int:
-    """Do `work` in `ranks` forked processes that find each other; return 0, or the exit code of a
-    rank that failed.
+    """Fork `ranks` processes that find each other, do `work` in each and wait for them; return 0,
+    or the exit code of a rank that failed.
 
     The ranks inherit all imports, and run one thread each. This process touches no GPU. If a rank
     fails, the others are ended. SIGTERM and Ctrl-C are passed on; on Linux the ranks do not outlive

@@ -62,14 +62,14 @@ class RankLost(Interrupted):
 
 
 def launched_world_size() -> int:
-    """Return the number of ranks that torchrun, Slurm or `run_threads` started; 1 for a plain
+    """Return the number of launched ranks, as WORLD_SIZE or `run_threads` states it; 1 for a plain
     process."""
     thread = current_rank()
     return thread.world.size if thread else launched_ranks() or 1
 
 
 def local_rank() -> int:
-    """Return this rank's number on its machine; 0 for a plain process."""
+    """Return this rank's number on its machine, as the launcher gave it; 0 for a plain process."""
     thread = current_rank()
     return (
         thread.rank if thread else next((n for n in map(number, LOCAL_RANKS) if n is not None), 0)
@@ -77,9 +77,9 @@ def local_rank() -> int:
 
 
 def join_ranks() -> None:
-    """Make the process group of the launched ranks, with NCCL on GPUs and gloo on CPUs, and choose
-    this rank's GPU. SIGQUIT makes a rank print its stack from then on. Does nothing for one rank
-    and for ranks that are threads; a group that exists stays.
+    """Wait until every launched rank has come, and make their process group, with NCCL on GPUs and
+    gloo on CPUs. Choose this rank's GPU. SIGQUIT makes a rank print its stack from then on. Does
+    nothing for one rank and for ranks that are threads; a group that exists stays.
 
     Raises RanksMissing if not every rank came in time, BadInput if the launcher's variables are
     incomplete or MLM_JOIN_SECONDS is no number.
@@ -199,8 +199,9 @@ def _hanging(error: RuntimeError) -> RankLost:
 
 
 def check_agreement(config: dict[str, Any]) -> None:
-    """Raise BadInput, on every rank, naming the first key in which the ranks' configurations
-    differ. Every rank calls it; one rank and ranks that are threads are not compared."""
+    """Compare the configuration, a nested dict, with those of the other ranks. Raises BadInput on
+    every rank, naming the first key that differs. Every rank calls it; one rank and ranks that are
+    threads are not compared."""
     if launched_world_size() == 1 or current_rank():
         return
     configs: list[Any] = [None] * dist.get_world_size()

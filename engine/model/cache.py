@@ -98,8 +98,8 @@ def by_head(qkv: Tensor) -> tuple[Tensor, ...]:
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, positions: Tensor) -> Tensor:
-    """Return the outputs [q, b, h/t] of queries [b, n/t, q, d] at positions [b or 1, q], which see
-    keys up to their own."""
+    """Return the outputs [q, b, h/t] of queries [b, n/t, q, d] at positions [b or 1, q]. Each query
+    sees the keys and values [b, n/t, s, d] up to its own position."""
     # A mask [b or 1, 1, q, s], because torch's `is_causal` aligns the first query with the first
     # key.
     is_past = torch.arange(key.size(2), device=key.device) <= positions[:, None, :, None]

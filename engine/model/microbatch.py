@@ -99,7 +99,8 @@ def to_input(
 
 
 def _on_device(array: NDArray[Any], mesh: ParallelMesh) -> Tensor:
-    """Copy an array to the mesh's device. The host does not wait for a GPU."""
+    """Return an array as a tensor on the mesh's device; on a CPU both share their memory. The host
+    does not wait for a GPU."""
     tensor = torch.from_numpy(array)
     # Only a copy from page-locked memory can run beside the host.
     return (tensor.pin_memory() if mesh.device.type == "cuda" else tensor).to(

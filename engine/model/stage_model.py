@@ -49,8 +49,8 @@ class StageModel(nn.Module, ABC):
         self.build(config, mesh)
 
     def layers_of(self, kind: Callable[..., nn.Module]) -> nn.ModuleDict:
-        """Build this stage's layers, each `kind(config, mesh, number, whether its attention is
-        recomputed)`, by their global numbers."""
+        """Return this stage's layers as a ModuleDict, keyed by their global numbers as texts. Each
+        is built by `kind(config, mesh, number, whether its attention is recomputed)`."""
         # Keys are the layers' global numbers, from which parameters have the whole model's names.
         recomputes = self.recomputes_attention
         return nn.ModuleDict(
@@ -91,7 +91,7 @@ class StageModel(nn.Module, ABC):
 
     @abstractmethod
     def run_stage(self, inputs: Tensor, batch: PipelineInput) -> Tensor:
-        """Return the output of the stage for this microbatch, [s, b, h]."""
+        """Run the stage on its inputs and return its output for this microbatch, [s, b, h]."""
 
     @abstractmethod
     def batch_loss(self, hidden: Tensor, batch: PipelineInput) -> Tensor:
@@ -109,8 +109,8 @@ class CausalModel(StageModel):
         the input of `logits`."""
 
     def hidden_states_at(self, inputs: Tensor, positions: Tensor) -> Tensor:
-        """Return the last stage's output at positions [b, q] alone, [q, b, h], without dropout and
-        equal to the whole output there up to rounding."""
+        """Run the model on `inputs`, without dropout, and return the last stage's output at
+        positions [b, q] alone, [q, b, h]. It equals the whole output there up to rounding."""
         return rows_at(self.forward(inputs), positions)
 
     @abstractmethod

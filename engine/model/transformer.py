@@ -174,8 +174,8 @@ def embedding_table(rows: int, columns: int) -> nn.Embedding:
 
 
 def run_layers(layers: Sequence[nn.Module], x: Tensor, *others: object, at_once: int = 0) -> Tensor:
-    """Apply the layers in order: [s, b, h] → [s, b, h]. `others` are further arguments that every
-    layer gets.
+    """Apply the layers in order to x [s, b, h], and return the last one's output [s, b, h].
+    `others` are further arguments that every layer gets.
 
     With `at_once`, the backward pass recomputes groups of `at_once` layers, and only the input of
     each group is kept.

@@ -88,8 +88,9 @@ class FlatGroup:
             yield parameter, flat[start:end].view(parameter.local.shape)
 
     def owned(self, start: int, end: int) -> list[tuple[int, Tensor]]:
-        """Return the gradient from `start` to `end` in slices, views of it, each after the index of
-        the owner that updates its weights."""
+        """Return the gradient from element `start` to `end` of the flat tensor as pairs of an owner
+        and a slice, a view of the gradient. The owner is the index of the rank that updates the
+        slice's weights."""
         size = self.own.stop - self.own.start
         cuts = [
             (owner, max(start, owner * size), min(end, owner * size + size))
@@ -167,8 +168,9 @@ class FlatOptimizer(ABC):
         return self._over_ranks(squares).sqrt() / self.groups[0].divisor
 
     def _counted(self, flats: list[Tensor]) -> list[Tensor]:
-        """Return slices of flat tensors laid out as `master`: this owner's elements of each
-        parameter that no other rank counts."""
+        """Return this owner's elements of each parameter that this rank counts, as a list of slices
+        of `flats`: a tensor for each group, laid out as the group's `master`. Empty slices are left
+        out."""
         counted = []
         for group, flat in zip(self.groups, flats, strict=True):
             for parameter, piece in zip(group.parameters, group.pieces(flat), strict=True):
@@ -202,7 +204,8 @@ class FlatOptimizer(ABC):
 
     def try_step(self) -> None:
         """Run one update with rate 0, so that its memory is allocated, then reset moments and step
-        count; the weights stay. Overwrites the gradients. Call before the first step only."""
+        count; the weights stay. Overwrites the gradients. Call before the first step only;
+        collective if the state is divided."""
         for group in self.groups:
             group.main_gradient.fill_(1)
         self.step(learning_rate=0.0, gradient_norm=0.0)
@@ -213,7 +216,9 @@ class FlatOptimizer(ABC):
 
     def written(self) -> Written:
         """Return the optimizer's tensors for a checkpoint, without a last stage's copy of the
-        embedding. Every rank calls each function, in one order."""
+        embedding: for each its name, its parameter, the data-parallel rank that writes it, and a
+        function that returns it on that rank and None on others. Every rank calls each function, in
+        one order."""
         written: Written = []
         for group in self.groups:
             own_size = -(-group.flat.numel() // self.mesh.dp.size)
@@ -230,7 +235,8 @@ class FlatOptimizer(ABC):
         self, group: FlatGroup, part: Tensor, parameter: ShardedParameter, start: int, writer: int
     ) -> Tensor | None:
         """Return a parameter's state, in the shape of `parameter.local`, on the data-parallel rank
-        `writer`. Other owners send it their elements; every other rank returns None."""
+        `writer`. Other owners send it their elements of `part`; every other rank returns None.
+        Every owner calls it."""
         owners = group.owners
         end = start + parameter.local.numel()
         shape = parameter.local.shape

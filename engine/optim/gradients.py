@@ -141,9 +141,9 @@ class GradientReducer:
             group.divisor = divisor * self.mesh.dp.size
 
     def _share(self) -> list[Tensor]:
-        """Sum the gradients of parameters that several ranks of a model hold. Return the tied
-        gradients that only the first stage has summed, which the caller broadcasts to the last
-        stage."""
+        """Sum the gradients of parameters that several ranks of a model hold, a collective. Return
+        the tied gradients that only the first stage has summed, which the caller broadcasts to the
+        last stage."""
         tied = []
         for parameter, view in self._gradients():
             if self._is_tied(parameter) and self.mesh.dp.size == 1:
@@ -222,9 +222,9 @@ def _in_buckets(
     is_alone: Callable[[ShardedParameter], bool],
     dp: int,
 ) -> list[list[tuple[ShardedParameter, Tensor]]]:
-    """Cut parameters in flat order into buckets, each full at a least number of elements; a
-    parameter that `is_alone` has its own bucket, and the bucket before it may be smaller, as the
-    last one may."""
+    """Return the pairs of parameter and gradient, which come in flat order, cut into buckets. A
+    bucket ends when it has a least number of elements. A parameter that `is_alone` has a bucket of
+    its own, and the bucket before it may be smaller, as the last one may."""
     buckets: list[list[tuple[ShardedParameter, Tensor]]] = []
     # At the least size, so that the first parameter opens a bucket.
     count = least = max(BUCKET_ELEMENTS, OF_RANK * dp)

@@ -7,8 +7,9 @@ from mlm_repro.engine.config import TrainConfig
 
 
 def clock(train: TrainConfig, updates: int, samples: int) -> float:
-    """Return the clock at an update, by `train.clock`: the number of updates including it, or the
-    samples of the updates before it in global batches.
+    """Return the clock at an update, as `train.clock` says: the number of updates including it, or
+    the number of samples before it divided by the global batch size. `updates` and `samples` count
+    what came before it.
 
     Megatron-LM calls it `num_steps` (`optimizer_param_scheduler.py`, there in samples).
     """
@@ -65,7 +66,8 @@ def learning_rate(train: TrainConfig, time: float) -> float:
 
 
 def _share_left(train: TrainConfig, time: float, end: float) -> float:
-    """Return the share of the way from floor to peak that is left at `time`, at most the end."""
+    """Return the share of the way from floor to peak that is left at `time`, which is at most
+    `end`: 1 before the fall begins."""
     length = train.wsd_iterations or end - train.warmup_iterations
     done = max(time - (end - length), 0) / length
     form = train.wsd_decay if train.decay == "WSD" else train.decay

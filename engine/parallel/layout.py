@@ -35,8 +35,8 @@ class Layout:
         return tp + self.tp * (dp + self.dp * pp)
 
     def lines(self, rank: int) -> tuple[tuple[int, ...], ...]:
-        """Return the global ranks along the tp, pp and dp axes through a rank; last, both ends of
-        its pipeline if it is one of them, else itself alone."""
+        """Return four tuples of global ranks: those along the tp, the pp and the dp axis through
+        `rank`, and both ends of its pipeline if it is one of them, else itself alone."""
         tp = rank % self.tp
         dp = rank // self.tp % self.dp
         pp = rank // (self.tp * self.dp)

@@ -84,8 +84,8 @@ class Axis(ABC):
 
     @abstractmethod
     def start_reduce(self, tensor: Tensor, owner: int) -> Pending:
-        """Begin to sum a tensor in place on one rank of the axis, and return the work to wait for;
-        the others' values are undefined afterwards."""
+        """Begin to sum a tensor in place on rank `owner` of the axis, and return the work to wait
+        for; the others' values are undefined afterwards."""
 
     @abstractmethod
     def broadcast(self, tensor: Tensor, owner: int = 0) -> None:
@@ -110,13 +110,13 @@ class Axis(ABC):
 
     @abstractmethod
     def start_send(self, tensor: Tensor, peer: int) -> Pending:
-        """Begin to send a contiguous tensor to another rank of the axis. It must not change until
-        the work is complete."""
+        """Begin to send a contiguous tensor to rank `peer` of the axis, and return the work to wait
+        for. The tensor must not change until the work is complete."""
 
     @abstractmethod
     def start_receive(self, tensor: Tensor, peer: int) -> Pending:
-        """Begin to fill a contiguous tensor with the next one that another rank of the axis
-        sends."""
+        """Begin to fill a contiguous tensor with the next one that rank `peer` of the axis sends,
+        and return the work to wait for."""
 
 
 @dataclass(frozen=True)
@@ -230,8 +230,8 @@ class ParallelMesh:
 
     @property
     def sequence_rank(self) -> int:
-        """Index of the part of the sequence that this rank holds outside tensor-parallel
-        regions."""
+        """Index of the part of the sequence that this rank holds outside tensor-parallel regions; 0
+        if the sequence is not divided."""
         return self.tp.rank if self.sequence_parallel else 0
 
     @property

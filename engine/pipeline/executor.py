@@ -73,7 +73,7 @@ class PartitionedModel:
     ) -> Tensor:
         """Run forward and backward in training mode and return this rank's sum of (loss ×
         sequences), without the loss scale, float64, zero off the last stage. The scaled gradients
-        go to the reducer, and `finish` is left to the caller."""
+        go to the reducer, and `finish` is left to the caller. Every rank calls it."""
         for chunk in self.chunks:
             # Asked first, because the flag is set on every module, which takes time.
             if not chunk.training:
@@ -103,8 +103,9 @@ class PartitionedModel:
         return executor.run(self._program(len(microbatches), training=True), before_backward)
 
     def capture(self, batch: PipelineInput, reducer: GradientReducer) -> None:
-        """Replay microbatches of this shape as CUDA graphs from now on. Runs passes over zeros,
-        which overwrite the gradients. An earlier pass must have used every dropout site."""
+        """Capture CUDA graphs of forward and backward, which replay microbatches of this shape from
+        now on. Runs passes over zeros, which overwrite the gradients. An earlier pass must have
+        used every dropout site."""
         # A copy of the batch: the graphs read these very tensors at each replay.
         program = self._program(1, training=True)
         own = deepcopy(self.with_keys(batch))
@@ -116,8 +117,8 @@ class PartitionedModel:
         self._graded = set(reducer.arrived)
 
     def with_keys(self, batch: PipelineInput) -> PipelineInput:
-        """Return the microbatch with the keys of all dropout sites used so far on this rank's GPU;
-        without dropout the microbatch itself."""
+        """Return a copy of the microbatch that has, on this rank's GPU, the keys of all dropout
+        sites used so far; without dropout the microbatch itself."""
         dropout = batch.dropout
         return (
             replace(batch, dropout=dropout.on_device(self.mesh.device, self.sites))
@@ -128,7 +129,7 @@ class PartitionedModel:
     @torch.no_grad()
     def evaluate(self, microbatches: Sequence[PipelineInput]) -> Tensor:
         """Run forward alone, in evaluation mode, which stays on, and return this rank's sum of
-        (loss × sequences), float64, zero off the last stage."""
+        (loss × sequences), float64, zero off the last stage. Every rank calls it."""
         for chunk in self.chunks:
             chunk.eval()
         executor = PipelineExecutor(
@@ -250,8 +251,9 @@ class PipelineExecutor:
         return self._total
 
     def _forward(self, compute: Compute, inputs: Tensor | None) -> Tensor | None:
-        """Run a forward pass and return the stage's output for the next stage; None on the last
-        stage."""
+        """Run a forward pass, keep its graph for the backward pass unless gradients are off, and
+        return the stage's output for the next stage. The last stage adds its loss to the total and
+        returns None."""
         chunk = self._chunks[compute.chunk]
         batch = self._microbatches[compute.microbatch]
         # A received activation is a leaf of this rank's graph; its gradient is what the stage
@@ -271,16 +273,17 @@ class PipelineExecutor:
         return None if is_last else output.detach()
 
     def _backward(self, compute: Compute, gradient: Tensor | None) -> Tensor | None:
-        """Run a backward pass and return the gradient of the stage's input for the previous stage;
-        None on the first stage."""
+        """Run a backward pass, which adds to the parameters' gradients and frees the forward pass's
+        graph. Return the gradient of the stage's input for the previous stage; None on the first
+        stage."""
         # Popped, so that the activations are freed as the backward pass walks through them.
         inputs, output = self._graphs.pop((compute.microbatch, compute.chunk))
         torch.autograd.backward(output, gradient)
         return inputs.grad
 
     def _put(self, compute: Compute, payload: Tensor | None) -> None:
-        """Store a pass's result where the message that sends it, or this rank's own next chunk,
-        takes it."""
+        """Store a pass's result, unless it is None, where the message that sends it, or this rank's
+        own next chunk, takes it. If messages are divided, only this rank's part is stored."""
         if payload is not None:
             stage = self._stage(compute) + (1 if compute.op is Op.FORWARD else -1)
             flat = payload.contiguous().view(-1)
@@ -290,8 +293,9 @@ class PipelineExecutor:
             self._payloads[compute.op, compute.microbatch, stage] = DONE, part
 
     def _take(self, compute: Compute) -> Tensor | None:
-        """Return the input of a pass. None for a forward pass of the first stage, and for a
-        backward pass of the last stage."""
+        """Wait for the input of a pass, an activation or a gradient, and remove it from the stored
+        payloads. None for a forward pass of the first stage, and for a backward pass of the last
+        stage. Collective over the tp axis if messages are divided."""
         stage = self._stage(compute)
         if stage == (0 if compute.op is Op.FORWARD else self._last):
             return None

@@ -160,8 +160,8 @@ def _lines(metrics: Iterable[JSON], schema: type[L], *kinds: str) -> list[L]:
 
 
 def describe_end(run: Path) -> str:
-    """Return lines for the console about a complete training: its losses, its rate, its checkpoint,
-    and commands to type next."""
+    """Return a text of three lines for the console about a complete training: its losses and speed,
+    its checkpoint, and commands to type next."""
     summary = read_summary(run)
     metrics = read_metrics(run)
     trained = [line for line in metrics if line["kind"] == "train"]

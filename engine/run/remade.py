@@ -65,8 +65,9 @@ Bits = NDArray[np.signedinteger[Any]]
 
 
 def metrics(run: Path) -> Comparisons:
-    """Yield comparisons: the metrics with the iterations and the schedule, and the summary with the
-    metrics and the configuration. A fault that is no comparison is yielded as a sentence."""
+    """Yield comparisons of a complete training's directory: of its metrics with the iterations and
+    the schedule that its configuration gives, and of its summary with its metrics and
+    configuration. A fault that is no comparison is yielded as a sentence."""
     config = recipe_of(run)
     done = read_summary(run)
     manifest = read_document(run / MANIFEST, Manifest)
@@ -135,9 +136,9 @@ def metrics(run: Path) -> Comparisons:
 
 
 def checkpoints(run: Path) -> Comparisons:
-    """Yield comparisons of each checkpoint with the metrics, of its tensors with their statistics,
-    and of its tokenizer with the dataset's, and an Absent for the iterations that no checkpoint
-    remembers."""
+    """Yield comparisons of each checkpoint of a training with the training's metrics, of its
+    tensors with their statistics, and of its tokenizer with the dataset's, and an Absent for the
+    iterations that no checkpoint remembers."""
     manifest = read_document(run / MANIFEST, Manifest)
     every = read_steps(run)
     steps = [step for step in every if step.gradient_norm is not None]
@@ -277,9 +278,10 @@ def _tensors_of(checkpoint: Path, is_old: bool) -> Comparisons:
 
 
 def _numbers(bits: Bits, kind: str) -> dict[str, float | int]:
-    """Return the norm and extremes of a tensor's finite values, its number of non-finite values and
-    its checksum, as `engine.checkpoint.statistics` computes them before writing. The extremes are 0
-    if no value is finite."""
+    """Return by name the norm and extremes of a tensor's finite values, its number of non-finite
+    values and its checksum, as `engine.checkpoint.statistics` computes them before writing. The
+    extremes are 0 if no value is finite. `bits` are the flat tensor's values as integers, `kind`
+    their format."""
     values = (bits.astype("<i4") << 16).view("<f4") if kind == "BF16" else bits.view(FLOATS[kind])
     finite = values[np.isfinite(values)].astype(np.float64)
     extremes = finite if len(finite) else np.zeros(1)

@@ -329,12 +329,12 @@ def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, Starting
     own = checkpoint / "tokenizer" / FILE_NAME
     if not own.is_file():
         raise BadInput(
-            f"{source} has no {FILE_NAME} to make a dataset with: import the weights from a"
-            " directory that has one"
+            f"{source} has no tokenizer/{FILE_NAME} to make a dataset with: import the weights from"
+            " a directory that has a tokenizer"
         )
     if sha256_file(own) != sha256_file(tokenizer / FILE_NAME):
         other = f"was trained with another tokenizer than {config.data.dataset}"
-        raise BadInput(f"{source} {other}: make the dataset with it")
+        raise BadInput(f"{source} {other}: make a dataset with the tokenizer of these weights")
     kind, source = ("continues", checkpoint) if seam else ("init_from", source)
     return config.model_copy(update={"model": ours}), StartingPoint(
         kind, source, read_digest(checkpoint)
@@ -342,7 +342,8 @@ def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, Starting
 
 
 def settings_of(config: RunConfig) -> JSON:
-    """Return the settings that differ from their defaults and affect the result, as plain JSON."""
+    """Return the run's name and, by section, the settings that differ from their defaults and
+    affect the result, as plain JSON. The sections in `PLACES` are left out."""
     return config.model_dump(mode="json", exclude_defaults=True, exclude=set(PLACES))
 
 
@@ -403,8 +404,9 @@ def continue_run(config: RunConfig, run: Path) -> RunConfig:
 
 
 def default_ranks(config: RunConfig) -> int:
-    """Return the number of ranks: one per GPU, or per processor core without GPUs, as many as
-    divide the batch; at least tp × pp."""
+    """Return the default number of ranks: tp × pp times the largest degree of data parallelism that
+    divides the batch's microbatches and needs no more ranks than there are GPUs, or processor cores
+    without GPUs. It is tp × pp at least."""
     model_ranks = config.parallel.tp * config.parallel.pp
     available = max((len(list_gpus()) or available_cores()) // model_ranks, 1)
     microbatches = config.train.batch_in_microbatches

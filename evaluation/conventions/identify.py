@@ -252,8 +252,8 @@ def find(claimed: str, conventions: Sequence[Convention], unit: str | None = Non
 
 
 def identify(place: Place, claimed: str, task: str, settings: Settings) -> Identified:
-    """Find the conventions by which a checkpoint gives the claimed number on the test `task`,
-    `wikitext103` or `lambada`.
+    """Score a checkpoint on the test `task`, `wikitext103` or `lambada`, and find the conventions
+    by which it gives the claimed number. Every rank of the settings' layout calls it.
 
     It is scored on WikiText-103 by the readings of all programs and each of these with one axis
     changed, where the windows of `LONG` are tried only in the readings of programs that use them;

@@ -96,7 +96,8 @@ class Usage(NamedTuple):
 
     def readings(self, axes: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
         """Return the reading of every program, and each of these with one axis changed to a value
-        in `axes`, each reading once. Padding is scored only where separate documents are cut."""
+        in `axes`, each reading once. A reading that scores padding is left out unless it cuts
+        separate documents at the right: no other reading has padding."""
         usual = {axis: values[0] for axis, values in self.axes.items()}
         readings = [usual | base for base in self.programs.values()]
         changes = []
@@ -113,8 +114,9 @@ class Usage(NamedTuple):
         ]
 
     def weight(self, axes: Mapping[str, str]) -> float:
-        """Return the assumed frequency, relative to others, of a reading with its average, both in
-        `axes`."""
+        """Return the assumed frequency, relative to others, of a convention. `axes` has the value
+        of each axis of its reading, and its average under `average`. For each axis on which the
+        reading differs from the nearest program's, the frequency is multiplied by CHANGED."""
         usual = {axis: values[0] for axis, values in (LAST_WORD_AXES | self.axes).items()}
         changes = min(
             sum((usual | base)[axis] != value for axis, value in axes.items() if axis in usual)
@@ -362,8 +364,9 @@ LAST_WORD_AXES: Axes = {
 
 
 def last_word_readings(usage: Usage) -> list[dict[str, str]]:
-    """Return every convention for reading passages whose last words are predicted: each combination
-    of the values on the axes."""
+    """Return every reading of passages whose last words are predicted, each as its value by axis:
+    all combinations of values in LAST_WORD_AXES, of the axis `first` only those that `usage`
+    has."""
     first = [value for value in LAST_WORD_AXES["first"] if value in usage.axes["first"]]
     axes = LAST_WORD_AXES | {"first": first}
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]

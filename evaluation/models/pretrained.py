@@ -218,7 +218,7 @@ class PretrainedModel(nn.Module):
         return (logits if states is None else states).transpose(0, 1)
 
     def hidden_states_at(self, inputs: Tensor, positions: Tensor) -> Tensor:
-        """Return the states [q, b, h] at positions [b, q]."""
+        """Run the model on token ids [b, s] and return the states [q, b, h] at positions [b, q]."""
         return rows_at(self.forward(inputs), positions)
 
     def new_cache(self) -> Any:
@@ -233,8 +233,8 @@ class PretrainedModel(nn.Module):
     def _run(
         self, inputs: Tensor, cuts: bool = False, **settings: Any
     ) -> tuple[Tensor | None, Tensor]:
-        """Return the output layer's inputs if `cuts`, else None, and the model's logits, which
-        `cuts` makes empty."""
+        """Run the model on token ids [b, s]. Return the output layer's inputs [b, s, h] and empty
+        logits if `cuts`, else None and the logits [b, s, v]."""
         states = []
 
         def cut(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -441,8 +441,8 @@ class Pretrained:
             )
 
     def _load(self, library: Any, dtype: torch.dtype, **renamed: Any) -> Any:
-        """Return transformers' model with its weights. Raises IntegrityFailure if a tensor is
-        missing, of another shape or belongs to another model, and the errors of `_explained`.
+        """Load and return transformers' model with its weights. Raises IntegrityFailure if a tensor
+        is missing, of another shape or belongs to another model, and the errors of `_explained`.
 
         Names that torch.compile prefixed are read without the prefix. Unused tensors and
         quantisation are noted.
@@ -489,7 +489,8 @@ class Pretrained:
         return model
 
     def _adapted(self, model: Any) -> Any:
-        """Return the model with its adapter merged into the weights, or as it is without one.
+        """Merge the adapter of this place into a transformers model's weights, which are changed,
+        and return the model; without an adapter return it as it is.
 
         The merged model's logits are compared with the unmerged one's. Raises BadInput if they
         differ or peft cannot merge the adapter. An output layer that shares the embedding's weights
@@ -530,8 +531,8 @@ class Pretrained:
         return merged
 
     def _examine(self, model: Any) -> str:
-        """Return the digest of configuration and tensors. Raises IntegrityFailure for a tensor with
-        values that are not finite."""
+        """Return the SHA-256 of a transformers model's configuration and of all its tensors. Raises
+        IntegrityFailure for a tensor with values that are not finite."""
 
         def digest(name: str, tensor: Tensor) -> tuple[str, str]:
             is_number = tensor.is_floating_point() and tensor.itemsize > 1 and tensor.numel()

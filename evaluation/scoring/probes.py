@@ -74,7 +74,7 @@ class Probed:
 
 def is_repeatable(model: ScoringModel, probed: Probed) -> Outcome:
     """Check that two rows agree where they begin alike; if they do not, check that a second scoring
-    gives the same numbers.
+    gives the same numbers. Return the model unchanged, with a sentence that it is repeatable.
 
     Raises BadInput for a model that answers otherwise the second time.
     """
@@ -92,7 +92,7 @@ def is_repeatable(model: ScoringModel, probed: Probed) -> Outcome:
 
 def is_causal(model: ScoringModel, probed: Probed) -> Outcome:
     """Check that predictions stay the same when a later input changes, or when all later inputs are
-    left out.
+    left out. Return the model unchanged, with a sentence that it is causal.
 
     Raises BadInput for a model whose predictions depend on later inputs, if only within a prefix.
     """
@@ -106,8 +106,9 @@ def is_causal(model: ScoringModel, probed: Probed) -> Outcome:
 
 
 def is_row_by_row(model: ScoringModel, probed: Probed) -> Outcome:
-    """Compare rows scored alone with rows scored together, one of them beside padding. If they
-    differ, return a model that scores one row at a time."""
+    """Compare rows scored alone with rows scored together, one of them beside padding. Return the
+    model, with `is_alone` set if they differ, so that one row at a time is scored, and a sentence
+    on the outcome."""
     moved = _difference(probed.alone, probed.together)
     # Not `>`, because NaN is a difference too.
     if not moved <= IN_A_BATCH * probed.allowed:
@@ -132,8 +133,9 @@ PROBES: dict[str, Callable[[ScoringModel, Probed], Outcome]] = {
 
 
 def probe(model: ScoringModel, weights: str) -> tuple[ScoringModel, dict[str, str]]:
-    """Return the model as it will be scored, and the outcome of each probe. Every rank of the
-    model's mesh calls it. Raises the probes' BadInput.
+    """Probe a model in a few short forward passes. Return the model as it will be scored, and the
+    outcome of each probe by its title. Every rank of the model's mesh calls it. Raises the probes'
+    BadInput.
 
     The outcomes are cached under the digest `weights` and everything else on which scores depend;
     rank 0's cache decides for all ranks. A model smaller than SHORTEST is not probed and has no

@@ -100,8 +100,8 @@ def score(
     store: Store | None = None,
     on_resumed: Callable[[int], None] = lambda count: None,
 ) -> Scores:
-    """Return the scores of all requests, in their order. Token ids that are `banned` are ignored
-    where `greedy_allowed` looks for the likeliest token.
+    """Score all requests and return their scores, in their order. Token ids that are `banned` are
+    ignored where `greedy_allowed` looks for the likeliest token.
 
     Scores in the store are read, new ones are added. `on_progress` gets the number of newly scored
     requests, `on_resumed` the number of requests in the store. On a mesh of several ranks every
@@ -177,8 +177,8 @@ def _workers(model: ScoringModel, workers: int | None) -> int:
 
 
 def describe(model: ScoringModel) -> dict[str, Any]:
-    """Return everything besides weights, requests and banned tokens on which the bits of scores
-    depend."""
+    """Return, as plain values by name, everything besides weights, requests and banned tokens on
+    which the bits of scores depend."""
     on_cpu = model.mesh.device.type == "cpu"
     return {
         "code": _code_digest(),
@@ -252,7 +252,8 @@ def in_workers(
 
 
 def _begin(work: Callable[[int], Any]) -> None:
-    """Prepare a worker process, which ends with its parent."""
+    """Prepare a worker process for `work`, which `_do` then calls: the process has one thread,
+    ignores Ctrl-C, and ends with its parent."""
     # A terminal sends Ctrl-C to every process of its group; the parent ends its workers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
@@ -362,8 +363,12 @@ def score_rows(
 def _is_first_best(
     logits: Tensor, start: int, targets: Tensor, target: Tensor, highest: Tensor, axis: Axis
 ) -> Tensor:
-    """Return True for each target with the highest logit; of several such tokens only the first
-    counts."""
+    """Return True for each target, [n], that has the highest logit on all ranks of `axis`; of
+    several such tokens only the first counts. Every rank of the axis calls it.
+
+    `logits` are this rank's, whose first is that of the token `start`; `target` is the logit of
+    each target, and `highest` the highest one of each row, [n].
+    """
     is_best = target == highest
     rows = is_best.nonzero().squeeze(1)
     local, best = logits[rows].float().max(dim=1)
@@ -427,8 +432,9 @@ def forward(
     run: Callable[[Tensor], Tensor],
     run_last: Callable[[Tensor], Tensor],
 ) -> Tensor | None:
-    """Run the stages of a pipeline in turn. Return `run_last`'s states on the last stage; on others
-    None, after `run`'s states were sent on.
+    """Run this rank's stage of the model, on the token ids in the first stage, in a later one on
+    the states of the stage before, for which it waits. Return `run_last`'s states on the last
+    stage; on others send `run`'s states to the next stage and return None.
 
     Every rank of the pipeline calls it with the same token ids [b, s].
     """

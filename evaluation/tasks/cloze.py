@@ -56,8 +56,9 @@ def split_last_word(text: str) -> tuple[str, str]:
 
 
 def encode_strictly(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
-    """Encode context and ` word` separately. If the tokenizer puts a space before every text,
-    encode both together and cut."""
+    """Return each passage's sub-words, and the number of them at its end that are the target, its
+    last white-space word. Context and ` word` are encoded separately or, if the tokenizer puts a
+    space before every text, together and cut at the length of the context alone."""
     contexts, words = zip(*map(split_last_word, passages), strict=True)
     if tokenizer.encode("a b") != [*tokenizer.encode("a"), *tokenizer.encode(" b")]:
         return _cut(
@@ -71,7 +72,8 @@ def encode_strictly(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
 
 
 def encode_passages(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
-    """Encode each passage, with the sub-words after its last space as the target.
+    """Return each passage's sub-words, and the number of them at its end that are the target, what
+    follows the last space.
 
     Context and target are encoded together and cut at the length of the context alone, without
     white space at its end.
@@ -80,7 +82,9 @@ def encode_passages(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
 
 
 def _cut(tokenizer: Encoder, passages: Sequence[str], contexts: Sequence[str]) -> Encoded:
-    """Encode passages; the target is every sub-word after as many as the context alone has."""
+    """Encode each passage whole. Return its sub-words, and how many more they are than those of its
+    context alone: the number of target sub-words at its end. `contexts` are the passages'
+    beginnings."""
     whole = tokenizer.encode_batch([*passages])
     before = tokenizer.encode_batch([*contexts])
     return [
@@ -89,8 +93,8 @@ def _cut(tokenizer: Encoder, passages: Sequence[str], contexts: Sequence[str]) -
 
 
 def encode_for_last_token(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
-    """Encode whole passages with the last sub-word as the target, as Megatron does without
-    `--strict-lambada`."""
+    """Return each passage's sub-words, and 1: the target is the last sub-word alone, as Megatron
+    has it without `--strict-lambada`."""
     return [(tokens, 1) for tokens in tokenizer.encode_batch(list(passages))]
 
 

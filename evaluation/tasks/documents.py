@@ -43,7 +43,8 @@ class RunningText:
 
     @classmethod
     def of_documents(cls, source: SourceText, documents: Sequence[str]) -> Self:
-        """Join documents by blank lines, each an article. A single document has no articles."""
+        """Build the text of documents joined by blank lines. Each document is an article, but a
+        single document has no articles."""
         starts = [*accumulate((len(text) + 2 for text in documents), initial=0)][:-1]
         articles = (
             [(f"document {number}", start) for number, start in enumerate(starts)]
@@ -86,8 +87,8 @@ def count_original_tokens(text: str) -> int:
 
 
 def lm_eval_documents(text: str) -> Iterator[str]:
-    """Yield WikiText's documents as lm-evaluation-harness cuts them: 62 in the test file, which has
-    60 articles.
+    """Yield the documents in the text of a WikiText file, the file as it stands and not the rows of
+    `join_rows`, as lm-evaluation-harness cuts them: 62 in the test file, which has 60 articles.
 
     A line that begins and ends like a first-level heading starts a document, wherever it occurs;
     two equations do (`wikitext_document_level.py` of the data set

@@ -224,7 +224,8 @@ def _text_of(value: object, where: str) -> str:
 
 
 def _source(task: str, dataset: Path, reason: str, published: str) -> SourceText:
-    """Describe validation documents as the source of a task that stands in for a published one."""
+    """Return the source of a task on a dataset's validation documents that stands in for the test
+    `published`, with a note that says so and gives the `reason`."""
     note = (
         f"This is NOT {published}. It is the held-out validation split of the data this checkpoint"
         f" was trained on, and its numbers cannot be compared with published {published} results"

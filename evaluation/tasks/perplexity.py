@@ -78,7 +78,8 @@ def sliding_stream(
     stride: int,
     first: First = "once",
 ) -> Stream:
-    """Cut the whole text, rewritten by the detokenizer, into sliding windows.
+    """Return the whole text, rewritten by the detokenizer and encoded, as a Stream of sliding
+    windows.
 
     The tokenizer's first tokens come before the text once, or in every window, and are never
     scored. Without such tokens the text's first sub-word is not scored.

@@ -118,9 +118,9 @@ def document_stream(
     is_double: bool = False,
     detokenizer: str = "none",
 ) -> Stream:
-    """Cut documents as lm-evaluation-harness rolls over them: one by one, each after one token, in
-    disjoint windows. `rewritten`, the documents after a detokenizer, are scored; words and titles
-    are from `documents`.
+    """Return documents as a Stream in which they are cut as lm-evaluation-harness rolls over them:
+    one by one, each after one token, in disjoint windows. `rewritten`, the documents after a
+    detokenizer, are scored; words and titles are from `documents`.
 
     Up to release 0.4.13 it encodes a document with the tokenizer's first tokens and puts the start
     of a document before these: `is_double` scores the second token as it does.

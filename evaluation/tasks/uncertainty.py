@@ -24,8 +24,9 @@ def ratio_standard_error(sums: Floats, weights: Floats) -> float | None:
 def difference_standard_error(
     first: tuple[Floats, Floats], second: tuple[Floats, Floats]
 ) -> float | None:
-    """Return the standard error of the difference of two ratios over the same blocks, resampled in
-    pairs. None for fewer than two blocks."""
+    """Return the standard error of the difference of two ratios Σ sums / Σ weights over the same
+    blocks, resampled in pairs. `first` and `second` each have sums and weights, [blocks]. None for
+    fewer than two blocks."""
     num_blocks = len(first[0])
     if num_blocks < 2:
         return None

@@ -24,8 +24,8 @@ from mlm_repro.lineage.run import MANIFEST
 def ablation_config(
     experiment: str, ablation: Ablation, arm: Arm, seed: int, rate: float, dataset: Path = Path()
 ) -> RunConfig:
-    """Return the configuration of an arm's training with a seed; with `SEARCH_SEED` it is a shorter
-    trial of the rate.
+    """Return the configuration of an arm's training with a seed and a learning rate; with
+    `SEARCH_SEED` it is a shorter trial of the rate.
 
     The rate is constant unless the recipe states a final rate.
     """
@@ -46,7 +46,8 @@ def ablation_config(
 def trials_of(
     experiment: str, ablation: Ablation, arm: Arm, dataset: Path = Path()
 ) -> list[RunConfig]:
-    """Return the trials of an arm's rates; empty if a finder or another arm gives the rate."""
+    """Return the configurations of the trials of an arm's rates; empty if a finder or another arm
+    gives the rate."""
     rates = () if ablation.finder or arm.rate_of else arm.rates or ablation.rates
     return [
         ablation_config(experiment, ablation, arm, SEARCH_SEED, rate, dataset) for rate in rates
@@ -73,7 +74,8 @@ def sweep_config(experiment: str, ablation: Ablation, arm: Arm, dataset: Path) -
 def searched_rates(
     experiment: str, ablation: Ablation, trained: Kept, datasets: Sequence[str]
 ) -> tuple[dict[str, float], list[Trained]]:
-    """Return the learning rate of each arm, by its name, and all trials.
+    """Return the learning rate of each arm, by its name, and all trials, from the trainings that an
+    ablation keeps.
 
     A rate is the best trial's (the lowest rate if all diverged), the finder's, where its smoothed
     loss was lowest, or another arm's, times the arm's `of_rate`, to four digits. `datasets` are
@@ -101,14 +103,15 @@ def searched_rates(
                 (math.inf if trial.is_diverged else trial.final, trial.config.train.learning_rate)
                 for trial in trials
             )
-        found_rates[arm.name], rates[arm.name] = rate, float(f"{rate * arm.of_rate:.4g}")
+        found_rates[arm.name] = rate
+        rates[arm.name] = float(f"{rate * arm.of_rate:.4g}")
         searched += trials
     return rates, searched
 
 
 def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
-    """Derive the findings and the records of an ablation from its forecast and its trainings. The
-    findings' own records come last.
+    """Return the findings and the records of an ablation, derived from the forecast and the
+    trainings in its folder. The findings' own records come last.
 
     Raises IntegrityFailure if the forecast belongs to another experiment, has other rates than its
     search gives, or does not ask for exactly the kept trainings, trials aside, with their settings,
@@ -151,7 +154,7 @@ def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
 def doubts_of(
     effect: Effect, ablation: Ablation, forecast: EffectForecast, arms: dict[str, list[Trained]]
 ) -> list[str]:
-    """Return the reasons why the trainings leave an effect undecided, at most one for each of its
+    """Return sentences on why the trainings leave an effect undecided, at most one for each of its
     two arms.
 
     A training of the arm diverged; its rate is the lowest or the highest of a grid; the forecast
@@ -191,8 +194,9 @@ def find_effect(
     about: JSON,
     doubts: Sequence[str] = (),
 ) -> Finding:
-    """Return the difference between two arms over the seeds, with its verdict on the claim; any of
-    `doubts` makes it undecided."""
+    """Return the finding on an effect: the difference between its two arms over the seeds, with its
+    verdict on the claim; any of `doubts` makes it undecided. `arms` has each arm's trainings in the
+    order of the seeds, `bits` its bits per byte for each nat per token."""
     scale = bits if effect.quantity == "bits_per_byte" else dict.fromkeys(bits, 1.0)
     differences = [
         loss_after(first, effect.share) * scale[effect.of]
@@ -222,8 +226,8 @@ def loss_after(trained: Trained, share: float) -> float:
 
 
 def _lines(arms: dict[str, list[Trained]], rates: dict[str, float]) -> Iterator[JSON]:
-    """Yield the fields of records: each arm's rate, then for each of its trainings the curve,
-    whether it diverged and, unless it did, the loss at the end."""
+    """Yield the fields of records: each arm's rate, then for each of its trainings the losses along
+    the curve, whether it diverged and, unless it did, the loss at the end."""
     for name, trainings in arms.items():
         yield {"series": name, "quantity": "learning_rate", "value": rates[name]}
         for training in trainings:
@@ -241,6 +245,6 @@ def _lines(arms: dict[str, list[Trained]], rates: dict[str, float]) -> Iterator[
 
 
 def slug(name: str) -> str:
-    """Return a name as part of a file's name: each run of other characters than word characters and
-    dots becomes a hyphen."""
+    """Return a name as part of a file's name: each run of characters other than letters, digits,
+    underscores and dots becomes a hyphen."""
     return re.sub(r"[^\w.]+", "-", name)

@@ -16,7 +16,6 @@ from contextlib import redirect_stderr
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -41,6 +40,7 @@ from mlm_repro.experiments.forecast.ablation import (
 )
 from mlm_repro.experiments.forecast.trainings import Kept, keep, seeds_of
 from mlm_repro.experiments.reproduce.steps import StepFailed
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.digest import sha256_file
 from mlm_repro.lineage.environment import available_cores
 from mlm_repro.lineage.errors import BadInput, Interrupted, UserError
@@ -54,11 +54,12 @@ from mlm_repro.lineage.run import RunDirectory
 
 def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -> RunDirectory:
     """Search each arm's rate, seal the forecast, train every arm with every seed that it gives, and
-    seal the outcome.
+    seal the outcome; return the ablation's run.
 
-    Everything lies below `runs`; finished parts are reused. Raises BadInput for an experiment
-    without an ablation, and for too few, too many or unequal datasets, StepFailed if a training
-    fails, Interrupted after SIGTERM or Ctrl-C.
+    Everything lies below `runs`; finished parts are reused. `datasets` are directories, one for
+    each index that an arm has. Raises BadInput for an experiment without an ablation, and for too
+    few, too many or unequal datasets, StepFailed if a training fails, Interrupted after SIGTERM or
+    Ctrl-C.
     """
     ablation = ablation_of(experiment)
     name = experiment.name
@@ -67,21 +68,24 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
         raise BadInput(f"{name} takes --dataset {needed} times; it was given {len(datasets)}")
     bits_per_nat = _bits_per_nat(datasets)
     digests = [dataset_digest(path) for path in datasets]
-    facts: dict[str, Any] = {"experiment": {"name": name}, "mode": "scaled"}
-    about = facts | {ABLATION: ablation.model_dump(mode="json")}
+    values = ablation.model_dump(mode="json")
+    facts: JSON = {"experiment": {"name": name}, "mode": "scaled"}
     settings = facts | {ABLATION: ablation.model_dump(mode="json", exclude_defaults=True)}
     parents = {f"dataset-{index}": digest for index, digest in enumerate(digests)}
     run = RunDirectory.begin(
-        runs, f"experiment-{slug(name)}-effects", ABLATION, about, parents, settings=settings
+        runs,
+        f"experiment-{slug(name)}-effects",
+        ABLATION,
+        facts | {ABLATION: values},
+        parents,
+        settings=settings,
     )
     if run.is_complete:
         run.link()
         return run
-    trials = [
-        each
-        for arm in ablation.arms
-        for each in trials_of(name, ablation, arm, datasets[arm.dataset])
-    ]
+    trials = []
+    for arm in ablation.arms:
+        trials += trials_of(name, ablation, arm, datasets[arm.dataset])
     trainings = len(ablation.arms) * ablation.seeds
     announce(
         f"{len(trials)} trials of rates and {trainings} trainings, {available_cores()} at a time"
@@ -94,7 +98,7 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
             rates, searched = searched_rates(name, ablation, Kept(run.path), digests)
             forecast = EffectForecast(
                 experiment=name,
-                ablation=ablation.model_dump(mode="json"),
+                ablation=values,
                 datasets=digests,
                 bits_per_nat=bits_per_nat,
                 bigram_nats=[bigram_loss(path) for path in datasets],
@@ -103,13 +107,14 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
             )
             write_document(run.path / FORECAST, forecast)
         forecast = _seal_forecast(run)
-        configs = [
-            ablation_config(
-                name, ablation, arm, seed, forecast.rates[arm.name], datasets[arm.dataset]
-            )
-            for seed in seeds_of(run.path / FORECAST, ablation.seeds)
-            for arm in ablation.arms
-        ]
+        configs = []
+        for seed in seeds_of(run.path / FORECAST, ablation.seeds):
+            configs += [
+                ablation_config(
+                    name, ablation, arm, seed, forecast.rates[arm.name], datasets[arm.dataset]
+                )
+                for arm in ablation.arms
+            ]
         train_all(configs, run.path, runs)
         write_records(run.path / RECORDS, derive_effects(run.path)[1])
         run.complete()
@@ -119,8 +124,8 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
 def _sweep_rates(
     experiment: str, ablation: Ablation, datasets: Sequence[Path], folder: Path, runs: Path
 ) -> None:
-    """Run the learning-rate finder for each arm that has one, and write its rates and losses to a
-    file in `folder`. Raises StepFailed if a training fails."""
+    """Run the learning-rate finder's training for each arm whose rate it gives, and write its rates
+    and losses to a file in `folder`. Raises StepFailed if a training fails."""
     for arm in ablation.arms:
         if not ablation.finder or arm.rate_of:
             continue
@@ -156,8 +161,8 @@ def _seal_forecast(run: RunDirectory) -> EffectForecast:
 
 
 def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
-    """Train each configuration below `runs`, one to a core, print a line for each, and keep the
-    outcomes in `folder`. A training that diverges is an outcome.
+    """Train each configuration below `runs`, one to a core, wait for all, print a line for each,
+    and keep the outcomes in the ablation's `folder`. A training that diverges is an outcome.
 
     Trainings that are kept there already are skipped. Raises Interrupted if a training was stopped
     or killed and StepFailed if one failed, after stopping the others.
@@ -176,10 +181,9 @@ def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
             directory = _directory_of(config, runs)
             keep(directory, folder)
             loss = read_validations(directory)[-1].loss
-            passed = format_duration(time.monotonic() - start)
             print(
                 f"{directory.name}: validation loss {loss:.3f}"
-                f" ({done} of {len(waiting)}, {passed})",
+                f" ({done} of {len(waiting)}, {format_duration(time.monotonic() - start)})",
                 flush=True,
             )
     except BaseException as error:
@@ -195,8 +199,8 @@ def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
 
 
 def _bits_per_nat(datasets: Sequence[Path]) -> list[float]:
-    """Return, for each dataset, the bits per byte that one nat per token of its validation text
-    amounts to; 0 if it has no split `valid`.
+    """Return, for each dataset's directory, the bits per byte that one nat per token of its
+    validation text amounts to; 0 if it has no split `valid`.
 
     Raises BadInput unless the splits of all datasets have as many documents and bytes: those of the
     same text do.
@@ -212,8 +216,8 @@ def _bits_per_nat(datasets: Sequence[Path]) -> list[float]:
 
 
 def bigram_loss(dataset: Path) -> float:
-    """Return the validation text's loss in nats per token by bigrams counted in the training text,
-    smoothed as Witten and Bell do.
+    """Return the loss, in nats per token of a dataset's validation text, of bigrams counted in its
+    training text, smoothed as Witten and Bell do.
 
     p(b | a) = (c(a, b) + k(a) · p(b)) / (c(a) + k(a)), where k(a) different tokens follow a, and
     p(b) is the share of b with one more of every token.
@@ -241,8 +245,8 @@ def _directory_of(config: RunConfig, runs: Path) -> Path:
 
 
 def _train(config: RunConfig, runs: Path) -> None:
-    """Train on one rank. A loss that is not finite ends the training with a message and without an
-    error."""
+    """Train on one rank below `runs`. A loss that is not finite ends the training with a printed
+    message and without an error."""
     try:
         train(resolve(config, 1), runs)
     except NotFinite as error:
@@ -250,8 +254,8 @@ def _train(config: RunConfig, runs: Path) -> None:
 
 
 def _begin_alone() -> None:
-    """Prepare a forked process for trainings on one thread, in quiet mode, that ends with its
-    parent."""
+    """Set up this process, which was forked for trainings: one thread, quiet mode, handlers of
+    stops, and an end with its parent."""
     end_with_parent(signal.SIGTERM)
     torch.set_num_threads(1)
     os.environ[QUIET] = "1"
@@ -259,8 +263,9 @@ def _begin_alone() -> None:
 
 
 def _alone(config: RunConfig, runs: Path) -> int:
-    """Train with standard error discarded and return the exit code; the message of a UserError is
-    printed. A training that is stopped ends its process, so that no other training begins in it."""
+    """Train below `runs` with standard error discarded and return the exit code, 0 also if the loss
+    diverged; the message of a UserError is printed. A training that is stopped ends its process, so
+    that no other training begins in it."""
     try:
         with redirect_stderr(StringIO()):
             _train(config, runs)

@@ -7,12 +7,13 @@ the forecast was written, and a forecast that is edited later no longer matches 
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mlm_repro.engine.batch_schedule import BatchSchedule
 from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.run.files import METRICS, read_validations, validations_in
 from mlm_repro.experiments.files import FORECAST, KeptRun, read_runs, write_runs
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.config import parse_config
 from mlm_repro.lineage.digest import sha256_file
 from mlm_repro.lineage.errors import IntegrityFailure
@@ -32,53 +33,54 @@ class Trained(NamedTuple):
     dataset: str
     """Digest of its dataset."""
     digest: str
+    """Digest of the completed training; empty if it is not finished."""
     losses: dict[int, float]
-    """Loss on a fixed part of the validation text by tokens trained on, from 0."""
+    """Loss in nats per token on a fixed part of the validation text, by the tokens trained on, from
+    0."""
     final: float
-    """Loss on the whole validation text at the end."""
+    """Last validation loss in nats per token: of a training that finished, on the whole validation
+    text; NaN if nothing was validated."""
     is_finished: bool
     """False if its loss became NaN or infinite."""
 
     @property
     def is_trial(self) -> bool:
-        """Return True for a trial of a learning rate."""
+        """True for a trial of a learning rate."""
         return self.config.train.seed == SEARCH_SEED
 
     @property
     def is_diverged(self) -> bool:
-        """Return True if the loss became NaN or infinite, or ended above the untrained model's."""
+        """True if the loss became NaN or infinite, or ended above the untrained model's."""
         losses = list(self.losses.values())
         return not self.is_finished or losses[-1] > losses[0]
 
 
 def kept(training: Path) -> KeptRun:
-    """Return the line that an ablation keeps of a training; of its metrics it has the validations
-    alone."""
+    """Return the line that an ablation keeps of a training, given by its run's directory; of its
+    metrics it has the validations alone."""
     return KeptRun.of(training, metrics=[line.to_json() for line in read_validations(training)])
 
 
 def keep(training: Path, study: Path) -> None:
-    """Add a training to the runs that the study keeps, replacing one of the same name."""
+    """Add the training in a run's directory to runs.jsonl of the study's folder, replacing one of
+    the same name."""
     write_runs(study, (read_runs(study) | {training.name: kept(training)}).values())
 
 
-def read_kept(study: Path) -> list[Trained]:
-    """Read the trainings that a study keeps. Raises IntegrityFailure if one is damaged or
-    contradicts its seal."""
-    return [_read(run) for run in read_runs(study).values()]
-
-
 class Kept:
-    """The trainings that a folder keeps, by the name of their configuration."""
+    """The trainings that the folder of an ablation keeps, by the name of their configuration."""
 
     def __init__(self, folder: Path) -> None:
+        """Read the folder. Raises IntegrityFailure if a training is damaged or contradicts its
+        seal."""
         self.folder = folder
-        self.trained = {each.config.name: each for each in read_kept(folder)}
+        trained = map(_read, read_runs(folder).values())
+        self.trained = {each.config.name: each for each in trained}
         self._asked: set[str] = set()
 
     def of(self, configs: Iterable[RunConfig], dataset: str) -> list[Trained]:
-        """Return the trainings of these configurations, in their order and whatever their
-        vocabulary; `check_no_more` then knows them as asked for.
+        """Return the kept trainings of these configurations, in their order and whatever their
+        vocabulary. They count as asked for, for `check_no_more`. `dataset` is a digest.
 
         Raises IntegrityFailure if one is not kept, was trained with other settings, or on another
         dataset.
@@ -94,12 +96,10 @@ class Kept:
                 )
             # A requested configuration has no dataset, so it lacks the vocabulary that the training
             # took from its own.
-            vocabulary = {
-                name: getattr(training.config.model, name)
-                for name in ("vocab_size", "padded_vocab_size")
-            }
-            asked = config.model.model_copy(update=vocabulary), config.train
-            if (training.config.model, training.config.train) != asked:
+            model = training.config.model
+            vocabulary = model.model_dump(include={"vocab_size", "padded_vocab_size"})
+            asked = config.model.model_copy(update=vocabulary)
+            if (model, training.config.train) != (asked, config.train):
                 raise IntegrityFailure(f"{training.name} was not trained as {FORECAST} says")
             if training.dataset != dataset:
                 raise IntegrityFailure(
@@ -149,11 +149,13 @@ def _read(run: KeptRun) -> Trained:
 
 
 def seeds_of(forecast: Path, count: int) -> list[int]:
-    """Return the seeds that a forecast gives: the first `count` 32-bit words of its SHA-256."""
+    """Return the seeds that a forecast's file gives: the first `count` 32-bit words of its SHA-256,
+    at most eight."""
     digest = sha256_file(forecast)
     return [int(digest[8 * index : 8 * index + 8], 16) for index in range(count)]
 
 
-def origin_of(manifest: Manifest) -> dict[str, Any]:
-    """Return the fields of a record that name its run, `source` and `digest`."""
+def origin_of(manifest: Manifest) -> JSON:
+    """Return the fields of a record that name its run, `source` and `digest`, from the run's
+    manifest."""
     return {"source": f"{manifest.name}-{manifest.identity[:8]}", "digest": manifest.config_digest}

@@ -139,8 +139,8 @@ class Job(Config):
         return self.nodes * self.ranks_per_node
 
     def host_names(self) -> list[str]:
-        """Return the names in `hosts`, empty without that file; the ranks meet at the first. Raises
-        BadInput unless there is one valid name for each node."""
+        """Return the hosts' names in the file `hosts`, empty without that file; the ranks meet at
+        the first. Raises BadInput unless there is one valid name for each node."""
         try:
             names = self.hosts.read_text(encoding="utf-8").split() if self.hosts else []
         except (OSError, UnicodeDecodeError) as error:
@@ -155,25 +155,25 @@ class Job(Config):
 
     @property
     def limit_seconds(self) -> int:
-        """Return the time limit of one attempt, in seconds."""
+        """The time limit of one attempt, in seconds."""
         *days, hours, minutes, seconds = map(int, re.split("[-:]", self.time_limit))
         return ((sum(days) * 24 + hours) * 60 + minutes) * 60 + seconds
 
     def config(self) -> RunConfig:
-        """Return the configuration of the run. Raises BadInput if the model or an override is not
-        valid, or if its layout does not divide over the job's ranks."""
+        """Return the configuration of the job's training. Raises BadInput if the model or an
+        override is not valid, or if its layout does not divide over the job's ranks."""
         config = read_run_config(self.model, self.overrides)
         layout_of(config, self.ranks)
         return config
 
     @property
     def python(self) -> str:
-        """Return the Python interpreter of the ranks: this process's, or the container's."""
+        """The Python interpreter of the ranks: this process's, or the container's."""
         return "python" if self.container else sys.executable
 
 
 def predicted_iteration(job: Job) -> Prediction | None:
-    """Predict an iteration on the job's cluster; None if the job names no cluster.
+    """Return a prediction of an iteration on the job's cluster; None if the job names no cluster.
 
     Raises BadInput with the reason if the job does not fit the cluster.
     """
@@ -195,8 +195,8 @@ def predicted_iteration(job: Job) -> Prediction | None:
 
 
 def failures_of(job: Job) -> Failures:
-    """Return the job's mean time between failures, and the times that its checkpoints and restarts
-    take, in seconds."""
+    """Return the job's mean time between failures, and how long its checkpoints and restarts take,
+    all in seconds."""
     config = job.config()
     dp = layout_of(config, job.ranks).dp
     written = written_bytes(config.model, config.train.precision, config.parallel, dp)
@@ -229,7 +229,7 @@ def saved_seconds(job: Job) -> float:
 
 
 def describe_job(job: Job) -> str:
-    """Describe the job: ranks, layout, a checkpoint's size and time, the interval between
+    """Return a text on the job: ranks, layout, a checkpoint's size and time, the interval between
     checkpoints and the share of time that failures leave; with a named cluster also the simulated
     time and number of attempts.
 
@@ -290,8 +290,8 @@ def describe_job(job: Job) -> str:
 
 
 def write_launch_files(job: Job, out: Path) -> tuple[Path, Path]:
-    """Write `slurm.sh` and `torchrun.sh` into `out`, and `jobset.yaml` if the job has a container.
-    Return the paths of the two scripts.
+    """Write `slurm.sh` and `torchrun.sh` into the folder `out`, and `jobset.yaml` if the job has a
+    container. Return the paths of the two scripts, in this order.
 
     Raises BadInput if they cannot be written, or for a job that no script can carry.
     """
@@ -307,7 +307,7 @@ def write_launch_files(job: Job, out: Path) -> tuple[Path, Path]:
 
 
 def slurm_script(job: Job, out: Path) -> str:
-    """Return the script for `sbatch`, whose files lie in `out`.
+    """Return the text of the job's script for `sbatch`; `out` is the folder of its files.
 
     Before the time limit Slurm signals only the batch shell. The script passes the signal on with
     `scancel`, because `srun` itself would kill the ranks. They write a checkpoint and end with exit
@@ -320,25 +320,28 @@ def slurm_script(job: Job, out: Path) -> str:
             f"{folder!r} cannot stand in a batch script: name a folder without control characters"
         )
     quoted = folder.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    sizes = [f"--ntasks-per-node={job.ranks_per_node}", f"--cpus-per-task={job.cores_per_rank}"]
     command = [
         "srun",
+        NODES,
         f"--nodes={job.nodes}",
         f"--ntasks={job.ranks}",
         "--kill-on-bad-exit=1",
         "--label",
+        *sizes,
     ]
-    command += [f"--ntasks-per-node={job.ranks_per_node}", f"--cpus-per-task={job.cores_per_rank}"]
     if job.container:
-        command += [f"--container-image={job.container}", f"--container-workdir={Path.cwd()}"]
+        mounts = ",".join(f"{folder}:{folder}" for folder in _mounted(job, out))
         command += [
-            "--container-mounts=" + ",".join(f"{folder}:{folder}" for folder in _mounted(job, out))
+            f"--container-image={job.container}",
+            f"--container-workdir={Path.cwd()}",
+            f"--container-mounts={mounts}",
         ]
     options = [
         f"--job-name={job.name}",
         f"--nodes={job.nodes + job.spare_nodes}",
         "--no-kill",
-        f"--ntasks-per-node={job.ranks_per_node}",
-        f"--cpus-per-task={job.cores_per_rank}",
+        *sizes,
         f"--gpus-per-node={job.ranks_per_node}" if job.gpus else "",
         *(("--exclusive", "--mem=0") if job.exclusive else ()),
         f"--time={job.time_limit}",
@@ -349,7 +352,7 @@ def slurm_script(job: Job, out: Path) -> str:
     ]
     head = [f"#SBATCH {option}" for option in options if option]
     # `-P` keeps Python from importing modules of the folder that the job starts in.
-    words = shlex.join([*command[:1], NODES, *command[1:], job.python, "-P", "-m"])
+    words = shlex.join([*command, job.python, "-P", "-m"])
     return _script(head, "slurm.sh", words.replace(NODES, '--nodelist="$nodes"'), job, out)
 
 
@@ -368,26 +371,31 @@ def _mounted(job: Job, out: Path) -> list[Path]:
 
 
 def torchrun_script(job: Job, out: Path) -> str:
-    """Return the script that is started on every node, or once if the job names its hosts; its
-    files lie in `out`.
+    """Return the text of the job's script that is started on every node, or once if the job names
+    its hosts; `out` is the folder of its files.
 
     SIGTERM and Ctrl-C stop the ranks after the iteration in progress, with a checkpoint.
     """
-    sizes = [f"--nnodes={job.nodes}", f"--nproc-per-node={job.ranks_per_node}"]
-    stop = f"--shutdown-timeout={job.signal_seconds}"
-    launcher = shlex.join([job.python, "-P", "-m", "torch.distributed.run", *sizes, stop])
-    meeting = "--standalone" if job.nodes == 1 else MEETING
-    words = (
-        f"{'Once' if job.hosts else 'On every node: NODE_RANK=0 MASTER_ADDR=first-node'} bash"
-        " torchrun.sh"
+    launcher = shlex.join(
+        [
+            job.python,
+            "-P",
+            "-m",
+            "torch.distributed.run",
+            f"--nnodes={job.nodes}",
+            f"--nproc-per-node={job.ranks_per_node}",
+            f"--shutdown-timeout={job.signal_seconds}",
+        ]
     )
-    head = [f"# {words}"] if job.nodes > 1 else []
+    meeting = "--standalone" if job.nodes == 1 else MEETING
+    where = "Once" if job.hosts else "On every node: NODE_RANK=0 MASTER_ADDR=first-node"
+    head = [f"# {where} bash torchrun.sh"] if job.nodes > 1 else []
     return _script(head, "torchrun.sh", f"{launcher} {meeting}", job, out)
 
 
 def jobset(job: Job, out: Path) -> str:
     """Return the YAML of a Kubernetes JobSet for the job, whose pods mount this machine's folders
-    under the same paths."""
+    under the same paths. The pods run `torchrun.sh` of the folder `out`."""
     folders = [*enumerate(map(str, _mounted(job, out)))]
     name = f"mlm-{re.sub('[^a-z0-9]+', '-', job.name.lower())}".rstrip("-")
     values = {
@@ -418,30 +426,33 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def _script(head: list[str], body: str, launcher: str, job: Job, out: Path) -> str:
-    """Return a bash script: the templates' text, filled with this job's values, under the lines of
-    `head`."""
-    paths = {"here": Path.cwd(), "run": job.runs.resolve() / job.config().name}
+    """Return a bash script: the lines of `head`, then the text of the templates, `body` the last of
+    them, filled with this job's values. `launcher` is the command that starts the ranks."""
+    names = ("failed", "last-failure", "idle", "bad-node-", "flight-", "pid-")
+    paths = {name: out.resolve() / name for name in names}
     paths |= {
-        name: out.resolve() / name
-        for name in ("failed", "last-failure", "idle", "bad-node-", "flight-", "pid-")
+        "here": Path.cwd(),
+        "run": job.runs.resolve() / job.config().name,
+        "script": out.resolve() / "torchrun.sh",
     }
     model = find_file(job.model, Shipped.MODEL).resolve()
-    runs = f"--runs={job.runs.resolve()}"
     minutes = saved_seconds(job) / 60
     stated = [f"record.checkpoint_minutes={minutes:.4g}"] if math.isfinite(minutes) else []
     options = [
         f"--set={item}"
         for item in (*job.overrides, f"data.dataset={job.dataset.resolve()}", *stated)
     ]
-    words = ["mlm_repro.engine.cli", "run", str(model), *options, runs]
-    values = {name: shlex.quote(str(path)) for name, path in paths.items()}
-    values["train"] = f'mlm_repro.experiments.launch.rank "$failed" {shlex.join(words)}'
-    values |= {
+    runs = job.runs.resolve()
+    words = ["mlm_repro.engine.cli", "run", str(model), *options, f"--runs={runs}"]
+    values = {name: shlex.quote(str(path)) for name, path in paths.items()} | {
+        "train": f'mlm_repro.experiments.launch.rank "$failed" {shlex.join(words)}',
         "hosts": shlex.join(job.host_names()),
-        "script": shlex.quote(str(out.resolve() / "torchrun.sh")),
+        "launcher": launcher,
+        "join_seconds": str(job.join_seconds),
+        "nodes": str(job.nodes),
+        "most": str(ATTEMPTS_WITHOUT_PROGRESS),
+        "bound": str(MOST_ATTEMPTS_WITHOUT_PROGRESS),
     }
-    values |= {"launcher": launcher, "join_seconds": str(job.join_seconds), "nodes": str(job.nodes)}
-    values |= {"most": str(ATTEMPTS_WITHOUT_PROGRESS), "bound": str(MOST_ATTEMPTS_WITHOUT_PROGRESS)}
     parts = ("attempts.sh", *(["hosts.sh"] if job.hosts and body == "torchrun.sh" else []), body)
     text = "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in parts)
     return "\n".join(["#!/bin/bash", *head, _filled(text, values)])

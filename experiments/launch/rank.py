@@ -53,17 +53,19 @@ SLURM_VARIABLES = {
 
 
 def name_rank(environment: MutableMapping[str, str]) -> None:
-    """Set torchrun's variables in `environment` from Slurm's, unless torchrun has set them."""
+    """Set each of torchrun's variables that `environment` lacks from Slurm's, where Slurm has set
+    it."""
     for name, slurm in SLURM_VARIABLES.items():
         if name not in environment and slurm in environment:
             environment[name] = environment[slurm]
 
 
 def note_failure(failed: Path, code: int, cause: BaseException | None) -> None:
-    """Write the exit code and the cause of this rank's end beside the scripts.
+    """Write the exit code and the cause of this rank's end into a file beside the scripts.
 
-    The file is `failed` if another attempt is useless, else `last-failure`; after an interruption
-    there is neither. A message that means a failed GPU also leaves `bad-node-NAME`.
+    The file is `failed`, which is given, if another attempt is useless, else `last-failure` beside
+    it; after an interruption there is neither. A message that means a failed GPU also leaves
+    `bad-node-NAME`.
     """
     text = " ".join(str(cause).split())
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
@@ -79,11 +81,12 @@ def note_failure(failed: Path, code: int, cause: BaseException | None) -> None:
 
 
 def run_rank(failed: Path, module: str, arguments: list[str]) -> NoReturn:
-    """Call the module's `main` and exit with its exit code. After a failure, `note_failure` writes
-    the code and the cause first, and a rank other than the first waits FIRST_RANK_SECONDS.
+    """Call `main` of the module with these arguments as a command line, then end this process with
+    its exit code. After a failure, `note_failure` writes the code and the cause beside `failed`
+    first, and a rank other than the first waits FIRST_RANK_SECONDS.
 
-    A rank exits at once, because leftover threads of the libraries can abort a process that ends in
-    the ordinary way.
+    The process ends at once, without Python's clean-up, because leftover threads of the libraries
+    can abort one that ends in the ordinary way.
     """
     name_rank(os.environ)
     sys.argv = [module, *arguments]

@@ -10,7 +10,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +58,8 @@ CONFIGURATIONS = {
 
 class PlainLayer(nn.Module):
     """Causal transformer layer, x + dropout(attention(LN(x))), then x + dropout(MLP(LN(x))): [s, b,
-    h] → [s, b, h], [s/t, b, h] where divided. Backward recomputes the part that `form`, one of
-    `FORMS`, names."""
+    h] → [s, b, h], or [s/t, b, h] → [s/t, b, h] where the sequence is divided. Backward recomputes
+    the part that `form`, one of `FORMS`, names. All tensor-parallel ranks call it."""
 
     def __init__(self, h: int, heads: int, mesh: ParallelMesh, form: str = "none") -> None:
         super().__init__()
@@ -78,7 +77,8 @@ class PlainLayer(nn.Module):
         return self.layer(x)
 
     def layer(self, x: torch.Tensor) -> torch.Tensor:
-        """Compute the layer; with the form "selective", backward recomputes the scores."""
+        """Return the layer's output for its input `x`; with the form "selective", backward
+        recomputes the scores."""
         qkv = self.qkv(self.norms[0](x))
         is_again = self.form == "selective" and torch.is_grad_enabled()
         scores = partial(checkpoint, self.attend, use_reentrant=True) if is_again else self.attend
@@ -133,15 +133,16 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
         """Count one holder of a storage more (`by` = 1) or less (`by` = -1). The bytes of a storage
         count once, while it has a holder; a parameter's bytes never count."""
         address = storage.data_ptr()
-        before, self.holders[address] = self.holders[address], self.holders[address] + by
-        if address not in self.parameters and 0 in (before, self.holders[address]):
+        before = self.holders[address]
+        self.holders[address] += by
+        if address not in self.parameters and 0 in (before, before + by):
             self.now += by * storage.nbytes()
             self.peak = max(self.peak, self.now)
 
 
 def kept_bytes(layer: nn.Module, *inputs: Any) -> int:
-    """Return the bytes of the storages that autograd saves in a forward pass, without the layer's
-    parameters."""
+    """Run a module forward and return the bytes of the storages that autograd then holds, without
+    the module's parameters."""
     memory = SavedBytes(layer)
     with memory:
         output = layer(*inputs)
@@ -151,8 +152,9 @@ def kept_bytes(layer: nn.Module, *inputs: Any) -> int:
 
 
 def bytes_per_sbh(shape: str, sequence_parallel: bool) -> list[float]:
-    """Return the bytes that this rank keeps per element of sbh in bf16, with the layer divided over
-    all ranks: for the layer in each of `FORMS`, then for the engine's layer."""
+    """Run a layer of each of `FORMS`, and the engine's layer, divided over all ranks in bf16;
+    return the bytes that this rank keeps per element of sbh for each. `shape` is a key of `SMALL`.
+    Every rank calls this."""
     s, heads, h = SMALL[shape]
     tp = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     mesh = build_mesh(Layout(tp=tp), sequence_parallel)
@@ -166,8 +168,8 @@ def bytes_per_sbh(shape: str, sequence_parallel: bool) -> list[float]:
 
 
 def measure_activations() -> list[Line]:
-    """Measure the bytes of activations that a layer keeps (2022 paper, Table 2 and text), the FLOPs
-    of an iteration and of recomputation, and the bytes of a checkpoint."""
+    """Return lines with the bytes of activations that a layer keeps (2022 paper, Table 2 and text),
+    the FLOPs of an iteration and of recomputation, and the bytes of a checkpoint."""
     announce(f"a layer on 1 and {TENSOR_RANKS} processes, and models without their values")
     numbers = []
     for shape in SHAPES:
@@ -177,29 +179,25 @@ def measure_activations() -> list[Line]:
 
 
 def _kept(shape: str) -> list[Line]:
-    measured: dict[tuple[str, int, bool], float] = {}
-    for tp, divided in ((1, False), (TENSOR_RANKS, False), (TENSOR_RANKS, True)):
-        # one rank comes first, in this process: the forked ranks inherit its compiled loops
-        values = (
-            bytes_per_sbh(shape, divided)
-            if tp == 1
-            else run_forked(bytes_per_sbh, tp, shape, divided)[0]
-        )
-        measured |= {
-            (form, tp, divided): value for form, value in zip((*FORMS, "ours"), values, strict=True)
-        }
-    rows = {name: measured[key] for name, key in CONFIGURATIONS.items()}
+    # one rank comes first, in this process: the forked ranks inherit its compiled loops
+    measured = {(1, False): bytes_per_sbh(shape, False)}
+    for divided in (False, True):
+        of_ranks = run_forked(bytes_per_sbh, TENSOR_RANKS, shape, divided)
+        measured[TENSOR_RANKS, divided] = of_ranks[0]
+    rows = {
+        name: measured[tp, divided][FORMS.index(form)]
+        for name, (form, tp, divided) in CONFIGURATIONS.items()
+    }
     s, heads, h = SMALL[shape]
     note = f"autograd's saved tensors in bf16; s {s}, {heads} heads, h {h}: as/h as published"
     rows |= {
-        f"this engine's layer, t = {tp}{', sequence parallel' if divided else ''}": value
-        for (form, tp, divided), value in measured.items()
-        if form == "ours"
+        f"this engine's layer, t = {tp}{', sequence parallel' if divided else ''}": ours
+        for (tp, divided), (*_, ours) in measured.items()
     }
     unreduced = rows["no parallelism"]
     tensor = rows["tensor parallel"]
-    both = rows[tuple(CONFIGURATIONS)[4]]
-    scores = unreduced - measured["selective", 1, False]
+    both = rows["tensor and sequence parallel, selective recomputation"]
+    scores = unreduced - measured[1, False][FORMS.index("selective")]
     full = rows["full recomputation"]
     stage = SHAPES[shape][3]
     numbers = {
@@ -213,19 +211,20 @@ def _kept(shape: str) -> list[Line]:
             range(1, stage + 1), key=lambda n: stage / n * full + n * unreduced
         ),
     }
-    curve = (
-        lines(f"{shape}, {name}", {"kept_bytes_per_element": value}, note=note)
-        for name, value in rows.items()
-    )
-    return [*chain(*curve), *lines(shape, numbers, note=note)]
+    curve = []
+    for name, value in rows.items():
+        curve += lines(f"{shape}, {name}", {"kept_bytes_per_element": value}, note=note)
+    return curve + lines(shape, numbers, note=note)
 
 
 def _flops(shape: str) -> list[Line]:
     """Return lines with the FLOP coefficients of an iteration and of recomputation. They come from
     products that torch counts, in a layer of the published shape and in a model of four layers."""
     s, heads, h, _ = SHAPES[shape]
-    config = ModelConfig(num_layers=4, hidden_size=h, num_heads=heads, seq_length=s, dropout=0.0)
-    layers = config.num_layers
+    layers = 4
+    config = ModelConfig(
+        num_layers=layers, hidden_size=h, num_heads=heads, seq_length=s, dropout=0.0
+    )
     v = config.padded_vocab_size
     with torch.device("meta"):
         x = torch.zeros(s, 1, h, dtype=torch.bfloat16, requires_grad=True)
@@ -262,7 +261,7 @@ def _counted(run: Callable[..., torch.Tensor], *inputs: Any) -> int:
 
 def _checkpoint() -> list[Line]:
     """Return a line with the terabytes of a checkpoint of the 1T model, from the bytes per
-    parameter of a small one that is written."""
+    parameter of a small model's checkpoint, which is written to a temporary folder."""
     train = TrainConfig(precision="fp16")
     mesh = serial_mesh()
     model = MODEL.model_copy(update={"hidden_size": 256})

@@ -22,7 +22,7 @@ from mlm_repro.engine.pipeline.executor import PipelineExecutor
 from mlm_repro.engine.pipeline.lowering import lower
 from mlm_repro.engine.pipeline.schedule import compute_orders
 from mlm_repro.experiments.catalogue import Experiment
-from mlm_repro.experiments.published import Row, position, workload_rows
+from mlm_repro.experiments.published import position, workload_rows
 from mlm_repro.experiments.sealed import Line, lines
 from mlm_repro.experiments.simulator.measurements import workload_of
 from mlm_repro.lineage.progress import announce
@@ -54,8 +54,8 @@ class Clock:
         self.peak = 0
 
     def pass_on(self, units: int, arrived: torch.Tensor) -> torch.Tensor:
-        """Wait for the time that `arrived` carries, then compute for `units`. Return a message of
-        the same shape that carries the new time."""
+        """Advance the clock to the time that `arrived` carries, if that is later, then by `units`.
+        Return a message of the same shape that carries the new time."""
         self.units = max(self.units, int(arrived.max())) + units
         return torch.full_like(arrived, self.units)
 
@@ -66,7 +66,8 @@ class Tick(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, clock: Clock) -> torch.Tensor:
-        """Advance the clock by a forward pass, and count one more activation in flight."""
+        """Advance the clock to the input's time, if that is later, and by a forward pass, and count
+        one more activation in flight. Return a tensor that carries the new time."""
         ctx.clock = clock
         clock.in_flight += 1
         clock.peak = max(clock.peak, clock.in_flight)
@@ -74,7 +75,8 @@ class Tick(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Advance the clock by a backward pass, and count one activation less in flight."""
+        """Advance the clock to the gradient's time, if that is later, and by a backward pass, and
+        count one activation less in flight. Return a gradient that carries the new time."""
         ctx.clock.in_flight -= 1
         return ctx.clock.pass_on(BACKWARD, gradient), None
 
@@ -91,8 +93,8 @@ class TimedStage(nn.Module):
         self.offset = nn.Parameter(torch.zeros(CONFIG.hidden_size))
 
     def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
-        """Wait until the input has arrived, then advance the clock by a forward pass; return the
-        states [s, b, h]."""
+        """Advance the clock to the input's time, if that is later, and by a forward pass; return
+        states [s, b, h] that carry the new time. The first stage begins at its own time."""
         if self.is_first:
             inputs = torch.zeros(CONFIG.seq_length, len(inputs), CONFIG.hidden_size)  # [s, b, h]
         hidden: torch.Tensor = Tick.apply(inputs + self.offset, self.clock)
@@ -110,12 +112,8 @@ def run_schedule(name: ScheduleName, pp: int, chunks: int, counts: Sequence[int]
     clocks = []
     for count in counts:
         clock = Clock()
-        run_stages(
-            [TimedStage(mesh.pp.rank == chunk == 0, clock) for chunk in range(chunks)],
-            mesh,
-            name,
-            count,
-        )
+        stages = [TimedStage(mesh.pp.rank == chunk == 0, clock) for chunk in range(chunks)]
+        run_stages(stages, mesh, name, count)
         clocks.append(clock)
     return clocks
 
@@ -126,9 +124,8 @@ def run_stages(
     """Run one iteration of this rank's stages by a schedule, on `count` microbatches of `sequences`
     sequences, without an optimizer step. All ranks of the pipeline take part."""
     tokens = torch.ones(sequences, stages[0].config.seq_length, dtype=torch.long)
-    program = lower(compute_orders(name, mesh.pp.size, len(stages), count), len(stages)).programs[
-        mesh.pp.rank
-    ]
+    orders = compute_orders(name, mesh.pp.size, len(stages), count)
+    program = lower(orders, len(stages)).programs[mesh.pp.rank]
     PipelineExecutor(stages, mesh, False, [PipelineInput(tokens, tokens)] * count).run(program)
 
 
@@ -144,9 +141,9 @@ SCHEDULES: dict[str, tuple[ScheduleName, int, int, int]] = {
 
 
 def measure_schedules() -> list[Line]:
-    """Run each of `SCHEDULES` with logical clocks. Return its bubble fraction, its peak number of
-    microbatches in flight (a chunk counts as a fraction of a stage), that peak as a share of the
-    stages, and the reduction of the bubble by interleaving."""
+    """Run each of `SCHEDULES` with logical clocks and return lines: its bubble fraction, its peak
+    number of microbatches in flight on the first rank (a chunk counts as a fraction of a stage),
+    that peak as a share of the stages, and the reduction of the bubble by interleaving."""
     announce("pipelines of 4 and 8 processes with logical clocks")
     numbers = []
     fractions = {}
@@ -170,8 +167,8 @@ def measure_schedules() -> list[Line]:
 
 
 def measure_bubbles(experiment: Experiment) -> list[Line]:
-    """Measure the bubble of the experiment's pipelines of up to `MOST_RANKS` ranks, by the schedule
-    1F1B.
+    """Run the experiment's pipelines of up to `MOST_RANKS` ranks with logical clocks, by the
+    schedule 1F1B, and return a line with the bubble of each.
 
     It is (slowest rank's time) / (m · (t_f + t_b)) − 1 with m microbatches; an experiment that
     computes a bubble share gets the same idle time as a share of the whole, by the schedule of
@@ -180,7 +177,7 @@ def measure_bubbles(experiment: Experiment) -> list[Line]:
     numbers = []
     for part in experiment.parts:
         name = "gpipe" if "bubble_share" in part.computed else "1f1b"
-        rows: dict[int, list[Row]] = defaultdict(list)
+        rows = defaultdict(list)
         for row in workload_rows(part.workloads):
             if int(row["pp"]) <= MOST_RANKS:
                 rows[int(row["pp"])].append(row)
@@ -190,13 +187,12 @@ def measure_bubbles(experiment: Experiment) -> list[Line]:
                 int(row.get("microbatches") or workload_of(row).microbatches) for row in of_width
             ]
             ranks = run_forked(run_schedule, pp, name, pp, 1, counts)
-            for index, (row, count) in enumerate(zip(of_width, counts, strict=True)):
-                to_ideal = (
-                    max(rank[index].units for rank in ranks) / (count * (FORWARD + BACKWARD)) - 1
-                )
-                value = {
-                    part.computed[0]: to_ideal / (1 + to_ideal) if name == "gpipe" else to_ideal
-                }
-                note = f"{pp} processes with logical clocks, schedule {name}"
-                numbers += lines(values=value, note=note, **position(part, row))
+            note = f"{pp} processes with logical clocks, schedule {name}"
+            for row, count, *clocks in zip(of_width, counts, *ranks, strict=True):
+                slowest = max(clock.units for clock in clocks)
+                bubble = slowest / (count * (FORWARD + BACKWARD)) - 1
+                if name == "gpipe":
+                    bubble /= 1 + bubble
+                values = {part.computed[0]: bubble}
+                numbers += lines(values=values, note=note, **position(part, row))
     return numbers

@@ -26,8 +26,8 @@ from mlm_repro.lineage.shipped import Shipped, find_file, model_file
 
 
 def built_parameters(config: ModelConfig, part: str = "") -> int:
-    """Count the parameters of the whole model, or of the modules whose names begin with `part`. The
-    model is built without values."""
+    """Return the number of parameters of the whole model, or of the modules whose names begin with
+    `part`. The model is built without values."""
     return sum(
         math.prod(parameter.global_shape)
         for parameter in parameters_of(config)
@@ -36,8 +36,8 @@ def built_parameters(config: ModelConfig, part: str = "") -> int:
 
 
 def measure_built(experiment: Experiment) -> list[Line]:
-    """Count the parameters of every model that the experiment counts, and of its layers alone, in
-    billions."""
+    """Return lines with the parameters of every model that the experiment counts, and of its layers
+    alone, in billions."""
     numbers = []
     for part in experiment.parts:
         rows = workload_rows(part.workloads)
@@ -58,8 +58,9 @@ def measure_built(experiment: Experiment) -> list[Line]:
 
 
 def measure_transformer_xl() -> list[Line]:
-    """Count the parameters of the small model with byte pairs, in millions, the percentage by which
-    byte pairs lengthen WikiText-103, and the percentage of its words that are unknown.
+    """Return lines with the parameters of the small model with byte pairs, in millions, the
+    percentage by which byte pairs lengthen WikiText-103, and the percentages of its words that are
+    unknown.
 
     Lengths are counted in the validation file as it is, unknown words in the test file too. Raises
     DataMissing if a file is missing.
@@ -71,20 +72,20 @@ def measure_transformer_xl() -> list[Line]:
     tokenizer = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary())
     longer = len(tokenizer.encode(text)) / count_original_tokens(text) - 1
     built = built_parameters(read_run_config(model_file("transformer-xl-75m")).model) / 1e6
-    return [
-        *lines(
+    return (
+        lines(
             "byte-pair encoding",
             {"sequence_length_percent": 100 * longer},
             note="counted in the validation file",
-        ),
-        *lines(
+        )
+        + lines(
             "small configuration, byte pairs",
             {"million_parameters": built},
             note="counted in the built model",
-        ),
-        *lines("words of the validation file", {"unknown_words_percent": _unknown_percent(text)}),
-        *lines("words of the test file", {"unknown_words_percent": _unknown_percent(test)}),
-    ]
+        )
+        + lines("words of the validation file", {"unknown_words_percent": _unknown_percent(text)})
+        + lines("words of the test file", {"unknown_words_percent": _unknown_percent(test)})
+    )
 
 
 def _unknown_percent(text: str) -> float:
@@ -99,21 +100,23 @@ def measure_recipe() -> list[Line]:
     split = load_config(find_file("megatron-2019", Shipped.RECIPE), DataConfig).split
     size = run.model.vocab_size
     tp = run.parallel.tp
-    shares = {"split_ratio": split.train / split.valid}
-    rows = {"padded_vocabulary": padded_vocab_size(size, tp=tp)}
     return lines(
-        f"GPT-2's vocabulary of {size}", rows, "computed", x=tp, note="by the rule of padding"
+        f"GPT-2's vocabulary of {size}",
+        {"padded_vocabulary": padded_vocab_size(size, tp=tp)},
+        "computed",
+        x=tp,
+        note="by the rule of padding",
     ) + lines(
         "training documents for one of validation",
-        shares,
+        {"split_ratio": split.train / split.valid},
         "computed",
         note="as the recipe megatron-2019 has it",
     )
 
 
 def measure_words() -> list[Line]:
-    """Count the words T_o and the sub-words T of the test file, and return both with T / T_o (2019
-    paper, Section 5.3). Raises DataMissing if a file is missing."""
+    """Return lines with the words T_o of WikiText-103's test file, its sub-words T without the
+    first, and T / T_o (2019 paper, Section 5.3). Raises DataMissing if a file is missing."""
     text = read_official(
         find_test_set("wikitext103"),
         TEST_FILE_SHA256,

@@ -4,6 +4,7 @@ merged back."""
 import tempfile
 from filecmp import cmpfiles
 from itertools import chain
+from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,10 @@ Answers = tuple[NDArray[np.float32], list[list[int]]]
 
 
 def measure_huggingface() -> list[Line]:
-    """Measure the largest difference of the logits at each width from one rank's, the percentages
-    of equal greedy continuations and of merged files equal to the undivided model's, and the number
-    of a layer's collectives."""
+    """Divide a small GPT-2 of Hugging Face over several numbers of ranks and return lines: the
+    largest difference of its logits from those on one rank, the percentages of equal greedy
+    continuations and of merged files equal to the undivided model's, and the number of a layer's
+    collectives."""
     announce(
         f"a small model on {', '.join(map(str, WIDTHS))} processes, {TEXTS} texts of"
         f" {TOKENS + NEW_TOKENS} tokens"
@@ -68,7 +70,7 @@ def measure_huggingface() -> list[Line]:
             files += len(names)
     logits, texts = by_width[1]
     differences = {tp: float(np.abs(by_width[tp][0] - logits).max()) for tp in WIDTHS[1:]}
-    same = [by_width[tp][1][index] == text for tp in WIDTHS[1:] for index, text in enumerate(texts)]
+    same = [list(map(eq, texts, by_width[tp][1])) for tp in WIDTHS[1:]]
     values = {
         "largest_logit_difference": max(differences.values()),
         "identical_generations_percent": 100 * float(np.mean(same)),
@@ -84,7 +86,8 @@ def measure_huggingface() -> list[Line]:
 
 
 def write_huggingface(directory: Path) -> Path:
-    """Write a GPT-2 of random weights as Hugging Face does, and return its directory."""
+    """Write a GPT-2 of random weights, the same at every call, into a new directory as Hugging Face
+    does, and return the directory."""
     model = GPT2(SHAPE, serial_mesh())
     generator = torch.Generator().manual_seed(SEED)
     drawn = {
@@ -98,8 +101,9 @@ def write_huggingface(directory: Path) -> Path:
 
 
 def answers(divided: Path, tp: int) -> Answers:
-    """Return the logits and the greedy continuations that transformers' model in the directory
-    `divided`, run on all `tp` ranks, gives for random texts."""
+    """Run transformers' model in the directory `divided` on all `tp` ranks, each of which calls
+    this; return the logits and the greedy continuations for random texts that are the same at every
+    call."""
     model: Any = load_rank(divided, build_mesh(Layout(tp=tp)).tp)
     tokens = torch.randint(
         0, SHAPE.vocab_size, (TEXTS, TOKENS), generator=torch.Generator().manual_seed(SEED)
@@ -117,7 +121,7 @@ def answers(divided: Path, tp: int) -> Answers:
 
 
 def collectives_per_layer() -> int:
-    """Count the collectives of a layer's activations in a forward and a backward pass together, on
-    the largest of `WIDTHS`."""
+    """Return the number of collectives on a layer's activations in a forward and a backward pass
+    together, counted on the largest of `WIDTHS`. Starts processes."""
     _, traffic = run_forked(of_layer, WIDTHS[-1], ParallelConfig(tp=WIDTHS[-1]))[0]
     return traffic.calls.total()

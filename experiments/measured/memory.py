@@ -49,7 +49,7 @@ IN_FLIGHT = (1, 4)
 
 
 class GroupedStage(nn.Module):
-    """A pipeline stage of plain layers that recomputes `at_once` layers at a time; 0 keeps
+    """A pipeline stage of plain layers that recomputes its layers in groups of `at_once`; 0 keeps
     everything."""
 
     at_once = 0
@@ -66,7 +66,7 @@ class GroupedStage(nn.Module):
 
     def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
         """Run the layers: [s, b, h] → [s, b, h]. The first stage begins with a parameter instead of
-        embedded tokens."""
+        `inputs`."""
         x = self.start.repeat(1, len(inputs), 1) if self.is_first else inputs
         layers = list(self.layers)
         step = self.at_once or len(layers)
@@ -92,9 +92,9 @@ def peaks(
     counts: Sequence[int],
     sequences: int,
 ) -> list[int]:
-    """Return the peak bytes that this rank's stage of `layers` layers keeps, for each size of a
-    recomputed group, and within it for each number of microbatches that the sequences are divided
-    into."""
+    """Run pipelines of `pp` stages of `layers` layers and return the peak bytes that this rank's
+    stage keeps, for each size of a recomputed group and, within it, for each number of microbatches
+    that the sequences are divided into. `layout` is a value of `LAYOUTS`. Every rank calls this."""
     form, tp, divided = layout
     mesh = build_mesh(Layout(pp=pp, tp=tp), divided)
     stage: Any = GroupedStage(layers, form, mesh).bfloat16()
@@ -109,8 +109,9 @@ def peaks(
 
 
 def layer_bytes(layout: tuple[str, int, bool]) -> tuple[int, int]:
-    """Return A_in and A_int, the bytes of a layer's input and of all that it keeps, for one
-    sequence on this rank."""
+    """Run one layer of `CONFIG` in bf16 on this rank and return A_in and A_int, the bytes of its
+    input and of all that it keeps, for one sequence. `layout` is a value of `LAYOUTS`. Every rank
+    of it calls this."""
     form, tp, divided = layout
     mesh = build_mesh(Layout(tp=tp), divided)
     x = torch.zeros(
@@ -121,8 +122,8 @@ def layer_bytes(layout: tuple[str, int, bool]) -> tuple[int, int]:
 
 
 def measure_memory() -> list[Line]:
-    """Measure the peak memory of GPipe's pipelines, N + L/K · N/M, and return lines: N in inputs of
-    a layer and L/K in layers, both from a line through several M; the layers that are kept without
+    """Run GPipe's pipelines, whose peak memory is N + L/K · N/M, and return lines: N in inputs of a
+    layer and L/K in layers, both from a line through several M; the layers that are kept without
     recomputation; and the best number of checkpoints."""
     announce(
         f"pipelines of {', '.join(map(str, PARTITIONS))} processes, and stages of {STAGE_LAYERS}"

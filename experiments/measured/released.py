@@ -10,6 +10,7 @@ record. Other weights are a stand-in, whose numbers answer no claim.
 import os
 from collections.abc import Iterator
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 
 from mlm_repro.data_pipeline.contamination.testsets import find_test_set
@@ -23,10 +24,11 @@ from mlm_repro.evaluation.tasks.wikitext103 import MEGATRON, read_wikitext
 from mlm_repro.evaluation.windows import megatron_windows
 from mlm_repro.experiments.catalogue import Experiment
 from mlm_repro.experiments.files import STAND_IN
-from mlm_repro.experiments.sealed import Line
+from mlm_repro.experiments.sealed import Line, lines
 from mlm_repro.lineage.config import read_toml
 from mlm_repro.lineage.digest import sha256_file
 from mlm_repro.lineage.errors import DataMissing, Interrupted
+from mlm_repro.lineage.records import Kind
 
 MODELS_VARIABLE = "MLM_MODELS_DIR"
 OWNER = "openai-community/"
@@ -37,21 +39,21 @@ and quantity."""
 
 
 def measure_released(experiment: Experiment, limit: int | None = None) -> list[Line]:
-    """Score every model that is found, and return a line for each of its quantities; with a limit,
-    of a part of each test. A number of other weights, or of a part, is `scaled`, and its note says
-    so.
+    """Score every model of the experiment that is found, and return a line for each of its
+    quantities; `limit` is the most windows of each test. A number of other weights, or of a part,
+    is `scaled`, and its note says so.
 
     Raises DataMissing if no model is found, or if a test file is missing.
     """
-    lines = []
+    numbers = []
     for name, path, is_released in _found(experiment):
         series = MODELS[experiment.name][name]
-        protocols = dict.fromkeys(each[0] for many in series.values() for each in many.values())
+        every = chain.from_iterable(many.values() for many in series.values())
         tasks = {
             each: partial(build_task, each)
             if each in TASKS
             else partial(_validation, find_test_set(each))
-            for each in protocols
+            for each in dict.fromkeys(protocol for protocol, *_ in every)
         }
         done = evaluate(Place.find(path), tasks, Settings(), limit)
         weights = ", ".join(f"{file.name} {_digest(file)[:16]}" for file in _weights(path))
@@ -60,24 +62,13 @@ def measure_released(experiment: Experiment, limit: int | None = None) -> list[L
                 if protocol in done.missing:
                     raise DataMissing(done.missing[protocol])
                 result = done.done[protocol].result
-                kind = "measured" if is_released and not result.partial else "scaled"
+                kind: Kind = "measured" if is_released and not result.partial else "scaled"
                 note = f"{result.protocol}; {weights}"
-                note = (
-                    note
-                    if kind == "measured"
-                    else f"{STAND_IN}{', partial' if result.partial else ''}: {note}"
-                )
-                value = factor * getattr(result, field)
-                lines.append(
-                    {
-                        "series": title,
-                        "quantity": quantity,
-                        "value": value,
-                        "kind": kind,
-                        "note": note,
-                    }
-                )
-    return lines
+                if kind == "scaled":
+                    note = f"{STAND_IN}{', partial' if result.partial else ''}: {note}"
+                values = {quantity: factor * getattr(result, field)}
+                numbers += lines(title, values, kind, note=note)
+    return numbers
 
 
 def _validation(path: Path, evaluated: EvaluatedCheckpoint) -> PerplexityTask:
@@ -90,9 +81,9 @@ def _validation(path: Path, evaluated: EvaluatedCheckpoint) -> PerplexityTask:
 
 
 def _found(experiment: Experiment) -> Iterator[tuple[str, Path, bool]]:
-    """Yield the name and path of each model on this machine or the hub, and whether it is the
-    released one. A missing model is left out with a printed line. Raises DataMissing if all are
-    missing."""
+    """Yield name and directory of each of the experiment's models that is on this machine or can be
+    downloaded from the hub, and whether its weights are the released ones. A missing model is left
+    out with a printed line. Raises DataMissing if all are missing."""
     missing = []
     for name in MODELS[experiment.name]:
         root = os.environ.get(MODELS_VARIABLE)
@@ -109,8 +100,8 @@ def _found(experiment: Experiment) -> Iterator[tuple[str, Path, bool]]:
             yield name, path, all(file.resolve().name == _digest(file) for file in _weights(path))
     if len(missing) == len(MODELS[experiment.name]):
         raise DataMissing(
-            f"none of {', '.join(missing)} is under ${MODELS_VARIABLE} or from the hub; with one: "
-            f"mlm-experiment run {experiment.name}"
+            f"none of {', '.join(missing)} is under ${MODELS_VARIABLE}, in the hub's cache or to be"
+            f" downloaded; with one of them run: mlm-experiment run {experiment.name}"
         )
 
 

@@ -5,7 +5,6 @@ nor on links.
 """
 
 from collections import Counter
-from itertools import chain
 from typing import Any
 
 import torch
@@ -73,8 +72,8 @@ class Traffic(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _count(self, name: str, leaves: list[Any]) -> None:
-        """Count an operation by its arguments, with the bytes of its largest tensor. Nothing is
-        counted if all its tensors are small."""
+        """Count an operation with the bytes of its largest tensor; `leaves` are its arguments.
+        Nothing is counted if all its tensors are small."""
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         largest = max((tensor.nbytes for tensor in tensors if tensor.numel() > REPORTED), default=0)
         if not largest:
@@ -88,7 +87,7 @@ class Traffic(TorchDispatchMode):
 
     @property
     def sent(self) -> float:
-        """Return the bytes that this rank sends if collectives run as rings.
+        """The bytes that this rank sends if collectives run as rings.
 
         An all-reduce sends 2(d − 1)/d of its tensor, a collective that begins or ends with a
         divided tensor half as much (2021 paper, Section 3.3.1). A reduction to one rank counts with
@@ -108,10 +107,10 @@ class Traffic(TorchDispatchMode):
 def iteration(
     model: ModelConfig, parallel: ParallelConfig, batch: int, trains: bool = True
 ) -> Traffic:
-    """Return this rank's traffic of one iteration in fp32, or of its forward passes alone, in
-    microbatches of one sequence. All ranks take part; `batch` is over all of them."""
-    ranks = torch.distributed.get_world_size()
-    layout = Layout(tp=parallel.tp, pp=parallel.pp, dp=ranks // parallel.tp // parallel.pp)
+    """Run an iteration in fp32 on random weights, or its forward passes alone, in microbatches of
+    one sequence; return this rank's traffic. Every rank calls this; `batch` is over all of them."""
+    dp = torch.distributed.get_world_size() // parallel.tp // parallel.pp
+    layout = Layout(tp=parallel.tp, pp=parallel.pp, dp=dp)
     mesh = build_mesh(layout, parallel.sequence_parallel)
     partitioned, step = build_step(model, TrainConfig(precision="fp32"), parallel, mesh)
     tokens = torch.zeros(1, model.seq_length + 1, dtype=torch.int64)
@@ -125,33 +124,32 @@ def iteration(
 
 
 def of_layer(parallel: ParallelConfig) -> tuple[Traffic, Traffic]:
-    """Return the traffic that a layer adds on one tensor-parallel rank, in forward passes alone and
-    in a whole iteration."""
-    layers = []
+    """Return the traffic that a layer adds on this tensor-parallel rank, in forward passes alone
+    and in a whole iteration. Every rank calls this and runs four iterations."""
     half = MODEL.model_copy(update={"num_layers": MODEL.num_layers // 2})
-    for trains in (False, True):
+
+    def added(trains: bool) -> Traffic:
         # The models differ by two layers, so embedding and head cancel in the difference.
-        deep, shallow = (iteration(model, parallel, 1, trains) for model in (MODEL, half))
-        layer = Traffic()
-        for counter, more, fewer in (
-            (layer.calls, deep.calls, shallow.calls),
-            (layer.bytes, deep.bytes, shallow.bytes),
-        ):
-            counter.update({key: (more[key] - fewer[key]) // 2 for key in more})
-        layers.append(layer)
-    return layers[0], layers[1]
+        deep = iteration(MODEL, parallel, 1, trains)
+        shallow = iteration(half, parallel, 1, trains)
+        for more, fewer in ((deep.calls, shallow.calls), (deep.bytes, shallow.bytes)):
+            for key in more:
+                more[key] = (more[key] - fewer[key]) // 2
+        return deep
+
+    return added(False), added(True)
 
 
 def measure_traffic() -> list[Line]:
-    """Measure the traffic of tensor, sequence, pipeline and data parallelism, in counts and in
-    multiples of b·s·h."""
+    """Run small models on several processes and return lines with the traffic of tensor, sequence,
+    pipeline and data parallelism, in counts and in multiples of b·s·h."""
     announce(f"small models on 2 to {2 * max(WIDTHS)} processes, an iteration of each layout")
     note = (
         f"{MODEL.num_layers} layers of {MODEL.hidden_size}, sequences of {MODEL.seq_length}, gloo,"
         " fp32"
     )
-    parts = (_tensor(), _sequence(), _pipeline(), _interleaved(), _batches())
-    return [line | {"note": note} for line in chain(*parts)]
+    numbers = _tensor() + _sequence() + _pipeline() + _interleaved() + _batches()
+    return [line | {"note": note} for line in numbers]
 
 
 def _tensor() -> list[Line]:
@@ -186,16 +184,16 @@ def _sequence() -> list[Line]:
 
 
 def _passed_on(parallel: ParallelConfig, model: ModelConfig = MODEL) -> list[float]:
-    """Return, for each rank, the multiples of b·s·h that it sends to another stage for a
-    microbatch."""
+    """Run an iteration on as many processes as the layout has ranks; return, for each rank, the
+    multiples of b·s·h that it sends to another stage for a microbatch."""
     batch = 4
     ranks = run_forked(iteration, parallel.pp * parallel.tp, model, parallel, batch)
     return [rank.bytes["send", parallel.pp] / ELEMENT / BSH / batch for rank in ranks]
 
 
 def _pipeline() -> list[Line]:
-    """Measure the elements that cross a border for each microbatch: the first stage sends forward,
-    the last one back."""
+    """Return lines with the multiples of b·s·h that cross a stage's border for each microbatch: the
+    first stage sends forward, the last one back."""
     first, last = _passed_on(ParallelConfig(pp=2))
     numbers = lines(
         "pipeline parallel", {"border_elements_forward": first, "border_elements_backward": last}
@@ -207,23 +205,19 @@ def _pipeline() -> list[Line]:
 
 
 def _interleaved() -> list[Line]:
-    """Measure the traffic of an inner stage relative to its traffic with one chunk."""
+    """Return lines with the traffic of an inner stage relative to its traffic with one chunk."""
     model = MODEL.model_copy(update={"num_layers": 16})
     numbers = []
     plain = _passed_on(ParallelConfig(pp=4), model)[1]
     for chunks in (2, 4):
-        value = (
-            _passed_on(ParallelConfig(pp=4, chunks=chunks, schedule="interleaved"), model)[1]
-            / plain
-        )
-        numbers += lines(
-            "interleaved", {"border_traffic_ratio": value}, x=float(chunks), x_name="chunks"
-        )
+        parallel = ParallelConfig(pp=4, chunks=chunks, schedule="interleaved")
+        values = {"border_traffic_ratio": _passed_on(parallel, model)[1] / plain}
+        numbers += lines("interleaved", values, x=float(chunks), x_name="chunks")
     return numbers
 
 
 def _batches() -> list[Line]:
-    """Measure the traffic of four microbatches per rank relative to one microbatch."""
+    """Return lines with the traffic of four microbatches per rank relative to that of one."""
     numbers = []
     for series, parallel in (
         ("data parallel", ParallelConfig()),
@@ -238,8 +232,8 @@ def _batches() -> list[Line]:
 
 
 def measure_sent_bytes() -> list[Line]:
-    """Measure the megabytes that a rank sends in an iteration, the mean over ranks, at several
-    batches, and ratios of ZeRO's stages.
+    """Run iterations of `LAYOUTS` at several batches and return lines: the megabytes that a rank
+    sends, the mean over ranks, and what ZeRO's stages send relative to data parallelism.
 
     An iteration has its optimizer step, in which ZeRO stage 1 sends too.
     """
@@ -252,14 +246,19 @@ def measure_sent_bytes() -> list[Line]:
     with Progress("zero", len(LAYOUTS), "layouts") as progress:
         for name, parallel in LAYOUTS.items():
             for batch in BATCHES:
-                sent = [rank.sent for rank in run_forked(iteration, RANKS, MODEL, parallel, batch)]
-                measured = sum(sent) / RANKS
+                ranks = run_forked(iteration, RANKS, MODEL, parallel, batch)
+                measured = sum(rank.sent for rank in ranks) / RANKS
                 # The first batch has one microbatch a rank, for which the ratios of ZeRO's stages
                 # are stated.
                 with_one_microbatch.setdefault(name, measured)
-                note = f"{RANKS} ranks, {parameter_count(MODEL):,} parameters in fp32"
-                position = {"x": float(batch), "x_name": "global_batch", "note": note}
-                numbers += lines(name, {"sent_megabytes": measured / 1e6}, "scaled", **position)
+                numbers += lines(
+                    name,
+                    {"sent_megabytes": measured / 1e6},
+                    "scaled",
+                    x=float(batch),
+                    x_name="global_batch",
+                    note=f"{RANKS} ranks, {parameter_count(MODEL):,} parameters in fp32",
+                )
             progress.advance()
     for stage, series in STAGES.items():
         ratio = with_one_microbatch[f"ZeRO stage {stage}"] / with_one_microbatch["data parallel"]

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from decimal import Decimal
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from mlm_repro.experiments.catalogue import Experiment, Part, find_experiment, read_rows
 from mlm_repro.experiments.ranges import Range
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.records import Record
 
@@ -18,8 +18,8 @@ Row = dict[str, str]
 
 
 def workload_rows(name: str) -> list[Row]:
-    """Return the rows of a named set from the `*-runs.csv` files of this folder. Raises BadInput if
-    no row belongs to the set."""
+    """Return the rows of a named set, as dicts by column, from the `*-runs.csv` files of this
+    folder. Raises BadInput if no row belongs to the set."""
     every = chain.from_iterable(map(read_rows, sorted(HERE.glob("*-runs.csv"))))
     rows = [row for row in every if row["experiment"] == name]
     if not rows:
@@ -35,11 +35,12 @@ def published_rows(experiment: Experiment, part: Part) -> list[Row]:
     catalogue's order counts. A column of the workload's own file wins over a claim of the same
     name.
     """
-    values: dict[tuple[str, float | None], Row] = {}
-    for claim in experiment.claims:
-        values.setdefault((claim.series, claim.x), {}).setdefault(claim.quantity, str(claim.value))
-    rows = workload_rows(part.workloads)
-    return [values.get((row["series"], position(part, row)["x"]), {}) | row for row in rows]
+    rows = []
+    for row in workload_rows(part.workloads):
+        x = position(part, row)["x"]
+        at = [claim for claim in experiment.claims if (claim.series, claim.x) == (row["series"], x)]
+        rows.append({claim.quantity: str(claim.value) for claim in reversed(at)} | row)
+    return rows
 
 
 def published_value(row: Row, quantity: str) -> Range:
@@ -53,8 +54,8 @@ def published_value(row: Row, quantity: str) -> Range:
 
 
 def published_records(series: tuple[str, ...]) -> Iterator[Record]:
-    """Yield the claims about the named models in the 2019 paper's Figure 6 and Table 3, as
-    records."""
+    """Yield, as records, the claims in the 2019 paper's Figure 6 and Table 3 about the models that
+    `series` names."""
     for name, x_name in (("2019/figure-6", "iteration"), ("2019/table-3", "")):
         yield from (
             claim.record(name, x_name)
@@ -63,7 +64,7 @@ def published_records(series: tuple[str, ...]) -> Iterator[Record]:
         )
 
 
-def position(part: Part, row: Row) -> dict[str, Any]:
-    """Return the fields of a workload's record that give its series, its x, None without an x axis,
-    and the axis's name."""
+def position(part: Part, row: Row) -> JSON:
+    """Return the fields that a record of a workload begins with: its `series`, its `x`, None
+    without an x axis, and `x_name`, the axis's name."""
     return {"series": row["series"], "x": float(row[part.x]) if part.x else None, "x_name": part.x}

@@ -51,13 +51,13 @@ class ReproducedModel(FileSchema):
 
     @property
     def series(self) -> str:
-        """Return the published model's name, such as `8.3b`: `name` without a seed."""
+        """The published model's name, such as `8.3b`: `name` without a seed."""
         return self.name.partition("-seed-")[0]
 
     @property
     def label(self) -> str:
-        """Return the name under which readers see the trained model: `8.3b twin (446 k)`, with its
-        size, or the published name if the sizes are equal or its size is unknown."""
+        """The name under which readers see the trained model: `8.3b twin (446 k)`, with its size,
+        or the published name if the sizes are equal or its size is unknown."""
         size = self.trained.parameters
         if size in (None, self.published.parameters):
             return self.series
@@ -80,12 +80,12 @@ class ReproductionSummary(FileSchema):
 
     @property
     def labels(self) -> dict[str, str]:
-        """Return the labels of the trained models, by the published models' names."""
+        """The label of each trained model by its published model's name."""
         return {model.series: model.label for model in self.models}
 
     @property
     def title(self) -> str:
-        """Return the recipe's name with the size at which it was run: `Megatron-LM's 8.3b recipe at
+        """The recipe's name with the size at which it was run: `Megatron-LM's 8.3b recipe at
         1/18,600 of its size`; in words, by the mode, if the sizes are equal or unknown."""
         size = "its full size" if self.mode == "full" else "a reduced size"
         if sizes := self._sizes:
@@ -94,8 +94,8 @@ class ReproductionSummary(FileSchema):
 
     @property
     def limits(self) -> str:
-        """Return a sentence on what models of this size can and cannot show; empty if the target's
-        sizes are equal or unknown."""
+        """A sentence on what models of this size can and cannot show; empty if the target's sizes
+        are equal or unknown."""
         if not (sizes := self._sizes):
             return ""
         return (
@@ -105,8 +105,8 @@ class ReproductionSummary(FileSchema):
 
     @property
     def _sizes(self) -> tuple[int, int] | None:
-        """Return the target's parameters as published and as trained; None if they are equal or
-        unknown."""
+        """The parameters of the target's model as published and as trained; None if they are equal
+        or unknown."""
         for model in self.models:
             theirs = model.published.parameters
             ours = model.trained.parameters

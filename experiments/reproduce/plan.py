@@ -52,8 +52,8 @@ days."""
 
 @dataclass(frozen=True)
 class Size:
-    """Settings of one scale of a reproduction (smoke or twin): the recipe, its overrides, the
-    number of evaluation examples and of seeds."""
+    """One scale of the twins of a reproduction, smoke or twin: the data recipe, the overrides, how
+    much is evaluated and how many seeds are trained."""
 
     recipe: Path
     suffix: str
@@ -121,8 +121,8 @@ class Plan:
     """Recipe of each model: the published one or its twin."""
 
     def overrides(self, config: RunConfig) -> list[str]:
-        """Return the overrides with which `mlm-train` runs one of `configs`; empty for the full
-        size."""
+        """Return the overrides with which `mlm-train run --twin` makes one of `configs`; empty for
+        the full size."""
         if not self.size:
             return []
         seed = [f"train.seed={config.train.seed}"] if SEED_MARK in config.name else []
@@ -132,7 +132,9 @@ class Plan:
 def make_plan(
     target: str, mode: str, smoke: bool, recipe: Path | None, seeds: int | None = None
 ) -> Plan:
-    """Decide between the full size and twins by this machine's GPUs, and list the models to train.
+    """Decide between the full size and twins, by `mode` (full, scaled or auto) and this machine's
+    GPUs, and return the plan with the models to train: `target` and the smaller ones. `recipe`
+    replaces the size's data recipe.
 
     Twins are trained with `seeds` seeds, by default as many as their size states, counting up from
     the recipe's own seed. Raises HardwareMissing if the full size is asked for and does not fit.
@@ -169,8 +171,8 @@ def make_plan(
 
 
 def model_name(training: str) -> str:
-    """Return the name under which a reproduction keeps a training: its model's name, followed by
-    the seed if it is not the recipe's own."""
+    """Return the name under which a reproduction keeps the training of this name: its model's name,
+    followed by the seed if it is not the recipe's own."""
     return training.partition("-")[0] + "".join(training.partition(SEED_MARK)[1:])
 
 
@@ -181,14 +183,15 @@ def folder_of(training: str, runs: Path) -> Path:
 
 
 def training_place(run: str, runs: Path) -> Path:
-    """Return the directory of a reproduction's training. Earlier versions kept every seed beside
-    the reproduction, so a sealed directory there comes first."""
+    """Return the directory of a reproduction's training, given by its directory's name. Earlier
+    versions kept every seed beside the reproduction, so a sealed directory there comes first."""
     beside = runs / run
     return beside if is_sealed(beside) else folder_of(run, runs) / run
 
 
 def _of_ladder(config: RunConfig, size: Size) -> list[str]:
-    """Return overrides that give a twin the ladder's learning rate and initial deviation.
+    """Return overrides that give a twin the ladder's learning rate and its initial deviation, by
+    its width.
 
     The final rate is the same share of the rate as before. Empty for other sizes than the twins,
     whose trainings are too short for the rule.
@@ -215,7 +218,7 @@ def ladder_rate(config: RunConfig) -> float:
 
 def twin_rule(config: RunConfig) -> str:
     """Return the rule that shrank a recipe, in words, with the ladder's rule if the learning rate
-    follows it; empty if it was not shrunk."""
+    is within 5 % of it; empty if the recipe was not shrunk."""
     if not config.twin:
         return ""
     # The vocabulary, and so the rate, depends on the text.
@@ -230,10 +233,17 @@ def twin_rule(config: RunConfig) -> str:
 
 
 def training_job(config: RunConfig, runs: Path, dataset: Path = Path()) -> Job:
-    """Return the job that trains a published model on this machine's GPUs."""
-    here = {"nodes": 1, "ranks_per_node": default_ranks(config), "cluster": "", "overrides": ()}
-    job = load_config(manifest_file(config.name), Job)
-    return job.model_copy(update={"runs": runs, "dataset": dataset, **here})
+    """Return the job that trains a published model on this machine's GPUs, from its shipped
+    manifest without the cluster and the overrides."""
+    here = {
+        "runs": runs,
+        "dataset": dataset,
+        "nodes": 1,
+        "ranks_per_node": default_ranks(config),
+        "cluster": "",
+        "overrides": (),
+    }
+    return load_config(manifest_file(config.name), Job).model_copy(update=here)
 
 
 def manifest_file(name: str) -> Path:
@@ -289,5 +299,5 @@ def _training_seconds(plan: Plan, config: RunConfig) -> float:
 
 
 def training_bytes(config: RunConfig) -> int:
-    """Return the bytes of disk that the checkpoints that a training keeps take."""
+    """Return the bytes of disk of the checkpoints that a training keeps."""
     return config.train.keep_checkpoints * checkpoint_bytes(config.model, config.train.precision)

@@ -6,12 +6,11 @@ import shlex
 import shutil
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import starmap
 from pathlib import Path
 from statistics import fmean, harmonic_mean
-from typing import Any
 
 from mlm_repro.data_pipeline.config import DataConfig
 from mlm_repro.data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
@@ -33,15 +32,16 @@ from mlm_repro.engine.run.files import (
 from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult
 from mlm_repro.experiments.files import (
     EVALUATIONS,
+    EVALUATIONS_APART,
     SCORES,
     KeptRun,
     ReproductionScores,
-    TextScore,
     join_evaluations,
     read_evaluations,
     read_runs,
     write_runs,
 )
+from mlm_repro.experiments.forecast.trainings import origin_of
 from mlm_repro.experiments.launch.job import write_launch_files
 from mlm_repro.experiments.published import published_records
 from mlm_repro.experiments.reproduce import steps
@@ -57,16 +57,23 @@ from mlm_repro.experiments.reproduce.plan import (
 )
 from mlm_repro.experiments.scores import END, compared, order_verdict, text_score
 from mlm_repro.experiments.sealed import format_records
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.chain import CHECKPOINTS
 from mlm_repro.lineage.config import load_config
 from mlm_repro.lineage.digest import read_digest
 from mlm_repro.lineage.errors import DataMissing
 from mlm_repro.lineage.extras import check_torch
-from mlm_repro.lineage.files import Environment, parse_document, read_document, write_document
+from mlm_repro.lineage.files import (
+    Environment,
+    Manifest,
+    parse_document,
+    read_document,
+    write_document,
+)
 from mlm_repro.lineage.lock import locked
 from mlm_repro.lineage.progress import format_duration
 from mlm_repro.lineage.records import RECORDS, Record, read_records, write_records
-from mlm_repro.lineage.run import RunDirectory
+from mlm_repro.lineage.run import MANIFEST, RunDirectory
 
 OTHER_STEPS = 3
 """Steps beside the trainings: the text, the scores and the page."""
@@ -80,17 +87,17 @@ RESULTS: dict[str, type[PerplexityResult | ClozeResult]] = dict(
 
 
 def reproduce(plan: Plan, runs: Path) -> Path:
-    """Make data, trainings, evaluations, records and report by public commands, and print the
-    results; complete parts are found and not repeated.
+    """Make data, trainings, evaluations, records and report below `runs` by public commands, one
+    after the other, and print the results; complete parts are found and not repeated.
 
     Returns the reproduction's directory. Raises BadInput for an unfit torch before anything else,
-    `steps.StepFailed` with the exit code of the command that failed.
+    `steps.StepFailed` with the exit code of the command that failed, Interrupted if it was stopped.
     """
     check_torch()
     start = time.monotonic()
     count = len(plan.configs) + OTHER_STEPS
     steps.say_step(1, count, "making the text")
-    steps.run_step(*steps.data_step(plan, runs))
+    steps.run_step("mlm-data", "run", steps.shown(plan.recipe), "--runs", str(runs))
     dataset = RunDirectory.open_named(runs, load_config(plan.recipe, DataConfig).name)
     card = read_document(dataset.path / DATASET, DataCard)
     counts = ", ".join(f"{split.tokens:,} tokens in {name}" for name, split in card.splits.items())
@@ -131,10 +138,11 @@ def reproduce(plan: Plan, runs: Path) -> Path:
         else:
             done = read_evaluations(run.path)
             for training in trained:
-                name = model_name(training.manifest["name"])
+                model = model_name(training.manifest["name"])
                 for task in steps.TASKS:
-                    if steps.evaluation_name(name, task) not in done:
-                        out = steps.evaluation_file(run.path, name, task)
+                    name = steps.evaluation_name(model, task)
+                    if name not in done:
+                        out = run.path / EVALUATIONS_APART / f"{name}.json"
                         steps.run_step(*steps.evaluation_step(plan, task, training.path, out))
             join_evaluations(run.path)
             write_runs(run.path, map(keep_training, trained))
@@ -145,12 +153,13 @@ def reproduce(plan: Plan, runs: Path) -> Path:
             write_document(run.path / SCORES, derived_scores(run, summary))
             write_records(run.path / RECORDS, derived_records(run, summary))
             if _are_here(partial(find_test_set, "wikitext103"), find_gpt2_vocabulary):
-                steps.run_step(*steps.words_step(run.path))
+                words = ["mlm-experiment", "run", "2019/words", "--runs", steps.shown(run.path)]
+                steps.run_step(*words)
             run.complete()
         page = run.path / "report" / "index.html"
         steps.say_step(count, count, "making the page")
         if not page.is_file():
-            steps.run_step(*steps.report_step(run.path, runs))
+            steps.run_step("mlm-report", "build", steps.shown(run.path), str(runs))
     _print_results(run.path)
     print(f"report: {page}")
     print(f"done in {format_duration(time.monotonic() - start)}")
@@ -158,8 +167,8 @@ def reproduce(plan: Plan, runs: Path) -> Path:
 
 
 def keep_training(training: RunDirectory) -> KeptRun:
-    """Return the line of a training in a reproduction: its validations, and means over blocks of
-    iterations.
+    """Return the line that a reproduction keeps of a training's run: its validations, and means
+    over blocks of iterations.
 
     Losses, rates, norms and seconds are means over the block that ends at `iteration`; tokens/s and
     TFLOP/s are the block's work over its time.
@@ -171,8 +180,11 @@ def keep_training(training: RunDirectory) -> KeptRun:
     ]
     lines += read_validations(training.path)
     lines.sort(key=lambda line: line.iteration)
-    name = model_name(training.manifest["name"])
-    return KeptRun.of(training.path, name=name, metrics=[line.to_json() for line in lines])
+    return KeptRun.of(
+        training.path,
+        name=model_name(training.manifest["name"]),
+        metrics=[line.to_json() for line in lines],
+    )
 
 
 def _mean(steps: Sequence[Step]) -> Step:
@@ -191,8 +203,8 @@ def _mean(steps: Sequence[Step]) -> Step:
 
 
 def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Record]:
-    """Derive every record of a reproduction from its summary and from the metrics and evaluations
-    that it keeps.
+    """Return every record of a reproduction, derived from its summary and from the metrics and
+    evaluations that its run keeps.
 
     A run of an earlier version, which has no scores.json, gets neither bits per byte nor
     log-likelihoods.
@@ -215,8 +227,8 @@ def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Rec
 def results_of(
     reproduction: Path, summary: ReproductionSummary
 ) -> dict[str, PerplexityResult | ClozeResult]:
-    """Return the results of a reproduction's models, by model and protocol with a hyphen between
-    them.
+    """Return the results that a reproduction's directory has of the summary's models, by model and
+    protocol with a hyphen between them.
 
     Raises IntegrityFailure if a result is missing or has another form than its protocol's.
     """
@@ -232,15 +244,11 @@ def results_of(
 def _bands(records: list[Record], run: RunDirectory) -> Iterator[Record]:
     """Yield, for each model and quantity with results of several seeds, a record of their mean,
     without a seed; minimum and maximum stand in its note."""
-    of_seeds: dict[tuple[str, str], list[Record]] = {}
+    of_seeds = defaultdict(list)
     for record in records:
         if record.seed is not None and record.quantity.endswith((*UNITS_OF_TWINS, END)):
-            of_seeds.setdefault((record.series, record.quantity), []).append(record)
-    manifest = run.manifest
-    source = {
-        "source": f"{manifest['name']}-{manifest['identity'][:8]}",
-        "digest": manifest["config_digest"],
-    }
+            of_seeds[record.series, record.quantity].append(record)
+    source = origin_of(read_document(run.path / MANIFEST, Manifest))
     for same in of_seeds.values():
         if len(same) > 1:
             values = [record.value for record in same]
@@ -251,15 +259,15 @@ def _bands(records: list[Record], run: RunDirectory) -> Iterator[Record]:
 
 
 def derived_scores(run: RunDirectory, summary: ReproductionSummary) -> ReproductionScores:
-    """Derive the paired differences between models that are neighbours in size, from the
-    WikiText-103 evaluations that a reproduction keeps. A text of one article gives no
-    differences."""
-    by_size: dict[str, list[TextScore]] = {}
+    """Return the paired differences between models that are neighbours in size, derived from the
+    WikiText-103 evaluations that a reproduction keeps. The summary has the models smallest first. A
+    text of one article gives no differences."""
+    by_size = defaultdict(list)
     results = results_of(run.path, summary)
     for model in summary.models:
         result = results[steps.evaluation_name(model.name, steps.TASKS[0])]
         assert isinstance(result, PerplexityResult)
-        by_size.setdefault(model.series, []).append(text_score(result))
+        by_size[model.series].append(text_score(result))
     scores = [*by_size.values()]
     articles = len(scores[0][0].nll)
     larger = range(1, len(scores)) if articles > 1 else ()
@@ -276,19 +284,18 @@ def derived_scores(run: RunDirectory, summary: ReproductionSummary) -> Reproduct
 def _evaluation_records(
     model: ReproducedModel, result: PerplexityResult | ClozeResult
 ) -> Iterator[Record]:
-    numbers: dict[str, tuple[float | None, str]]
-    if isinstance(result, ClozeResult):
-        numbers = {
-            "accuracy": (result.accuracy * 100, "%"),
-            "log_likelihood": (-math.log(result.perplexity), "nats"),
-        }
-        scored = f"{result.num_examples:,} examples"
-    else:
+    if isinstance(result, PerplexityResult):
         numbers = {
             "perplexity": (result.perplexity, ""),
             "bits_per_byte": (result.bits_per_byte, ""),
         }
         scored = f"{result.num_scored_tokens:,} tokens"
+    else:
+        numbers = {
+            "accuracy": (result.accuracy * 100, "%"),
+            "log_likelihood": (-math.log(result.perplexity), "nats"),
+        }
+        scored = f"{result.num_examples:,} examples"
     text = result.task.removesuffix("-perplexity").replace("-", "_")
     for name, (value, unit) in numbers.items():
         assert value is not None  # a held-out text has words
@@ -309,7 +316,7 @@ def _evaluation_records(
 def _curve_records(
     model: ReproducedModel, mode: str, run: RunDirectory, training: KeptRun
 ) -> list[Record]:
-    origin: dict[str, Any] = {
+    origin: JSON = {
         "series": model.series,
         "kind": "scaled" if mode == "scaled" else "measured",
         "source": model.run,
@@ -338,24 +345,27 @@ def _curve_records(
     for validation in validations_in(training.metrics):
         if validation.iteration:
             experiment, quantity = targets[validation.kind]
-            value = validation.perplexity
-            x = validation.iteration
             records.append(
-                Record(experiment=experiment, quantity=quantity, value=value, x=x, **origin)
+                Record(
+                    experiment=experiment,
+                    quantity=quantity,
+                    value=validation.perplexity,
+                    x=validation.iteration,
+                    **origin,
+                )
             )
     return records
 
 
 def _summary(plan: Plan, trained: list[RunDirectory], run: RunDirectory) -> ReproductionSummary:
     started = Environment.model_validate(run.manifest["environment"])
-    pairs = zip(plan.published, trained, strict=True)
     return ReproductionSummary(
         target=plan.target,
         mode="scaled" if plan.size else "full",
         reason=plan.reason,
         source=read_document(run.path / DATASET, DataCard).source,
         twin_rule=twin_rule(plan.configs[0]),
-        models=list(starmap(reproduced_model, pairs)),
+        models=list(map(reproduced_model, plan.published, trained)),
         hardware=hardware_of(started),
         commit=str(started.source.get("commit") or ""),
         commands=dict.fromkeys(
@@ -377,14 +387,15 @@ def reproduced_model(published: RunConfig, training: RunDirectory) -> Reproduced
     )
 
 
-def facts_of(config: RunConfig, done: TrainingSummary) -> dict[str, Any]:
-    """Return the fields of a model's summary that its training's configuration and summary give."""
-    fields = {"seed", "tokens", "train_seconds", "tokens_per_second"}
-    return {"trained": shape_of(config), **done.model_dump(include=fields)}
+def facts_of(config: RunConfig, done: TrainingSummary) -> JSON:
+    """Return those fields of a model in summary.json that its training's configuration and summary
+    give: the shape, seed, tokens and times."""
+    facts = done.model_dump(include={"seed", "tokens", "train_seconds", "tokens_per_second"})
+    return facts | {"trained": shape_of(config)}
 
 
 def hardware_of(started: Environment) -> str:
-    """Return a text on the processor, cores, memory and GPUs of a recorded environment."""
+    """Return a recorded environment's processor, cores, memory and GPUs as a text."""
     memory = f", {started.memory_bytes / 2**30:.0f} GiB" if started.memory_bytes else ""
     gpus = f"; {', '.join(started.gpus)}" if started.gpus else ""
     return f"{started.cpu}, {started.cores} cores{memory}{gpus}"
@@ -402,7 +413,8 @@ def _shown_command(plan: Plan) -> str:
 
 
 def shape_of(config: RunConfig) -> ModelShape:
-    """Return the shape, size and length of training of a recipe's model."""
+    """Return the shape and size of a recipe's model, and the length and learning rate of its
+    training."""
     values = (
         config.model.model_dump()
         | config.train.model_dump()

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 from mlm_repro.engine.config import RunConfig
-from mlm_repro.experiments.files import EVALUATIONS_APART
 from mlm_repro.experiments.reproduce.plan import Plan
 from mlm_repro.lineage.errors import Interrupted, UserError
 from mlm_repro.lineage.processes import (
@@ -34,38 +33,20 @@ def say_step(number: int, count: int, what: str) -> None:
         print(f"\nstep {number} of {count}: {what}", flush=True)
 
 
-def words_step(runs: Path) -> Step:
-    """Return the step that counts the words of WikiText-103's published test file."""
-    return ["mlm-experiment", "run", "2019/words", "--runs", shown(runs)]
-
-
-def data_step(plan: Plan, runs: Path) -> Step:
-    """Return the step that builds the dataset."""
-    return ["mlm-data", "run", shown(plan.recipe), "--runs", str(runs)]
-
-
 def train_step(plan: Plan, config: RunConfig, dataset: Path, runs: Path) -> Step:
-    """Return the step that trains one of the plan's models: a twin directly, a published size
-    through its launch file."""
+    """Return the words of the command that trains one of the plan's models, of the configuration
+    `config`: a twin by `mlm-train`, a published size through its launch file."""
     if plan.size is None:
         return ["bash", shown(launch_folder(config, runs) / "torchrun.sh")]
-    published = config.name.split("-")[0]
-    options = [
-        f"--set={setting}" for setting in (*plan.overrides(config), f"data.dataset={dataset}")
-    ]
-    return [
-        "mlm-train",
-        "run",
-        shown(model_file(published)),
-        "--twin",
-        *options,
-        "--runs",
-        str(runs),
-    ]
+    model = shown(model_file(config.name.split("-")[0]))
+    settings = (*plan.overrides(config), f"data.dataset={dataset}")
+    options = (f"--set={setting}" for setting in settings)
+    return ["mlm-train", "run", model, "--twin", *options, "--runs", str(runs)]
 
 
 def evaluation_step(plan: Plan, task: str, checkpoint: Path, out: Path) -> Step:
-    """Return the step that evaluates a trained model on a task and writes the result to `out`."""
+    """Return the words of the command that evaluates a checkpoint on a task and writes the result
+    to `out`; twins are scored on a part of it."""
     limits = {"wikitext103": plan.size.windows, "lambada": plan.size.examples} if plan.size else {}
     limit = ["--limit", str(limits[task])] if task in limits else []
     return ["mlm-eval", task, "--ckpt", shown(checkpoint), "--json", shown(out), *limit]
@@ -77,20 +58,8 @@ def evaluation_name(model: str, task: str) -> str:
     return f"{model}-{task}"
 
 
-def evaluation_file(reproduction: Path, model: str, task: str) -> Path:
-    """Return the file that an evaluation writes its result to; `join_evaluations` later joins all
-    of them."""
-    return reproduction / EVALUATIONS_APART / f"{evaluation_name(model, task)}.json"
-
-
-def report_step(reproduction: Path, runs: Path) -> Step:
-    """Return the step that builds the page of a reproduction, with the runs of experiments in
-    `runs`."""
-    return ["mlm-report", "build", shown(reproduction), str(runs)]
-
-
 def launch_folder(config: RunConfig, runs: Path) -> Path:
-    """Return the folder of a published model's launch files."""
+    """Return the folder below `runs` for a published model's launch files."""
     return runs / f"launch-{config.name}"
 
 
@@ -101,8 +70,8 @@ def shown(path: Path) -> str:
 
 
 class StepFailed(UserError):
-    """Failure of a command or a training, which has printed its own sentence; its exit code is
-    passed on."""
+    """Raised when a command or a training failed, which has printed its own sentence. Its exit code
+    is the documented one for the command's end, as `exit_code_of` has it."""
 
     def __init__(self, command: str, status: int, stopped: bool = False) -> None:
         super().__init__(f"`{command}` {ended_by(status)}; what was finished before it is kept")
@@ -110,8 +79,8 @@ class StepFailed(UserError):
 
 
 def run_step(program: str, *arguments: str) -> None:
-    """Print a command of this suite, or of the system, unless in quiet mode, and run it. Raises
-    StepFailed if it fails, Interrupted if this process was stopped meanwhile.
+    """Print a command of this suite, or of the system, unless in quiet mode, run it and wait for
+    its end. Raises StepFailed if it fails, Interrupted if this process was stopped meanwhile.
 
     If this process is killed, the step receives SIGTERM, so that a training leaves a checkpoint. On
     Ctrl-C the terminal stops the step as well; on another signal this process sends it SIGINT. The

@@ -33,7 +33,8 @@ workload lies outside the fitted rows."""
 
 
 def simulate_file(rows_path: Path, out: Path) -> tuple[int, int]:
-    """Write a prediction for every row; return the number of rows and the number that cannot run.
+    """Predict every row of a CSV file of workloads and write the predictions to `out`, a CSV file;
+    return the number of rows and the number that cannot run.
 
     Raises BadInput if the file cannot be read, a column without a default is missing, or `out`
     cannot be written; nothing is then left behind. Raises NotCosted after all rows are written, if
@@ -55,16 +56,18 @@ def simulate_file(rows_path: Path, out: Path) -> tuple[int, int]:
     write_text(out, Table((*INPUTS, *RESULTS), cells).csv)
     if others := sum(NOT_COSTED in prediction.reason for prediction, _ in predictions):
         raise NotCosted(
-            f"{others} of {len(rows)} rows of {rows_path}: {NOT_COSTED}; {out} has the other rows"
+            f"{others} of {len(rows)} rows of {rows_path}: {NOT_COSTED}; {out} has the"
+            " predictions of the others"
         )
     return len(rows), sum(bool(prediction.reason) for prediction, _ in predictions)
 
 
 def _predict(rows: list[dict[str, str]]) -> list[tuple[Prediction, bool]]:
-    """Predict every row, in order; the second value is True if the cost model was fitted on the
-    row. A row that names no valid cluster or workload gets the reason alone."""
+    """Return a pair for every row, in order: its prediction, and True if the cost model was fitted
+    on this very workload. A row that names no valid cluster or workload gets a prediction with the
+    reason alone."""
     predictions = [(Prediction(), False)] * len(rows)
-    by_cluster: dict[tuple[str, str], list[tuple[int, Workload]]] = defaultdict(list)
+    by_cluster = defaultdict(list)
     clusters = {}
     for index, row in enumerate(rows):
         name = ((row["cluster"] or "").strip(), (row.get("software") or "").strip())
@@ -76,15 +79,16 @@ def _predict(rows: list[dict[str, str]]) -> list[tuple[Prediction, bool]]:
             predictions[index] = Prediction(reason=str(error)), False
     # The rows of a cluster are simulated in one call: the cost model works on arrays.
     for name, workloads in by_cluster.items():
-        predicted = simulate(clusters[name], [workload for _, workload in workloads])
-        known = fitted_workloads(clusters[name].software)
+        cluster = clusters[name]
+        known = fitted_workloads(cluster.software)
+        predicted = simulate(cluster, [workload for _, workload in workloads])
         for (index, workload), prediction in zip(workloads, predicted, strict=True):
             predictions[index] = prediction, workload in known
     return predictions
 
 
 def _cells(p: Prediction, fitted: bool) -> tuple[str, ...]:
-    fits = "false" if p.reason else "true"
+    fits = str(not p.reason).lower()
     if not p.seconds:
         return ("",) * 9 + (fits, p.reason)
     numbers = (
@@ -94,13 +98,11 @@ def _cells(p: Prediction, fitted: bool) -> tuple[str, ...]:
         p.tflops_per_gpu,
         p.memory_bytes / 2**30,
     )
-    chance = f"{p.probability_fits:.4f}"
-    known = "true" if fitted else "false"
     return (
         *(f"{number:.6g}" for number in numbers),
         str(p.memory_bytes),
-        chance,
-        known,
+        f"{p.probability_fits:.4f}",
+        str(fitted).lower(),
         p.extrapolated,
         fits,
         p.reason,

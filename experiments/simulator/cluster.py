@@ -27,8 +27,8 @@ Number = TypeVar("Number", Constant, float)
 
 
 def unmeasured(value: float) -> Any:
-    """Return a pydantic field for a constant that a file may omit; its default is `value`, which
-    was not measured."""
+    """Return a pydantic field, of type Any, for a constant that a file may omit; its default is
+    `value`, which was not measured."""
     return Field(
         {"value": value, "kind": "counted", "source": "not measured"}, validate_default=True
     )
@@ -75,7 +75,8 @@ class SoftwareConstants(Config, Generic[Number]):
     memory_efficiency: Number
     """Share of the memory bandwidth that element-wise operations reach."""
     host_layer_seconds: Number
-    """Host time to start the operations of one layer's forward pass; backward takes twice that."""
+    """Host time to start the operations of one layer's forward pass; backward takes twice that, and
+    three times where the whole layer is computed again."""
     host_collective_seconds: Number
     """Host time to start one collective."""
     host_microbatch_seconds: Number
@@ -86,9 +87,11 @@ class SoftwareConstants(Config, Generic[Number]):
     """p in (host^p + device^p)^(1/p), the time of a pass: 1 where one waits for the other, ∞ where
     they overlap."""
     collective_slowdown: Number
-    """Time of a collective beside computation over its time alone."""
+    """Time of a tensor-parallel collective inside a node, beside computation, over its time
+    alone."""
     gradient_overlap: Number
-    """Share of the last backward pass that hides gradient reduction."""
+    """Share of the last backward pass that hides gradient reduction; under ZeRO 3 the share of the
+    shorter of computation and communication that the longer one hides."""
     flash_efficiency: Number = unmeasured(0.3)
     """Share of the peak that fused attention reaches, counting only the products that a causal mask
     leaves."""
@@ -119,7 +122,8 @@ class ErrorInterval(Config):
     high: FiniteFloat
     source: str
     coverage: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Share of held-out measurements inside the interval; None if it was not tested."""
+    """Share of held-out measurements inside an interval that was made without them; None if it was
+    not tested."""
     score: NonNegativeFloat | None = None
     """Mean interval score of held-out measurements, in logarithms (Gneiting and Raftery 2007,
     Section 6.2): the interval's width, plus 20 times the distance by which a measurement lies
@@ -186,8 +190,8 @@ class Cluster(Config):
     reach: Reach
 
     def beyond(self, gpus: int, seq: int, parameters: int) -> str:
-        """Describe how a run lies outside the rows that the constants are fitted on; empty if it
-        lies inside."""
+        """Return in words how a run lies outside the rows that the constants are fitted on; empty
+        if it lies inside. `seq` is the length of a sequence."""
         reasons = []
         if self.processor not in self.reach.processors:
             reasons.append(f"{self.processor}, measured is {' and '.join(self.reach.processors)}")
@@ -214,7 +218,7 @@ class Cluster(Config):
 
 
 class Machine(Constants[float]):
-    """Values of a cluster's constants without their sources, as the cost model takes them."""
+    """The values of a cluster's constants without their sources, as the cost model takes them."""
 
     element_bytes: float
 
@@ -232,8 +236,8 @@ def machine_of(cluster: Cluster) -> Machine:
 
 
 def load_cluster(name: str, software: str = "") -> Cluster:
-    """Load a shipped cluster or a TOML file, completed by its own software or by the named one.
-    Raises BadInput if a name is unknown or a file is not valid.
+    """Return a shipped cluster or one in a TOML file, completed by its own software or by the named
+    one. Raises BadInput if a name is unknown or a file is not valid.
 
     The cluster's own file wins over its own software's constants. Another software's constants win
     over both.

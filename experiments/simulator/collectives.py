@@ -25,10 +25,12 @@ def node_all_reduce_seconds(machine: Machine, ranks: Floats, sent_bytes: Floats)
 
 
 def tensor_all_reduce_seconds(machine: Machine, w: Workloads, sent_bytes: Floats) -> Floats:
-    """Return the seconds of an all-reduce in one tensor-parallel group. A group larger than a node
-    has the node's network to itself.
+    """Return the seconds of an all-reduce of `sent_bytes` in one tensor-parallel group, 0 for a
+    group of one; `w` has the workloads as columns. A group larger than a node has the node's
+    network to itself.
 
-    An all-gather and a reduce-scatter, which sequence parallelism uses instead, take as long.
+    An all-gather and a reduce-scatter, which sequence parallelism uses instead, together take as
+    long.
     """
     inside = node_all_reduce_seconds(machine, w.t, sent_bytes) * machine.collective_slowdown
     network = machine.network_bytes_per_second * machine.network_efficiency
@@ -39,8 +41,8 @@ def tensor_all_reduce_seconds(machine: Machine, w: Workloads, sent_bytes: Floats
 
 
 def stage_message_seconds(machine: Machine, w: Workloads) -> Floats:
-    """Return the seconds to send one activation, or its gradient, to the next pipeline stage; 0 if
-    there is one stage.
+    """Return the seconds to send a microbatch's activation, or its gradient, to the next pipeline
+    stage; 0 if there is one stage.
 
     With the scatter/gather optimisation (2021 paper, Section 4.1) each rank sends b·s·h/t elements.
     On several nodes all ranks of a node send through its adapters at once.

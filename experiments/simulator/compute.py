@@ -50,8 +50,8 @@ class Passes(NamedTuple):
 
 
 def matmul_seconds(machine: Machine, rows: Floats, columns: Floats, depth: Floats) -> Floats:
-    """Return the predicted seconds of a matrix product [rows, depth] × [depth, columns] on the
-    machine. The rate falls where a dimension is small."""
+    """Return the seconds of a matrix product [rows, depth] × [depth, columns], as the cost model
+    has it. The rate falls where a dimension is small."""
     half = machine.matmul_half_size
     share = rows / (rows + half) * columns / (columns + half) * depth / (depth + half)
     return (
@@ -64,21 +64,24 @@ def matmul_seconds(machine: Machine, rows: Floats, columns: Floats, depth: Float
 
 
 def bytes_seconds(machine: Machine, moved_bytes: Floats) -> Floats:
-    """Return the predicted seconds of element-wise work that moves this many bytes on the
-    machine."""
+    """Return the seconds of element-wise work that moves this many bytes, as the cost model has
+    it."""
     return moved_bytes / (machine.memory_bytes_per_second * machine.memory_efficiency)
 
 
 def layer_passes(machine: Machine, w: Workloads) -> Passes:
-    """Return the seconds of one transformer layer's forward and backward pass, with the host's work
-    and its tensor-parallel all-reduces, two in each direction (2019 paper, Figure 4)."""
+    """Return the seconds of one transformer layer's forward and backward pass on a microbatch, with
+    recomputation, the host's work and its tensor-parallel all-reduces, two in each direction (2019
+    paper, Figure 4)."""
     tokens = w.b * w.s
-    elements = w.b * w.s * w.h * machine.element_bytes
+    elements = tokens * w.h * machine.element_bytes
+    widened = matmul_seconds(machine, tokens, w.f / w.t, w.h)
+    narrowed = matmul_seconds(machine, tokens, w.h, w.f / w.t)
     linears = (
         matmul_seconds(machine, tokens, 3 * w.h / w.t, w.h)
         + matmul_seconds(machine, tokens, w.h, w.h / w.t)
-        + matmul_seconds(machine, tokens, w.f / w.t, w.h)
-        + matmul_seconds(machine, tokens, w.h, w.f / w.t)
+        + widened
+        + narrowed
     )
     inner = w.width * w.heads / w.t
     read = w.b * w.keys_length
@@ -87,8 +90,8 @@ def layer_passes(machine: Machine, w: Workloads) -> Passes:
         matmul_seconds(machine, read, 3 * inner, w.h)
         + matmul_seconds(machine, w.keys_length, inner, w.h)
         + matmul_seconds(machine, tokens, w.h, inner)
-        + matmul_seconds(machine, tokens, w.f / w.t, w.h)
-        + matmul_seconds(machine, tokens, w.h, w.f / w.t)
+        + widened
+        + narrowed
     )
     linears = np.where(w.xl == 1, recurrent, linears)
     # By content, and by distance.
@@ -154,7 +157,7 @@ def layer_weights(w: Workloads) -> Floats:
 
 
 def head_passes(machine: Machine, w: Workloads) -> Passes:
-    """Return the seconds that a microbatch's output layer takes forward and backward: logits and
+    """Return the seconds that a microbatch's output layer takes forward and backward: logits,
     cross-entropy, and half of the host's work per microbatch in each pass."""
     tokens = w.b * w.s
     product = matmul_seconds(machine, tokens, w.v / w.t, w.h)

@@ -48,16 +48,17 @@ class Failures(NamedTuple):
         """Return the time between failures, infinite for a rate of 0, and the times of checkpoints
         and restarts, of a job on `gpus` GPUs.
 
-        Its fullest rank writes `written_bytes` of a checkpoint at `rate` bytes a second.
+        The rank that writes most writes `written_bytes` of a checkpoint at `rate` bytes a second;
+        `per_gpu_hour` is the rate of failures, `restart` in seconds.
         """
         mean = 3600 / (per_gpu_hour * gpus) if per_gpu_hour else math.inf
         return cls(mean, written_bytes / rate, restart, written_bytes / COPIED_BYTES_PER_SECOND)
 
     @property
     def best_interval(self) -> float:
-        """Return the seconds of training between checkpoints that lose the least (Daly's Equation
-        37); infinite without failures. They are at least the time to write a checkpoint, because
-        only one is written at a time."""
+        """The seconds of training between checkpoints that lose the least (Daly's Equation 37);
+        infinite without failures. They are at least the time to write a checkpoint, because only
+        one is written at a time."""
         if self.copy >= 2 * self.mean:
             return max(self.mean, self.checkpoint)
         ratio = self.copy / (2 * self.mean)
@@ -68,8 +69,9 @@ class Failures(NamedTuple):
         return max(best, self.checkpoint)
 
     def describe(self, interval: float) -> str:
-        """Return a clause that begins with `it fails every`, on how often the job fails and is
-        saved, and the share of its time that is kept."""
+        """Return a clause that begins with "it fails every": how often the job fails and is saved,
+        and the share of its time that is kept. `interval` is the seconds of training between
+        checkpoints."""
         every = " and is saved every ".join(map(format_days, (self.mean, interval)))
         return (
             f"it fails every {every}: {self.share(interval):.1%} of the time is training that is"
@@ -86,7 +88,7 @@ class Failures(NamedTuple):
 
 
 def format_days(seconds: float, longest: float = 0.0) -> str:
-    """Format seconds as days if they, or `longest`, are more than two days, else as
+    """Return seconds as a text in days if they, or `longest`, are more than two days, else as
     `format_duration` does."""
     return (
         f"{seconds / 86400:,.1f} days"

@@ -8,12 +8,13 @@ Workloads and others' measurements lie in `experiments/published`, published val
 import math
 from collections.abc import Callable
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mlm_repro.engine.costs import parameter_count
 from mlm_repro.experiments.catalogue import every_claim, find_experiment, read_rows
 from mlm_repro.experiments.published import HERE, published_rows, published_value
 from mlm_repro.experiments.simulator.workload import Workload, checked_config, flops_of
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.errors import BadInput
 
 COLUMNS = (
@@ -56,21 +57,21 @@ class Observation(NamedTuple):
     experiment: str
     workload: Workload
     quantity: str
-    """iteration_seconds, tflops_per_gpu or days_per_epoch; relative to the set's first row also
-    speedup or scaling_percent."""
+    """A key of `QUANTITIES`; `RATIOS` refer to the first row of the observations that are fitted or
+    compared together."""
     value: float
+    """Published or measured number, in the quantity's unit."""
     cluster: str = ""
-    """The cluster that it was measured on."""
+    """Name of the cluster that it was measured on."""
 
     @property
     def source(self) -> str:
-        """Return the name of the observation's source: a paper, or a set of measurements."""
+        """The name of the observation's source: a paper, or a set of measurements."""
         return self.experiment.partition("/")[0]
 
     @property
     def is_published(self) -> bool:
-        """Return True if it comes from a paper's table or figure, not from a set of
-        measurements."""
+        """True if it comes from a paper's table or figure, not from a set of measurements."""
         return "/" in self.experiment
 
 
@@ -78,7 +79,7 @@ def megatron_2019() -> list[Observation]:
     """Return the numbers that the 2019 paper prints in Figures 1 and 5 and Tables 2, 7 and 8, as
     Observations. The first one is on a single GPU."""
     return observed(
-        *(f"2019/{name}" for name in ("figure-1", "figure-5", "table-2", "table-7", "table-8"))
+        "2019/figure-1", "2019/figure-5", "2019/table-2", "2019/table-7", "2019/table-8"
     )
 
 
@@ -89,19 +90,20 @@ def v100_rows() -> list[Observation]:
     Ratios refer to the first one, which has no weight in the fit.
     """
     first, *rest = megatron_2019()
-    tables = {"2019/table-2", "2019/table-7", "2019/table-8"}
-    rows = [
-        row
-        for row in rest
-        if row.experiment in tables and row.workload.gpus > 1 and row.workload.heads != 32
+    return [
+        first,
+        *(
+            row
+            for row in rest
+            if "table" in row.experiment and row.workload.gpus > 1 and row.workload.heads != 32
+        ),
     ]
-    return [first, *rows]
 
 
 @cache
 def fitted_rows(software: str) -> tuple[Observation, ...]:
-    """Return the Observations that the software's constants are fitted on, with the first one, to
-    which ratios refer; empty for a software that is not fitted."""
+    """Return the Observations that the software's constants are fitted on, first of all the one
+    that ratios refer to; empty for a software that is not fitted."""
     rows = {
         "megatron-2019": v100_rows,
         "megatron-2021": a100_rows,
@@ -141,16 +143,20 @@ def h100_rows() -> list[Observation]:
 
 
 def timed(*names: str) -> list[Observation]:
-    """Return an Observation of the seconds per iteration for each row of this folder's CSV files
-    `names`, given without `.csv`. It is named after the row's `source`, or after its file if the
-    row names none."""
+    """Return an Observation of the seconds per iteration for each row of the CSV files `names`,
+    given without `.csv`, in `experiments/published`. It is named after the row's `source`, or after
+    its file if the row names none."""
     observations = []
     for name in names:
         for row in read_rows(HERE / f"{name}.csv"):
-            source = row.get("source") or name
-            seconds = float(row["iteration_ms"]) / 1e3
             observations.append(
-                Observation(source, workload_of(row), "iteration_seconds", seconds, row["cluster"])
+                Observation(
+                    row.get("source") or name,
+                    workload_of(row),
+                    "iteration_seconds",
+                    float(row["iteration_ms"]) / 1e3,
+                    row["cluster"],
+                )
             )
     return observations
 
@@ -161,7 +167,7 @@ def workload_of(row: dict[str, str]) -> Workload:
     Raises BadInput naming a column that has no default and is empty, or is not a whole number of at
     most a billion.
     """
-    values: dict[str, Any] = {}
+    values = JSON()
     for name in COLUMNS:
         cell = (row.get(name) or "").strip()
         if name in ("recompute", "family") and cell:
@@ -169,7 +175,7 @@ def workload_of(row: dict[str, str]) -> Workload:
         elif cell:
             values[name] = _whole(name, cell)
         elif name not in Workload._field_defaults:
-            raise BadInput(f"{name} is empty")
+            raise BadInput(f"{name} is empty and has no default")
     return Workload(**values)
 
 
@@ -179,12 +185,13 @@ def _whole(name: str, cell: str) -> int:
     except ValueError:
         number = math.nan
     if not number.is_integer() or abs(number) > LARGEST_CELL:
-        raise BadInput(f"{name} = {cell!r} is not a whole number below a billion")
+        raise BadInput(f"{name} = {cell!r} is not a whole number of at most a billion")
     return int(number)
 
 
 class Simulated(NamedTuple):
-    """The iteration time of a workload, and of the first row, which its ratios refer to."""
+    """The seconds of an iteration of a workload, and of the first row, which its ratios refer
+    to."""
 
     workload: Workload
     seconds: float
@@ -239,11 +246,12 @@ def observed(*names: str) -> list[Observation]:
     rows = []
     for experiment in map(find_experiment, names):
         for part in experiment.parts:
-            for row in published_rows(experiment, part) if part.simulated else ():
-                value = published_value(row, part.simulated[0]).value
-                rows.append(
-                    Observation(
-                        experiment.name, workload_of(row), part.simulated[0], value, row["cluster"]
+            for quantity in part.simulated[:1]:
+                for row in published_rows(experiment, part):
+                    value = published_value(row, quantity).value
+                    rows.append(
+                        Observation(
+                            experiment.name, workload_of(row), quantity, value, row["cluster"]
+                        )
                     )
-                )
     return rows

@@ -44,9 +44,9 @@ class Choice(NamedTuple):
 
 
 def read_model(model: str, overrides: Sequence[str] = ()) -> ResolvedRun:
-    """Resolve a shipped model or a TOML file, with its own layout reset before the overrides.
-    Raises NotCosted for a `config.json`, which describes another program's model, and for a llama
-    by name, and BadInput for an unknown or unfit model."""
+    """Return the resolved run of a shipped model or a TOML file, with its own layout reset before
+    the overrides. Raises NotCosted for a `config.json`, which describes another program's model,
+    and for a llama by name, and BadInput for an unknown or unfit model."""
     if model.endswith(".json") or ("llama" in model.lower() and not Path(model).is_file()):
         raise NotCosted(f"{model}: {NOT_COSTED}")
     try:
@@ -57,8 +57,9 @@ def read_model(model: str, overrides: Sequence[str] = ()) -> ResolvedRun:
 
 
 def ranked_layouts(run: ResolvedRun, cluster: Cluster, gpus: int) -> list[Choice]:
-    """Return a Choice, the workload and its prediction, for every layout that divides and fits,
-    best expected time first; the batch is the model's.
+    """Simulate every layout of a model on `gpus` GPUs that divides, and return a Choice, the
+    workload and its prediction, for each that fits, best expected time first; the batch is the
+    model's.
 
     Raises HardwareMissing with a reason if no layout can run.
     """
@@ -76,7 +77,8 @@ def ranked_layouts(run: ResolvedRun, cluster: Cluster, gpus: int) -> list[Choice
 
 
 def expected_seconds(choice: Choice) -> float:
-    """Return the seconds of an iteration divided by the probability that the layout fits."""
+    """Return the seconds of an iteration in a layout over the probability that it fits: the measure
+    of layouts, of which less is better."""
     return choice.prediction.seconds / choice.prediction.probability_fits
 
 
@@ -115,7 +117,8 @@ def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterato
 
 
 def _smallest(cluster: Cluster, choices: Sequence[Choice]) -> str:
-    """Return a text that names the layout that lacks the least memory, and how much it lacks."""
+    """Return the end of a sentence that names the layout that needs the least memory, and how much
+    a GPU lacks for it."""
     w, prediction = min(choices, key=lambda choice: choice.prediction.memory_bytes)
     lacking = (prediction.memory_bytes - cluster.constants.memory_bytes.value) / 2**30
     layout = (
@@ -126,13 +129,14 @@ def _smallest(cluster: Cluster, choices: Sequence[Choice]) -> str:
 
 
 def planned_run(run: ResolvedRun, cluster: Cluster, choice: Choice) -> RunConfig:
-    """Return the run in a chosen layout, as `mlm-train`, its `to-megatron` and a job take it."""
+    """Return the run's configuration in a chosen layout, as `mlm-train`, its `to-megatron` and a
+    job take it."""
     return checked_config(choice.workload, cluster.precision, run.config)
 
 
 def goodput(run: ResolvedRun, cluster: Cluster, choice: Choice, seconds: float) -> str:
-    """Return a sentence on the time and attempts of a training with failures that takes `seconds`
-    without them."""
+    """Return a sentence on how long a training in the chosen layout takes with failures, and in how
+    many attempts, if it takes `seconds` without them."""
     w = choice.workload
     config = planned_run(run, cluster, choice)
     failures = Failures.of(
@@ -147,8 +151,8 @@ def goodput(run: ResolvedRun, cluster: Cluster, choice: Choice, seconds: float) 
 
 
 def _nearest(template: Workload, cluster: Cluster, gpus: int) -> str:
-    """Return a text that names the next smaller and larger number of GPUs, below four times as
-    many, that a layout divides over."""
+    """Return the end of a sentence that names the next smaller number of GPUs that a layout divides
+    over, and the next larger one below four times as many, as far as there are such numbers."""
     below, above = (
         next((n for n in numbers if next(possible_layouts(template, cluster, n), None)), None)
         for numbers in (range(gpus - 1, 0, -1), range(gpus + 1, 4 * gpus))
@@ -160,8 +164,9 @@ def _nearest(template: Workload, cluster: Cluster, gpus: int) -> str:
 
 
 def reasons(choices: Sequence[Choice]) -> str:
-    """Return a line that says, for each respect such as tp, how much longer the best layout takes
-    that differs from the first in it, or that no such layout fits."""
+    """Return a line that says, for each respect such as tp, how many times as long the best layout
+    takes that differs from the first in it, or that no such layout fits. `choices` are best
+    first."""
     first = choices[0]
     comparisons = []
     for name in ("tp", "pp", "recompute", "zero", "micro_batch"):
@@ -176,8 +181,8 @@ def reasons(choices: Sequence[Choice]) -> str:
 
 
 def explain(cluster: Cluster, choice: Choice) -> str:
-    """Return the shares of an iteration's time as lines, the largest first, without parts that take
-    none. Every number is simulated; the bubble is its closed form.
+    """Return lines with the parts of an iteration's time, seconds and share, the largest first,
+    without parts that take none. Every number is simulated; the bubble is its closed form.
 
     Tensor-parallel communication is the time that the iteration would save if it were free.
     """
@@ -208,13 +213,14 @@ def format_plan(
     run: ResolvedRun,
     cluster: Cluster,
     choices: Sequence[Choice],
-    price: float = 0.0,
-    days: float = 0.0,
+    price: float,
+    days: float,
 ) -> str:
-    """Return the first `SHOWN` layouts as a table with the time of the whole run, and a line on
-    failures; every number is simulated.
+    """Return a text: the first `SHOWN` of `choices`, which are best first, as a table with the time
+    of the whole run, and a line on failures; every number is simulated.
 
-    A `price` of a GPU-hour adds the cost; `days` add the tokens that are trained in that time.
+    A `price` of a GPU-hour adds the cost; `days` add the tokens that are trained in that time; 0
+    adds nothing.
     """
     model = run.config.model
     first = choices[0]
@@ -227,18 +233,18 @@ def format_plan(
     interval = cluster.interval(gpus, beyond)
     known = fitted_workloads(cluster.software)
     fitted = sum(choice.workload in known for choice in choices)
-    score = interval.score
-    coverage = interval.coverage
-    scored = (
-        f" (score {score:.2f}, of one share of the peak {interval.baseline:.2f}; less is better)"
-        if score
-        else ""
-    )
-    tried = f", which held {coverage:.0%} of them{scored}," if coverage is not None else ""
+    scored = tried = stores = ""
+    if interval.score:
+        scored = (
+            f" (score {interval.score:.2f}, of one share of the peak {interval.baseline:.2f}; less"
+            " is better)"
+        )
+    if interval.coverage is not None:
+        tried = f", which held {interval.coverage:.0%} of them{scored},"
+    if cluster.constants.fused_attention.value:
+        stores = " (--dry-run adds the scores that attention stores on a processor)"
     flops_per_token = flops_of(first.workload._replace(recompute="none")) / per_iteration
     whose_times = "transformer-xl" if model.family == "transformer-xl" else "GPT-2"
-    fused = cluster.constants.fused_attention.value
-    stores = " (--dry-run adds the scores that attention stores on a processor)" if fused else ""
     lines = [
         (
             f"{run.config.name}: {run.parameters:,} parameters, {run.tokens:,} tokens in batches of"

@@ -55,7 +55,7 @@ class Parts:
 
     @property
     def total(self) -> Floats:
-        """Return the seconds of the iterations, the sum of their parts."""
+        """The seconds of the iterations, the sum of their parts."""
         return self.pipeline + self.gradients + self.optimizer + self.host
 
 
@@ -81,17 +81,19 @@ class Prediction:
 
 
 class Walk(NamedTuple):
-    """Workloads of equal depth and schedule, whose pipelines are walked together."""
+    """Workloads of equal depth and schedule, whose pipelines are walked together; `places` has
+    their indices among all."""
 
     places: NDArray[np.int64]
+    """Indices of the workloads."""
     order: "Order"
     layers: NDArray[np.int64]
-    """Layers of every stage."""
+    """Number of layers of every stage, [stages]."""
 
 
 def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
-    """Return the time of every workload's iteration, in parts. The workloads must have been checked
-    (`checked_config`)."""
+    """Return the seconds of every workload's iteration, in parts. The workloads must have been
+    checked (`checked_config`)."""
     w, walks = _prepared(tuple(workloads))
     layer = layer_passes(machine, w)
     head = head_passes(machine, w)
@@ -150,8 +152,8 @@ def simulate(
     run: RunConfig | None = None,
     only_fitting: bool = False,
 ) -> list[Prediction]:
-    """Predict every workload, in order. A workload that the engine refuses gets a reason alone; one
-    that lacks memory gets a reason beside its numbers.
+    """Return a prediction of every workload, in order. A workload that the engine refuses gets a
+    reason alone; one that lacks memory gets a reason beside its numbers.
 
     The workloads are layouts of `run`, or without it of a model with default settings; memory is
     computed for that run. A BERT is timed as a GPT-2. With `only_fitting`, a workload that lacks
@@ -218,9 +220,10 @@ def _memory(machine: Machine, workload: Workload, config: RunConfig) -> Predicti
 
 @lru_cache(maxsize=8)  # a fit asks for the same rows thousands of times
 def _prepared(rows: tuple[Workload, ...]) -> tuple[Workloads, list[Walk]]:
-    """Return the workloads as columns, and in groups whose pipelines are walked together."""
+    """Return the workloads as columns, and groups of them whose pipelines are walked together.
+    Cached, so callers must not change them."""
     # Walking workloads of one schedule together made calibration three times as fast.
-    alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    alike = defaultdict(list)
     for index, row in enumerate(rows):
         alike[row.pp, row.chunks, row.microbatches, row.layers].append(index)
     walks = []
@@ -233,8 +236,8 @@ def _prepared(rows: tuple[Workload, ...]) -> tuple[Workloads, list[Walk]]:
 def _pipeline_seconds(
     walks: Sequence[Walk], layer: Passes, head: Passes, message_seconds: Floats
 ) -> Floats:
-    """Return the seconds from the first forward to the last backward pass. A stage's pass includes
-    its message to the next stage."""
+    """Return the seconds of each workload from the first forward to the last backward pass. A
+    stage's pass includes its message to the next stage."""
     seconds = np.empty(len(message_seconds))
     for indices, order, layers in walks:
         forward, backward = (np.multiply.outer(times[indices], layers) for times in layer)
@@ -253,8 +256,8 @@ chunk."""
 
 @lru_cache(maxsize=1024)
 def order_of(pp: int, chunks: int, microbatches: int) -> Order:
-    """Return the engine's order of computation: 1F1B, or interleaved if there are several chunks.
-    Cached, so callers must not change it."""
+    """Return the engine's order of computation for each rank: 1F1B, or interleaved if there are
+    several chunks. Cached, so callers must not change it."""
     every = [(c.op is Op.BACKWARD, c.microbatch, c.chunk) for c in passes(pp, chunks, microbatches)]
     codes = np.array(every, np.int32).T
     orders = pass_orders("interleaved" if chunks > 1 else "1f1b", pp, chunks, microbatches)
@@ -263,10 +266,10 @@ def order_of(pp: int, chunks: int, microbatches: int) -> Order:
 
 @cache
 def makespan() -> Callable[[Order, Floats, Floats], Floats]:
-    """Return the compiled walk, which gives the time from the first forward to the end of the last
-    backward pass, [n].
+    """Return the compiled function that walks a pipeline; it is compiled at its first call.
 
-    It takes an order and the durations of each stage's passes, [n, stages].
+    It takes an order and the durations of each stage's forward and of its backward passes, both [n,
+    stages], and returns the n times from the first forward to the end of the last backward pass.
     """
     from mlm_repro.lineage.loops import compiled
 

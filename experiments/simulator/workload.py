@@ -4,7 +4,7 @@ no torch."""
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from mlm_repro.engine.config import Precision, RunConfig
 from mlm_repro.engine.costs import flops_per_iteration
 from mlm_repro.engine.parallel.layout import layout_of, split_layers
 from mlm_repro.engine.pipeline.schedule import check_schedule
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.config import parse_config
 from mlm_repro.lineage.errors import BadInput
 
@@ -27,7 +28,7 @@ fewer than 100,000."""
 
 
 class NotCosted(BadInput):
-    """Error for a model of a family that the simulator does not cost."""
+    """Raised for a model of a family that the simulator does not cost."""
 
 
 class Workload(NamedTuple):
@@ -117,7 +118,7 @@ def checked_config(
     workload: Workload, precision: Precision = "fp16", run: RunConfig | None = None
 ) -> RunConfig:
     """Return the configuration of the run that the workload describes: `run` with the workload's
-    sizes and layout, or default settings if `run` is None.
+    sizes and layout, or default settings if `run` is None. `precision` replaces the run's.
 
     Raises BadInput with the engine's own reason if it would refuse the run, such as sizes that do
     not divide, and NotCosted for a family that is not costed.
@@ -174,23 +175,23 @@ def flops_of(workload: Workload) -> float:
     return flops_per_iteration(config.model, config.train, recompute=workload.recompute == "full")
 
 
-def _values(w: Workload, precision: Precision, run: RunConfig | None) -> dict[str, Any]:
-    values: dict[str, Any] = run.model_dump() if run else {"name": "simulated"}
-    sizes = {
+def _values(w: Workload, precision: Precision, run: RunConfig | None) -> JSON:
+    values: JSON = run.model_dump() if run else {"name": "simulated"}
+    model: JSON = {
         "num_layers": w.layers,
         "hidden_size": w.hidden,
         "num_heads": w.heads,
         "seq_length": w.seq,
     }
-    model = {}
-    if w.family == "transformer-xl" and not run:
-        own: dict[str, Any] = {
-            "memory_length": w.memory,
-            "head_dim": w.head_dim or None,
-            "inner_size": w.inner,
-        }
-        model = {"family": w.family, "transformer_xl": own}
-    words = {} if run else {"vocab_size": w.vocab, "padded_vocab_size": w.padded_vocab}
+    if not run:
+        model |= {"vocab_size": w.vocab, "padded_vocab_size": w.padded_vocab}
+        if w.family == "transformer-xl":
+            own = {
+                "memory_length": w.memory,
+                "head_dim": w.head_dim or None,
+                "inner_size": w.inner,
+            }
+            model |= {"family": w.family, "transformer_xl": own}
     batch = {
         "global_batch_size": w.global_batch,
         "microbatch_size": w.micro_batch,
@@ -208,7 +209,7 @@ def _values(w: Workload, precision: Precision, run: RunConfig | None) -> dict[st
         "sequence_parallel": w.sequence_parallel == 1,
         "shard_parameters": w.zero == 3 and run is not None,
     }
-    changed = {"model": sizes | words | model, "train": batch, "parallel": layout}
+    changed = {"model": model, "train": batch, "parallel": layout}
     return values | {section: values.get(section, {}) | new for section, new in changed.items()}
 
 

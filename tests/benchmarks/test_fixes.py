@@ -110,7 +110,7 @@ def test_a_commit_or_line_that_is_not_there_is_refused(clone: Path, tmp_path: Pa
         (
             CASE.format(name="a", commit=head)
             + EDIT.format(tree=head, was="x").replace("return 1", "raise"),
-            "torchtitan/rule.py has 0 times: raise",
+            "torchtitan/rule.py has 0 times, not once: raise",
         ),
     ):
         with pytest.raises(BadInput, match=re.escape(says)):

@@ -4,12 +4,15 @@ import re
 import sys
 import tracemalloc
 from collections.abc import Iterator
+from importlib import import_module
+from itertools import pairwise, product
+from typing import Any
 from unicodedata import combining, normalize
 
 import ftfy
 import pytest
 from ftfy import chardata
-from ftfy.badness import MOJIBAKE_CATEGORIES
+from ftfy.badness import BADNESS_RE, MOJIBAKE_CATEGORIES
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -198,6 +201,59 @@ def test_every_thirteenth_code_point_in_a_line(form: Normalization) -> None:
         form,
     )
     assert_same("\n".join(f"a{chr(code)}b" for code in range(0xF900, 0x10000)), form)
+
+
+def members(node: tuple[Any, Any]) -> set[str] | None:
+    """Return the characters up to U+FFFF of a node of a parsed expression; None if it is no set."""
+    kind, value = str(node[0]), node[1]
+    if kind == "LITERAL":
+        return {chr(value)}
+    if kind != "IN":
+        return None
+    chosen = set[str]()
+    for part, codes in value:
+        if str(part) == "LITERAL":
+            chosen.add(chr(codes))
+        elif str(part) == "RANGE":
+            chosen.update(map(chr, range(codes[0], codes[1] + 1)))
+        elif str(part) != "NEGATE":
+            return None
+    every = set(map(chr, range(0x10000)))
+    return every - chosen if str(value[0][0]) == "NEGATE" else chosen
+
+
+def test_every_match_of_the_expression_for_mojibake_has_a_suspect_character() -> None:
+    """Each alternative of `BADNESS_RE` has two adjacent sets of which each pair of members is
+    suspect, or one set whose members are each suspect alone or C1 controls."""
+    parsed = import_module("re._parser").parse(BADNESS_RE.pattern, BADNESS_RE.flags)
+    [(kind, (_, alternatives))] = parsed
+    assert str(kind) == "BRANCH"
+    assert len(alternatives) > 30
+    assert parsed.getwidth()[1] == exact_ftfy.BADNESS_WIDTH
+    suspect = exact_ftfy.SUSPECT.search
+    controls = set(map(chr, range(0x80, 0xA0)))
+
+    def is_always_suspect(left: set[str] | None, right: set[str] | None) -> bool:
+        if left is None or right is None or not suspect(min(left - controls) + min(right)):
+            return False
+        pairs = product(left - controls, right - controls)
+        return all(suspect(first + second) for first, second in pairs)
+
+    for alternative in alternatives:
+        sets = [members(node) for node in alternative]
+        assert (
+            any(chosen and chosen <= controls for chosen in sets)
+            or any(chosen and all(map(suspect, chosen)) for chosen in sets)
+            or any(is_always_suspect(*pair) for pair in pairwise(sets))
+        ), alternative
+
+
+def test_suspect_characters_are_of_the_kind_that_is_searched_for_them() -> None:
+    """A block without a character of that kind is not searched at all."""
+    rare = set(re.findall(f"[{exact_ftfy.RARE}Ђ]", "".join(map(chr, range(0x10000)))))
+    letters = set(map(chr, range(0x10000))) - rare
+    assert not exact_ftfy.SUSPECT.search("".join(sorted(letters)))
+    assert not any(map(exact_ftfy.SUSPECT.search, letters))
 
 
 def test_every_mark_is_known() -> None:

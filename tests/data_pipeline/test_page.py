@@ -74,11 +74,15 @@ def test_numbers_are_those_of_the_files(cli: Command, shards: int) -> None:
     assert table(readme, "Tokens of a document") == lengths
     assert len(lengths) > 1
     scores = Counter(f"from {int(20 * probability(text)) / 20:.2f}" for text in texts)
-    assert table(readme, "Probability of its language") == scores
+    assert table(readme, "Probability of the language of a document") == scores
     duplicates = table(readme, "Duplicates that one document stands for")
     assert duplicates == {label(1): 1, label(2): 1}
 
     page = Path("about/page.html").read_text(encoding="utf-8")
+    # A count of 0 has no bar, which would be as wide as that of a small count.
+    figures = re.findall(r'<td class="number">(\d+)</td><td class="figure">(<span)?', page)
+    assert {bool(bar) for count, bar in figures if count != "0"} == {True}
+    assert {bool(bar) for count, bar in figures if count == "0"} <= {False}
     assert "<script" not in page
     assert "It is &lt;script&gt;" in page
     first = ledger["stages"][0]["documents_out"]
@@ -87,7 +91,7 @@ def test_numbers_are_those_of_the_files(cli: Command, shards: int) -> None:
         assert re.search(rf"<td>{stage['name']}</td><td.*{re.escape(kept)}", page)
         for reason, amount in stage["dropped"].items():
             assert f'<td>{reason}</td><td class="number">−{amount["documents"]}</td>' in page
-            assert f"<h3>{stage['name']}: {reason}</h3>" in page
+            assert f"<h3>{reason} (stage {stage['name']})</h3>" in page
 
 
 def test_what_a_verb_wrote_has_no_page(cli: Command) -> None:

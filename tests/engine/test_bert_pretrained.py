@@ -223,5 +223,5 @@ def test_a_bert_without_a_tokenizer_file_is_refused(
     bare = Path(shutil.copytree(hub, tmp_path / "bare"))
     (bare / "tokenizer.json").unlink()
     start = import_checkpoint(bare, tmp_path / "imported")
-    with pytest.raises(BadInput, match=r"has no tokenizer\.json to make a dataset with"):
+    with pytest.raises(BadInput, match=r"has no tokenizer/tokenizer\.json to make a dataset with"):
         resolve(small_config(pieces, MODEL, init_from=str(start), **TRAIN), 1)

@@ -271,5 +271,5 @@ def test_memory_goes_on_in_another_layout(tmp_path: Path) -> None:
     for layer in range(2):
         expected = (10.0 * layer + torch.arange(4.0)).view(1, 4, 1).expand(3, 4, 16)
         assert torch.equal(recurrence.before[layer], expected)
-    with pytest.raises(IntegrityFailure, match="has no memory of 2 streams and layers"):
+    with pytest.raises(IntegrityFailure, match="lacks the memory of 2 pairs"):
         memory.load(tmp_path, [(4,)], range(2))

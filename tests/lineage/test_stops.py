@@ -7,8 +7,10 @@ work, which is begun every time in a process that has imported what it needs, as
 Further words, such as `mlm-data clean`, choose verbs.
 """
 
+import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -29,7 +31,7 @@ from tests.commands import Program
 from tests.experiments.packed import unpack
 
 BIN = Path(sys.executable).parent
-COPIES = Path(__file__).with_name("copies.py")
+COPIES, MOMENTS = (Path(__file__).with_name(name) for name in ("copies.py", "every_moment.py"))
 PROGRAMS = ("mlm-data", "mlm-train", "mlm-eval", "mlm-experiment", "mlm-report", "mlm-verify")
 EVERY_MS, LAST_MS = 10, 2000
 AT_WORK = {
@@ -142,6 +144,23 @@ def test_a_verb_that_is_stopped_while_it_starts_ends_with_a_documented_code(
         stops = [stop for stop in stops if stop[:2] in AT_WORK]
     stop = draw.choice(stops)
     assert wrong(stop, tmp_path)[0] == "", stop
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [("nothing", 0), ("SystemExit", 1), ("DataMissing", 5), ("ValueError", 70)]
+)
+def test_a_stop_at_any_instruction_of_a_command_s_end_is_a_stop_or_too_late(
+    end: str, code: int
+) -> None:
+    """Between the end of its work and the moment from which signals are ignored there are dozens of
+    instructions."""
+    done = subprocess.run([sys.executable, "-P", MOMENTS, end], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    *stopped, too_late = json.loads(done.stdout)
+    assert too_late[0] == code
+    assert len(stopped) > 10
+    assert {status for status, _ in stopped} == {7}
+    assert all(re.fullmatch("error: interrupted; .*\n", said) for _, said in stopped)
 
 
 def wrong_while_it_starts(program: str, verb: str, place: Path) -> tuple[int, list[str]]:

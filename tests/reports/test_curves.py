@@ -31,8 +31,9 @@ def test_curves_are_sorted_by_x_and_published_first() -> None:
 
 
 def test_numbers_are_written_plainly() -> None:
-    assert [show(value) for value in (9.266, 210.44, 1315.2, 3_000_000, 1e30, None)] == [
+    assert [show(value) for value in (9.266, 0.00456, 210.44, 1315.2, 3_000_000, 1e30, None)] == [
         "9.27",
+        "0.00456",
         "210.4",
         "1,315",
         "3,000,000",

@@ -1,7 +1,7 @@
 """A folder of honest runs of every kind: made by the code as it is, by an earlier version, and the
 kept ones.
 
-`python -m tests.verify.every_kind FOLDER` makes it in half a minute.
+`python -m tests.verify.every_kind FOLDER` makes them in FOLDER/runs, in half a minute.
 """
 
 import shutil

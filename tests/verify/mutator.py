@@ -1,9 +1,11 @@
 """Edits that a forger could make, of every folder, file and key of a folder of runs: each is sealed
 anew, and verified.
 
-`python -m tests.verify.mutator FOLDER --count 2000 --seed 1` prints the edits that nothing names.
-FOLDER has honest runs, such as `python -m tests.verify.every_kind` makes. Edits are drawn from all
-runs in turn. Only the run that was edited is sealed, verified and put back.
+`python -m tests.verify.mutator FOLDER/runs --count 2000 --seed 1` prints the edits that nothing
+names. The directory has honest runs, such as `python -m tests.verify.every_kind FOLDER` makes.
+Edits are drawn from all runs in turn. Only the run that was edited is sealed, verified and put
+back. With `--each scale` every key of every schema is edited once: of edits of that kind that
+differ in numbers alone, as in a line or the name of a checkpoint, one is drawn.
 """
 
 import argparse
@@ -375,18 +377,26 @@ def _older_checkpoints(run: Path) -> list[str]:
     return [f"{CHECKPOINTS}/{path.name}" for path in complete_checkpoints(run)[:-1]]
 
 
+def one_of_each(every: list[Edit], kinds: list[str]) -> list[Edit]:
+    """Edits of these kinds without those that differ from another in numbers alone."""
+    apart = {re.sub(r"[0-9]+", "0", str(edit)): edit for edit in every if edit.kind in kinds}
+    return list(apart.values())
+
+
 def survivors(
-    folder: Path, names: list[str], count: int, seed: int
+    folder: Path, names: list[str], count: int, seed: int, each: list[str] | None = None
 ) -> tuple[Counter[str], list[str]]:
-    """Make `count` edits of the runs of these names, or all that there are, each put back after it.
+    """Make `count` edits of the runs of these names, or all that there are, each put back after it;
+    with `each` those of these kinds, one of each.
 
     Returns how many were made by kind of run, and those that nothing named. A page is left out: it
     is made again of what the files say.
     """
     random_order, alive, made = random.Random(seed), list[str](), Counter[str]()
     left = {name: list(edits(folder / name)) for name in names}
-    for every in left.values():
+    for name, every in left.items():
         random_order.shuffle(every)
+        left[name] = one_of_each(every, each) if each else every
     turns = chain.from_iterable(
         zip_longest(*([(name, each) for each in left[name]] for name in left))
     )
@@ -432,13 +442,18 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--count", type=int, default=200, help="edits that are made")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--each", action="append", choices=(*OF_FOLDERS, *OF_FILES, *OF_LINES, *OF_KEYS)
+    )
     asked = parser.parse_args()
     names = [
         run.name
         for run in sorted(asked.folder.iterdir())
         if is_sealed(run) and not run.is_symlink()
     ]
-    made, alive = survivors(asked.folder, names, asked.count, asked.seed)
+    if not names:
+        parser.error(f"no run in {asked.folder} is sealed")
+    made, alive = survivors(asked.folder, names, asked.count, asked.seed, asked.each)
     for line in sorted(alive):
         print(line)
     print(f"{made.total()} edits, {len(alive)} that nothing names; made by kind: {dict(made)}")

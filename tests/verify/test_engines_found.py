@@ -175,7 +175,10 @@ def test_healthy_engines_raise_no_alarm(program: str, options: list[str], verify
             ["torch", "--import", "a.py", "--reproduce", "programs"],
             "--reproduce writes programs without what --import changes: leave one out",
         ),
-        (["megatron-core", "--microbatches", "3"], "--microbatches 3: the batch has 8 sequences"),
+        (
+            ["megatron-core", "--microbatches", "3"],
+            "--microbatches 3 does not divide the batch of 8 sequences",
+        ),
     ],
 )
 def test_what_is_not_there_is_said_in_a_sentence(

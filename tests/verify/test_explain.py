@@ -374,7 +374,10 @@ def test_what_is_no_pair_of_trainings(
     (run,) = tmp_path.glob("small-*")
     (run / "metrics.jsonl").write_text("")
     done = verify("explain", whole, run)
-    assert (done.code, "does not have a line for each iteration from 1 on" in done.error) == (
+    assert (
+        done.code,
+        "does not have a line of metrics for each iteration from 1 on" in done.error,
+    ) == (
         2,
         True,
     )

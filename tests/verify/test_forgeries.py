@@ -397,6 +397,10 @@ MADE_AGAIN: list[tuple[str, Edit, str]] = [
         "documents into deduplicate is ",
     ),
     (f"{DATA}/ledger.json", put(source="all"), "dataset.json: source is "),
+    (f"{DATA}/dataset.json", put(padded_vocab_size=0), "padded_vocab_size is 0; "),
+    (f"{DATA}/dataset.json", put(vocab_size=299), "dataset.json: vocab_size is 299; "),
+    (f"{DATA}/dataset.json", put(seed=0), "dataset.json: seed is 0; "),
+    (f"{DATA}/dataset.json", put("tokenizer", kind="path"), "kind is path; "),
 ]
 """File, edit, part of the sentence that names it."""
 IN_SEVERAL: list[tuple[Callable[[Path], None], str]] = [

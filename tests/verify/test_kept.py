@@ -23,7 +23,7 @@ from mlm_repro.experiments.catalogue import (
 from mlm_repro.experiments.files import VERDICTS, read_runs, write_runs
 from mlm_repro.experiments.runner import measure
 from mlm_repro.experiments.sealed import Line
-from mlm_repro.experiments.verdicts import JUDGED, judge, load_results
+from mlm_repro.experiments.verdicts import judge, load_results
 from mlm_repro.lineage.atomic import json_bytes
 from mlm_repro.lineage.digest import seal, sha256_json
 from mlm_repro.lineage.errors import DataMissing
@@ -33,7 +33,7 @@ from mlm_repro.lineage.run import MANIFEST
 from mlm_repro.verify import recomputed
 from mlm_repro.verify.recomputed import RunCheck
 from tests.commands import ROOT
-from tests.mutation import Mutations
+from tests.mutation import JUDGED, Mutations
 
 MEASURED = {
     "zero/communication",

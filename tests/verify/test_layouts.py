@@ -194,8 +194,8 @@ def test_layouts_that_cannot_run_are_said_in_the_words_of_the_program(verify: Co
         "error: tp3 cannot run: ValueError: num_attention_heads (4) must be a multiple"
     )
     assert (
-        mb1 == "cannot run: a mean over microbatches depends on their size: --with"
-        " calculate_per_token_loss=True"
+        mb1 == "cannot run: the loss, a mean over microbatches, would depend on mb: --with"
+        " calculate_per_token_loss=True makes it a mean over tokens"
     )
 
 

@@ -55,8 +55,8 @@ class LocalExecutor:
         self._end()
 
     def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
-        """Yield the tasks' results in order; tasks run in this process if `count` or `at_once` is
-        1. Raises Interrupted if processes are killed ATTEMPTS times in a row."""
+        """Run the tasks and yield their results in order; tasks run in this process if `count` or
+        `at_once` is 1. Raises Interrupted if processes are killed ATTEMPTS times in a row."""
         if 1 in (self.count, at_once):
             yield from map(run_task, tasks)
             return
@@ -75,9 +75,9 @@ class LocalExecutor:
                     losses += 1
                     if losses == ATTEMPTS:
                         raise Interrupted(
-                            f"the worker processes at {given[0][0].output.name} and after it were"
-                            f" killed {ATTEMPTS} times, most often for lack of memory; fewer"
-                            " --workers need less"
+                            f"the worker processes of task {given[0][0].output.name} and the tasks"
+                            f" after it were killed {ATTEMPTS} times, most often for lack of"
+                            " memory; fewer --workers need less"
                         ) from error
                     self._end()
                     given = deque(
@@ -93,8 +93,8 @@ class LocalExecutor:
                 self._end()
 
     def _submit(self, task: WorkTask) -> "Future[Done]":
-        """Give a task to the pool, which is started for the first task and replaced if it is
-        broken."""
+        """Give a task to the pool and return its future. The pool is started for the first task and
+        replaced if it is broken."""
         with _not_interrupted():
             self._pool = self._pool or ProcessPoolExecutor(
                 self.count, get_context("forkserver"), _watch_parent
@@ -106,8 +106,9 @@ class LocalExecutor:
                 return self._submit(task)
 
     def _end(self) -> None:
-        """Kill all child processes of this one and wait until they are gone, so that none still
-        writes files."""
+        """End the pool, if there is one: kill all processes that multiprocessing started from this
+        one, and wait until they are gone, so that none still writes files. Tasks that wait in the
+        pool are cancelled; the next task starts a new pool."""
         if self._pool:
             for process in active_children():
                 process.kill()

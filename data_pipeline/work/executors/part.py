@@ -27,8 +27,9 @@ class PartExecutor:
         self.is_over = is_over
 
     def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
-        """Yield the tasks' results in order. Raises Interrupted if another part ends without its
-        tasks, or the dataset is already written."""
+        """Run this part's tasks, wait for the others', and yield all tasks' results in order.
+        Raises Interrupted if another part ends without its tasks, or the dataset is already
+        written."""
         all_tasks = list(tasks)
         part = self.meeting.part
         parts = self.meeting.parts

@@ -60,8 +60,8 @@ class RayExecutor:
         self._ray.shutdown()
 
     def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
-        """Yield the tasks' results in order. Raises Interrupted if a task is lost more than RETRIES
-        times, BadInput if the nodes do not share the output."""
+        """Run the tasks and yield their results in order. Raises Interrupted if a task is lost more
+        than RETRIES times, BadInput if the nodes do not share the output."""
         ray = self._ray
         # The digest goes with each task, so that a node with other code refuses it.
         remote = ray.remote(max_retries=RETRIES, num_cpus=1)(run_task)
@@ -79,7 +79,7 @@ class RayExecutor:
                     raise error.cause from None
                 except ray.exceptions.RayError as error:
                     raise Interrupted(
-                        f"the cluster lost {task.output.name} again and again: {error}"
+                        f"the cluster lost task {task.output.name} again and again: {error}"
                     ) from error
                 if not task.output.is_dir():
                     raise BadInput(

@@ -34,14 +34,14 @@ class BertForms(ClosedForms):
         return super().parameters(stage, tp) + stage.is_first * 2 * h + stage.is_last * head
 
     def head_columns(self) -> float:
-        """Return the head's average output width per token: h for its dense layer, plus the padded
-        vocabulary at the masked share of tokens."""
+        """Return the average number of output columns that the head computes for a position: h for
+        its dense layer, plus the padded vocabulary at the masked share of positions."""
         return self.v * MASKED_SHARE + self.h
 
 
 def pairs_of(samples: PairSamples) -> Take:
-    """Return a function (sample numbers, indices in the global batch) → microbatch of sentence
-    pairs."""
+    """Return a function (sample numbers, their indices in the global batch) → microbatch of
+    sentence pairs, taken from `samples`."""
 
     def take(numbers: Sequence[int], places: tuple[int, ...]) -> Microbatch:
         pairs = [samples.sample(number) for number in numbers]

@@ -40,8 +40,8 @@ from mlm_repro.engine.rng import Dropout
 
 
 class BidirectionalAttention(SelfAttention):
-    """Attention from every position to every token but padding, with heads divided over the tp
-    axis."""
+    """Attention from every position to every token but padding, [s, b, h] → [s, b, h], with heads
+    divided over the tp axis. The output is without the last product's bias."""
 
     def forward(self, x: Tensor, dropout: Dropout | None, is_token: Tensor) -> Tensor:  # type: ignore[override]
         qkv = self.query_key_value(x).unflatten(
@@ -68,15 +68,15 @@ class BidirectionalAttention(SelfAttention):
 
 
 class ExactMLP(MLP):
-    """MLP, h → 4h → h, with exact GeLU."""
+    """MLP, h → 4h → h, with exact GeLU; the output is without the last product's bias."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.dense_4h_to_h(F.gelu(self.dense_h_to_4h(x)), add_bias=False)
 
 
 class BertLayer(TransformerLayer):
-    """Attention and MLP, each after a norm. The residual is taken before the norm, or in the
-    original order after it."""
+    """BERT's layer, [s, b, h] → [s, b, h]: attention and MLP, each after a norm. The residual is
+    taken before the norm, or in the original order after it."""
 
     attention_class = BidirectionalAttention
     mlp_class = ExactMLP
@@ -130,8 +130,9 @@ class MaskedHead(nn.Module):
         self.bias = nn.Parameter(torch.empty(config.padded_vocab_size // mesh.tp.size))
 
     def forward(self, hidden: Tensor, words: Tensor, where: Tensor) -> Tensor:
-        """Return this rank's logits [m, v/t] where the mask [s, b] is True, in the order of its
-        elements, from states [s, b, h] and the word embedding [v/t, h]."""
+        """Return this rank's logits [m, v/t] at the m positions where the mask `where` [s, b] is
+        True, in the order of its elements, from states [s, b, h] and this rank's part of the word
+        embedding, [v/t, h]."""
         states = self.layernorm(F.gelu(self.dense(hidden)))
         states = enter_tensor_parallel(states, self.mesh.tp, self.mesh.sequence_parallel)
         return linear(states[where], words, self.bias)
@@ -162,21 +163,22 @@ class BERT(StageModel):
         return self.final_layernorm(x) if self.stage.is_last else x
 
     def pooled(self, hidden: Tensor) -> Tensor:
-        """Return the summary of each pair, [b, h], from the first position of states [s, b, h].
-        With sequence parallelism only the first tensor-parallel rank has that position."""
+        """Return the summary of each pair, [b, h], from the first position of the last stage's
+        states [s, b, h]. With sequence parallelism only the first tensor-parallel rank has that
+        position; the others' result is meaningless."""
         return torch.tanh(self.pooler(hidden[0]))
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Return this rank's logits [s, v/t] at every position of one sequence of token ids [1, s]
-        without padding."""
+        without padding. The model must not be divided into pipeline stages."""
         hidden = self.run_stage(tokens, PipelineInput(tokens, tokens, None))
         return self.masked_head(
             hidden, self.embedding.word_embeddings.weight, torch.ones_like(tokens.T).bool()
         )
 
     def masked_losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross-entropy at each masked position, [b, s], and 0 where the target is
-        negative."""
+        """Return the cross-entropy [b, s] at each masked position, 0 where the target is negative,
+        from the last stage's states [s, b, h] and targets [b, s]. Collective over the tp axis."""
         where = targets.T >= 0  # [s, b]
         logits = self.masked_head(hidden, self.embedding.word_embeddings.weight, where)  # [m, v/t]
         masked_losses = vocab_parallel_cross_entropy(
@@ -187,8 +189,8 @@ class BERT(StageModel):
         return losses.T
 
     def batch_loss(self, hidden: Tensor, batch: PipelineInput) -> Tensor:
-        """Return the scalar loss: over masked positions, divided by their number in the microbatch
-        or by `batch.mean_targets` (`train.normalise`), plus the loss of sentence order.
+        """Return the scalar loss: the sum over masked positions, divided by their number in the
+        microbatch or by `batch.mean_targets` (`train.normalise`), plus the loss of sentence order.
 
         In evaluation mode it leaves sentence order out and averages over each sequence, then over
         sequences. So the exponential is the masked-LM perplexity and does not depend on batches.

@@ -101,8 +101,9 @@ class ValidationStreams(ValidationOrder):
     def microbatches(
         self, num_samples: int, batch_size: int, dp_rank: int, dp: int
     ) -> Iterator[Microbatch]:
-        """Yield this rank's microbatches, of training's size whatever `batch_size` is: all of one
-        group of streams, in the order of the text, then all of the next.
+        """Yield the microbatches of data-parallel rank `dp_rank` of `dp`, of training's size
+        whatever `batch_size` is: all of one group of streams, in the order of the text, then all of
+        the next.
 
         The ranks together read `num_samples` sequences, rounded down to whole global batches, but
         at least one batch and no more than the split has.
@@ -116,8 +117,8 @@ class ValidationStreams(ValidationOrder):
 def training_streams(
     config: RunConfig, parts: TokenFiles, iterations: int, _: Path | None
 ) -> TrainingStreams:
-    """Return the order in which `iterations` iterations read the first of the token files as
-    streams."""
+    """Return the order in which `iterations` iterations of training read the first of the token
+    files as streams; other files are not read."""
     train = config.train
     schedule = BatchSchedule(config.train)
     count = iterations * schedule.batch_size(iterations - 1)
@@ -128,8 +129,9 @@ def training_streams(
 
 
 def validation_streams(config: RunConfig, parts: TokenFiles, _: Path) -> ValidationStreams:
-    """Return the order in which validation reads the first of the token files as streams. Raises
-    BadInput if it is too short for one sequence per stream."""
+    """Return the order in which validation reads the first of the token files as streams, one for
+    each sequence of a global batch. Raises BadInput if the file is too short for one sequence per
+    stream."""
     file = parts[0][0]
     s = config.model.seq_length
     streams = config.train.global_batch_size

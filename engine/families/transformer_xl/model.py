@@ -50,7 +50,8 @@ class TiedEmbedding(nn.Module):
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings [s, b, h] of token ids [b, s]."""
+        """Return the embeddings [s, b, h] of token ids [b, s]. Collective over the tensor-parallel
+        axis."""
         return self.word_embeddings(tokens)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -58,7 +59,8 @@ class TiedEmbedding(nn.Module):
         return linear(enter_tensor_parallel(hidden, self.axis), self.word_embeddings.weight)
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross-entropy [n] of each target [n] from states [n, h]."""
+        """Return the cross-entropy [n] of each target [n] from states [n, h]. Collective over the
+        tensor-parallel axis."""
         return vocab_parallel_cross_entropy(
             self.logits(hidden), targets, self.vocab_size, self.axis
         )
@@ -137,7 +139,8 @@ class AdaptiveEmbedding(nn.Module):
         return _log_softmax(linear(hidden @ self.projections[cluster - 1], self.words[cluster]))
 
     def _members(self, tokens: Tensor, cluster: int) -> tuple[Tensor, Tensor]:
-        """Return the indices of the tokens in a cluster, and their ids within it."""
+        """Return two tensors for the ids [n] that lie in a cluster: their indices among the n, and
+        their ids within the cluster."""
         low = self.bounds[cluster]
         high = self.bounds[cluster + 1]
         rows = ((tokens >= low) & (tokens < high)).nonzero().squeeze(1)
@@ -193,7 +196,7 @@ class RelativeAttention(nn.Module):
         self, x: Tensor, memory: Tensor | None, encoding: Tensor, dropout: Dropout | None
     ) -> Tensor:
         """Return the attention's output [s, b, h] for x [s, b, h], a memory [m, b, h] of earlier
-        inputs and the encoding [k, h] of distances."""
+        inputs or None, and the encoding [k, h] of distances k − 1 … 0."""
         context = x if memory is None else torch.cat([memory, x])  # [k, b, h]
         qkv = self.query_key_value(context).unflatten(2, (self.heads, 3, self.head_dim))
         query, key, value = by_head(qkv)  # each [b, n/t, k, d]
@@ -222,7 +225,8 @@ class RelativeAttention(nn.Module):
 
 
 def _shift(scores: Tensor) -> Tensor:
-    """Turn columns by distance k − 1 … 0 into columns by key.
+    """Return scores [b, n, s, k] with columns by key, from scores with columns by distance k − 1 …
+    0.
 
     Column j of row i is then the distance i + m − j. Row i moves left by s − 1 − i (Dai et al.
     2019, Appendix B). Columns of future keys are undefined.
@@ -251,8 +255,8 @@ class TransformerXLLayer(nn.Module):
     def forward(
         self, x: Tensor, memory: Tensor | None, encoding: Tensor, dropout: Dropout | None
     ) -> Tensor:
-        """Return the layer's output [s, b, h] for x [s, b, h] and a memory [m, b, h] of the layer's
-        earlier inputs."""
+        """Return the layer's output [s, b, h] for x [s, b, h], a memory [m, b, h] of the layer's
+        earlier inputs or None, and the encoding [k, h] of distances k − 1 … 0."""
         site = f"layers.{self.layer}"
         attention = self.self_attention(x, memory, encoding, dropout)
         x = self.attention_layernorm(
@@ -296,8 +300,8 @@ class TransformerXL(CausalModel):
         self, inputs: Tensor, dropout: Dropout | None = None, recurrence: Recurrence | None = None
     ) -> Tensor:
         """Return the output of the stage, [s, b, h]. With a recurrence, read each layer's memory
-        from `before`, and write the states for the next segment to `after`; without one the segment
-        has no memory."""
+        from `before`, and write the states for the next segment to `after`, both by layer number;
+        without one the segment has no memory."""
         x = inputs
         if self.stage.is_first:
             x = drop(
@@ -319,6 +323,6 @@ class TransformerXL(CausalModel):
         return drop(x, "output", dropout, self.mesh) if self.stage.is_last else x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return this rank's logits [..., v/t] for states [..., h]; with an adaptive softmax the
-        log-probabilities of all words."""
+        """Return this rank's logits [..., v/t] for the last stage's states [..., h]; with an
+        adaptive softmax the log-probabilities of all words, [..., words]."""
         return self.embedding.logits(hidden)

@@ -25,8 +25,9 @@ def fused(
     exp_avg_sq: torch.Tensor,
     step: AdamStep,
 ) -> None:
-    """Update flat weights and moments in place, and `copy`, unless None, in its own dtype; the
-    gradient stays as it is."""
+    """Do one AdamW step on flat weights and moments, in place, and write the new weights to `copy`
+    in its own dtype, unless it is None. The gradient, which counts times `step.clipping`, is not
+    changed."""
     # √(v/c) + ε is (√v + ε√c)/√c, which leaves one division for each weight.
     root = math.sqrt(1 - step.beta2**step.steps)
     rate = step.learning_rate * root / (1 - step.beta1**step.steps)

@@ -43,8 +43,9 @@ HOPPER = 90
 
 
 def parts_of(d: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Return the columns of a head's two parts, powers of two: 64 and 32 of 96, so that products
-    have less padding than with one part; the second is 0 if there is one part.
+    """Return how many columns the two parts have into which a head of `d` columns is divided,
+    powers of two: 64 and 32 for 96, so that products have less padding than with one part. The
+    second number is 0 if there is one part.
 
     Tensor cores take at least 16. Before Hopper 16-bit heads have one part: with two, registers do
     not suffice. In fp32 a head of 128 has two parts for the same reason.
@@ -127,7 +128,8 @@ class _Flash(torch.autograd.Function):
 
 
 def _launch(kernel: Any, rows: int, tiles: Tiles, qkv: torch.Tensor, *given: object) -> None:
-    """Run a kernel with a program for every head and every `rows` of its queries or keys."""
+    """Run a kernel on `qkv` [s, b, n, 3, d] and the other arguments, with one program for every
+    head of every sequence and every `rows` of its queries or keys."""
     s, b, n, _, d = qkv.shape
     kernel[triton.cdiv(s, rows), b * n](
         qkv,
@@ -175,8 +177,8 @@ def _part(base, first, stride, s, r: tl.constexpr, d: tl.constexpr, w: tl.conste
 def _tile(
     base, first, stride, s, r: tl.constexpr, d: tl.constexpr, w: tl.constexpr, v: tl.constexpr
 ):
-    """Load rows of one head, starting at `first`, in two parts, [r, w] and [r, v]. Missing rows are
-    zero. If v is 0, the second part is the first once more."""
+    """Load rows of one head, starting at `first`, in two parts, [r, w] and [r, v]. Rows and columns
+    that the head lacks are zero. If v is 0, the second part is the first once more."""
     at, inside = _part(base, first, stride, s, r, d, w)
     tile = tl.load(at, inside, 0.0)
     rest = tile
@@ -199,7 +201,9 @@ def _put(
     w: tl.constexpr,
     v: tl.constexpr,
 ):
-    """Store both parts of a tile, times a factor, in one head's rows from `first` on."""
+    """Store a tile of one head, given as two parts [r, w] and [r, v] like those of `_tile`, times a
+    factor, in the rows from `first` on. If v is 0, the second part is not stored. Rows and columns
+    that the head lacks are not written."""
     at, inside = _part(base, first, stride, s, r, d, w)
     tl.store(at, tile[0] * factor, inside)
     if v:
@@ -226,7 +230,8 @@ def _along(a, b, v: tl.constexpr):
 
 @triton.jit
 def _add(total, weights, tile, v: tl.constexpr):
-    """Return total + weights · tile, for both parts of the head."""
+    """Return total + weights · tile as a pair, for the two parts of the head that total and tile
+    have."""
     first = tl.dot(weights, tile[0], total[0], input_precision="ieee")
     second = total[1]
     if v:
@@ -236,8 +241,8 @@ def _add(total, weights, tile, v: tl.constexpr):
 
 @triton.jit
 def _stays(bits, group, query, key, s):
-    """Return True where a weight is not dropped. Queries are a column and keys a row, or the
-    reverse."""
+    """Return booleans, True where a softmax weight is not dropped, by the `bits` that `_draw` wrote
+    for head `group`. `query` is a column of numbers and `key` a row, or the reverse."""
     row = (s + 127) // 128 * 16
     # Rows beyond the sequence read the bits of the last one; nothing of them is stored.
     at = tl.minimum(query, s - 1) * row + key // 128 * 16 + key % 16

@@ -136,8 +136,9 @@ def add_norm(
     mask: DropoutMask | None,
     epsilon: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x + dropout(branch + bias), or x without a branch, and the layer norm of this sum,
-    each [s, b, h]. A `mask` needs a branch; None drops nothing."""
+    """Return two tensors [s, b, h]: the sum x + dropout(branch + bias), which is x itself if
+    `branch` is None, and the layer norm of this sum. A `mask` needs a branch; None drops
+    nothing."""
     # A wider row would not fit the registers; the reference makes two kernels of it.
     if x.size(-1) > WIDEST:
         return references.add_norm(x, weight, shift, branch, bias, mask, epsilon)
@@ -148,7 +149,8 @@ def add_norm(
 
 @triton.jit
 def _centred(value, inside, h, epsilon):
-    """Return rows less their mean, zero outside, and the inverse of each row's deviation."""
+    """Return rows less their mean, zero outside, and the inverse of each row's standard deviation,
+    as a column."""
     value = tl.where(inside, value - tl.sum(value, 1)[:, None] / h, 0.0)
     return value, 1.0 / tl.sqrt_rn(tl.sum(value * value, 1) / h + epsilon)[:, None]
 

@@ -50,7 +50,8 @@ backward."""
 
 @triton.jit
 def _odds(x):
-    """Return e^(−z), at most e⁸⁰, where z is the argument of σ. GeLU is x / (1 + odds)."""
+    """Return e^(−z), at most e⁸⁰, for activations x with their bias added. z is the argument of σ,
+    2√(2/π)(x + 0.044715x³), so GeLU(x) is x / (1 + e^(−z))."""
     exponent = (x + x * x * x * CUBIC) * -SLOPE
     # Bounded, because an infinite exponential times 0 would make a gradient NaN.
     return tl.exp(tl.where(exponent > 80.0, 80.0, exponent))

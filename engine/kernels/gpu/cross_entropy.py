@@ -21,9 +21,10 @@ def chunked(
     vocab_size: int,
     axis: VocabAxis,
 ) -> torch.Tensor:
-    """Return the mean loss of targets [n], a scalar in fp32, from hidden [n, h] and weight [v/t,
-    h], whose rows at or above `vocab_size` are padding. Gradients are computed along with the loss,
-    and backward scales them in place, so it can run only once."""
+    """Return the mean loss of targets [n], a scalar in fp32, from hidden [n, h] and this rank's
+    rows of the weight, [v/t, h]; rows at or above `vocab_size`, counted over all ranks, are
+    padding. Every rank of `axis` calls it. Gradients are computed along with the loss, and backward
+    scales them in place, so it can run only once."""
     return in_chunks(
         hidden,
         weight,

@@ -12,7 +12,8 @@ from mlm_repro.engine.kernels.gpu.masks import Context, warps
 
 
 class _MaskedSoftmax(torch.autograd.Function):
-    """Softmax that keeps the scores for backward, and not the weights, which are rounded."""
+    """Softmax of scaled and masked scores over the keys. It keeps the scores for backward, and not
+    the weights, which are rounded."""
 
     @staticmethod
     def forward(

@@ -18,14 +18,15 @@ BLOCK = 128
 
 
 def warps(columns: int) -> int:
-    """Return the number of warps for a program that holds a whole row in registers."""
+    """Return the number of warps for a program that holds a whole row of `columns` numbers in
+    registers."""
     return min(max(triton.next_power_of_2(columns) // 256, 1), 16)
 
 
 @triton.jit
 def _words(keys, rows, block, c: tl.constexpr):
-    """Return four 32-bit words for each of a row's 16·c counters, each [r, 16·c], from keys and
-    rows [r]."""
+    """Return four tensors [r, 16·c], the words of 32 random bits of each row's counters from
+    16·`block` on. `rows` and their `keys` are [r]."""
     lanes = (block * 16 + tl.arange(0, 16 * c))[None, :].to(tl.uint32)
     zero = lanes * 0
     low = keys[:, None].to(tl.uint32)
@@ -40,8 +41,8 @@ def _halves(word, threshold):
 
 @triton.jit
 def stays(keys, rows, block, threshold, r: tl.constexpr, c: tl.constexpr):
-    """Return True where an element stays, [r, 128·c], for rows [r] with keys [r], starting at
-    column 128·`block`."""
+    """Return booleans [r, 128·c], True where an element is not dropped, for the mask's rows `rows`
+    [r] with their keys [r], from column 128·`block` on."""
     w0, w1, w2, w3 = _words(keys, rows, block, c)
     even = tl.join(_halves(w0, threshold), _halves(w2, threshold))
     odd = tl.join(_halves(w1, threshold), _halves(w3, threshold))
@@ -60,8 +61,8 @@ def _bits(word, threshold, power: tl.constexpr):
 
 @triton.jit
 def packed(keys, rows, block, threshold):
-    """Return bytes [r, 16] for rows [r] with keys [r]. Bit j of byte l is 1 if column 128·`block` +
-    16·j + l stays."""
+    """Return the mask as bytes [r, 16], for the mask's rows `rows` [r] with their keys [r]. Bit j
+    of byte l is 1 if column 128·`block` + 16·j + l is not dropped."""
     w0, w1, w2, w3 = _words(keys, rows, block, 1)
     return (
         _bits(w0, threshold, 0)

@@ -38,7 +38,7 @@ from mlm_repro.experiments.forecast.ablation import (
     loss_after,
 )
 from mlm_repro.experiments.forecast.study import bigram_loss, run_ablation
-from mlm_repro.experiments.forecast.trainings import Trained, read_kept, seeds_of
+from mlm_repro.experiments.forecast.trainings import Kept, Trained, seeds_of
 from mlm_repro.experiments.verdicts import judge, load_results
 from mlm_repro.lineage.atomic import write_json
 from mlm_repro.lineage.digest import seal
@@ -145,7 +145,7 @@ def test_what_is_forecast_is_what_the_claim_says(name: str) -> None:
 
 def test_the_seeds_are_those_of_the_sealed_forecast(trained: Path) -> None:
     seeds = seeds_of(trained / FORECAST, 5)
-    kept = [each for each in read_kept(trained) if not each.is_trial]
+    kept = [each for each in Kept(trained).trained.values() if not each.is_trial]
     assert sorted(each.config.train.seed for each in kept) == sorted(2 * seeds)
     (sealed,) = (
         path for path in trained.parent.glob("ablation-forecast-*") if not path.is_symlink()

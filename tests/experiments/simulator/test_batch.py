@@ -1,11 +1,12 @@
 """`mlm-experiment simulate`: CSV in, CSV out."""
 
 import csv
+import time
 from pathlib import Path
 
 import pytest
 
-from mlm_repro.experiments.simulator.batch import INPUTS, RESULTS
+from mlm_repro.experiments.simulator.batch import INPUTS, RESULTS, simulate_file
 from mlm_repro.experiments.simulator.workload import NOT_COSTED
 from tests.commands import call
 
@@ -55,7 +56,7 @@ def test_every_row_is_answered_in_order(tmp_path: Path) -> None:
         "'two' is not a whole number",
         "micro_batch is empty",
         "",
-        "'1e12' is not a whole number below a billion",
+        "'1e12' is not a whole number of at most a billion",
     ]
     for row, reason in zip(found, reasons, strict=True):
         assert reason in row["reason"]
@@ -82,9 +83,26 @@ def test_a_llama_is_not_costed_and_the_other_rows_are(tmp_path: Path) -> None:
     lines = (f"{HEADER},family,ffn_hidden", f"{GOOD},llama,8192", f"{GOOD},,8192", f"{GOOD},,")
     rows.write_text("\n".join(lines) + "\n", encoding="utf-8")
     done = call({}, "mlm-experiment", "simulate", str(rows), "--out", str(out), "--quiet", ends=2)
-    assert done.err == f"error: 2 of 3 rows of {rows}: {NOT_COSTED}; {out} has the other rows\n"
+    said = f"2 of 3 rows of {rows}: {NOT_COSTED}; {out} has the predictions of the others"
+    assert done.err == f"error: {said}\n"
     with out.open(encoding="utf-8", newline="") as file:
         assert [NOT_COSTED in row["reason"] for row in csv.DictReader(file)] == [True, True, False]
+
+
+def test_a_thousand_rows_take_less_than_20_seconds(tmp_path: Path) -> None:
+    """Of processor time, and no two alike."""
+    rows, out = tmp_path / "rows.csv", tmp_path / "out.csv"
+    lines = [
+        f"{cluster},{8 * ranks},{512 * (1 + number)},2,3072,32,30,2048,{tp},{ranks},{8 // tp}"
+        for number in range(12)
+        for tp in (1, 2, 4, 8)
+        for ranks in (1, 2, 4, 8)
+        for cluster in ("selene", "h100", "h200", "b200", "dgx-2h-v100", "dgx-a100-80g")
+    ]
+    rows.write_text("\n".join([HEADER, *lines[:1000]]) + "\n", encoding="utf-8")
+    began = time.process_time()
+    assert simulate_file(rows, out)[0] == 1000
+    assert time.process_time() - began < 20
 
 
 @pytest.mark.parametrize(

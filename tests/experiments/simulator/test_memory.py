@@ -39,7 +39,9 @@ def dry_run_bytes(config: RunConfig, ranks: int, capsys: pytest.CaptureFixture[s
 def plan_bytes(config: RunConfig, workload: Workload) -> int:
     (prediction,) = simulate(CLUSTER, [workload], config)
     assert not prediction.reason
-    lines = format_plan(resolve(config), CLUSTER, [Choice(workload, prediction)]).splitlines()
+    lines = format_plan(
+        resolve(config), CLUSTER, [Choice(workload, prediction)], 0.0, 0.0
+    ).splitlines()
     header, row = next(pair for pair in pairwise(lines) if pair[0].startswith(" tp"))
     end = header.index("bytes") + len("bytes")
     return int(row[:end].split()[-1].replace(",", ""))
