@@ -118,12 +118,13 @@ class Table:
 
 def share_of(name: str, distances: Sequence[float], allowed: Sequence[float]) -> Ratio:
     """Return a ratio with the goal 1, of which less is better: the largest share of its allowed
-    distance that a distance takes, at most `MOST`."""
+    distance that a distance takes, at most `MOST`, which also stands for a NaN."""
     shares = [
-        distance / most if most else MOST * bool(distance)
+        # min returns its first argument beside a NaN.
+        min(MOST, distance / most) if most else MOST * bool(distance)
         for distance, most in zip(distances, allowed, strict=True)
     ]
-    return Ratio(name=name, value=min(max(shares), MOST), goal=1.0, less_is_better=True)
+    return Ratio(name=name, value=max(shares), goal=1.0, less_is_better=True)
 
 
 def read_benchmark(path: Path) -> Benchmark:

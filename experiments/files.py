@@ -155,8 +155,8 @@ def _by_name(lines: Sequence[NamedT]) -> dict[str, NamedT]:
     named = {line.name: line for line in lines}
     if len(named) < len(lines):
         raise IntegrityFailure(
-            f"{len(lines)} lines of {RUNS} or {EVALUATIONS} have only {len(named)} names: one name"
-            " stands there twice"
+            f"{len(lines)} lines have only {len(named)} names: one name of runs.jsonl or"
+            " evaluations.jsonl stands there twice"
         )
     return named
 

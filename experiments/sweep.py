@@ -4,7 +4,7 @@ Imports no torch."""
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import product, starmap
 from pathlib import Path
 from statistics import fmean
 
@@ -80,16 +80,18 @@ def sweep(
                 if failed.exit_code != Diverged.exit_code:
                     raise
                 diverged.add(words)
-    swept: dict[tuple[str, ...], SweptRecipe] = {}
+    swept: dict[tuple[str, ...], dict[str, float | None]] = {}
     for words, directory in directories.items():
         seed = next((word for word in words if word.startswith(f"{SEED}=")), "")
-        others = tuple(word for word in words if word != seed)
-        losses = swept.setdefault(others, SweptRecipe(others, {})).losses
+        losses = swept.setdefault(tuple(word for word in words if word != seed), {})
         if words in diverged:
             losses[seed] = None
         elif directory.is_complete:
             losses[seed] = read_summary(directory.path).validation_loss
-    return sorted(swept.values(), key=lambda result: result.mean)
+    return sorted(
+        starmap(SweptRecipe, swept.items()),
+        key=lambda result: result.mean,
+    )
 
 
 def format_swept(swept: Sequence[SweptRecipe]) -> Iterator[str]:

@@ -4,7 +4,6 @@ and compare."""
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -84,7 +83,7 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
     return Benchmark(
         benchmark="against",
         title=(
-            f"{theirs} {version(theirs)} beside this engine: {config.name}, {chosen.name},"
+            f"{theirs} {kind.release()} beside this engine: {config.name}, {chosen.name},"
             f" {config.train.precision}"
         ),
         cases=cases,

@@ -63,10 +63,15 @@ def parameter_of(tensor: str) -> str:
     return re.sub("^(updated|(gradient|exp_avg|exp_avg_sq) of) ", "", tensor)
 
 
+def _any_layer(name: str) -> str:
+    """Return the name with a star for each number of a layer."""
+    return re.sub(r"\.\d+\.", ".*.", name)
+
+
 def _listed(names: Sequence[str]) -> str:
     """Return the names without their layer numbers as a list in words: the first four, and how many
     more there are."""
-    short = list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", parameter_of(name)) for name in names))
+    short = list(dict.fromkeys(_any_layer(parameter_of(name)) for name in names))
     return ", ".join(short[:4]) + (f" and {len(short) - 4} more" if len(short) > 4 else "")
 
 
@@ -76,11 +81,13 @@ def fold(
     serial: Mapping[str, Array],
     gradients: Sequence[Sequence[TensorPart]],
     shares: Mapping[str, Sequence[Array]],
+    output: str = "",
 ) -> list[LayoutFinding]:
     """Return one finding for each cause, with the findings that follow from it folded into it.
 
     `backward` are parameters in the order in which a backward pass reaches them. `serial`,
     `gradients` (by rank) and `shares` (after each microbatch) are gradients of the first iteration.
+    `output` says in words which output of a forward pass is the first to differ.
     """
     by_probe: dict[str, list[LayoutFinding]] = {}
     for finding in findings:
@@ -99,35 +106,23 @@ def fold(
     later = list(chain.from_iterable(by_probe.values()))
     # A wrong forward pass makes every gradient wrong: whatever else was found follows from it.
     if losses:
-        kind = "the forward pass differs"
+        kind = f"the forward pass differs{output}"
         causes.append(_first(losses[:1], kind, [*losses[1:], *wrong, *copies, *later]))
     else:
-        named = {
-            parameter_of(finding.parameter): finding
-            for finding in wrong
-            if finding.parameter != "gradient norm"
-        }
-        for finding in copies:
-            if finding.parameter.startswith("gradient of "):
-                named.setdefault(parameter_of(finding.parameter), finding)
+        named: dict[str, LayoutFinding] = {}
+        for finding in wrong + copies:
+            name = finding.parameter.removeprefix("gradient of ")
+            if name in serial:
+                named.setdefault(name, finding)
         groups = list(
             _gradients(
                 [name for name in backward if name in named], backward, serial, gradients, shares
             )
         )
-        others = [
-            finding
-            for finding in wrong + copies
-            if all(finding is not known for known in named.values())
-        ] + later
-        for number, (names, ratio, kind) in enumerate(groups):
-            first = named[names[0]]
-            rest = [] if number else others
-            spread = [named[name] for name in names[1:]]
-            if kind.endswith(SPREADS):
-                spread, rest = [], spread + rest
-            cause = _first([first, *spread], kind, rest)
-            causes.append(cause.model_copy(update={"ratio": ratio}))
+        others = [finding for finding in wrong + copies if finding not in named.values()] + later
+        for number, (alike, spread, ratio, kind) in enumerate(groups):
+            rest = [named[name] for name in spread] + ([] if number else others)
+            causes.append(_first([named[name] for name in alike], kind, rest, ratio))
         others.sort(key=lambda finding: finding.parameter == "gradient norm")
         if not groups and others and norms and others[0].parameter == "gradient norm":
             norms[0] = norms[0].model_copy(update={"folded": tuple(map(str, others))})
@@ -137,18 +132,24 @@ def fold(
 
 
 SPREADS = "what comes before it in the model differs too"
+VAGUE = ("off by", "not a multiple")
+"""Beginnings of kinds that say how far a gradient is off, and not what was done to it."""
 
 
 def _first(
-    alike: Sequence[LayoutFinding], kind: str = "", folded: Sequence[LayoutFinding] = ()
+    alike: Sequence[LayoutFinding],
+    kind: str = "",
+    folded: Sequence[LayoutFinding] = (),
+    ratio: float | None = None,
 ) -> Any:
-    """Return the first of several like findings, with `kind`, the other parameters' names and the
-    sentences of `folded`; None if there are no findings."""
+    """Return the first of several like findings, with `kind` and `ratio`, the other parameters'
+    names and the sentences of `folded`; None if there are no findings."""
     if not alike:
         return None
     return alike[0].model_copy(
         update={
             "kind": kind,
+            "ratio": ratio,
             "alike": tuple(finding.parameter for finding in alike[1:]),
             "folded": tuple(map(str, folded)),
         }
@@ -161,33 +162,46 @@ def _gradients(
     serial: Mapping[str, Array],
     gradients: Sequence[Sequence[TensorPart]],
     shares: Mapping[str, Sequence[Array]],
-) -> Iterator[tuple[list[str], float | None, str]]:
-    """Yield (parameters, ratio, kind) for each group of gradients that are wrong in the same way:
-    the first one's ratio to the serial gradient, and the kind of fault in words. `names` are the
-    parameters with a wrong gradient, in the order of the backward pass; the other arguments are
-    those of `fold`."""
+) -> Iterator[tuple[list[str], list[str], float | None, str]]:
+    """Yield (parameters, others, ratio, kind) for each group of gradients that are wrong in the
+    same way: the parameters, others whose gradients differ as they do behind a wrong one, the first
+    one's ratio to the serial gradient, and the kind of fault in words. `names` are the parameters
+    with a wrong gradient, in the order of the backward pass; the other arguments are those of
+    `fold`."""
     if not names:
         return
-    by_name: dict[str, list[list[TensorPart]]] = {name: [] for name in names}
-    for rank in gradients:
-        held: dict[str, list[TensorPart]] = {}
-        for part in rank:
-            held.setdefault(part.tensor.removeprefix("gradient of "), []).append(part)
-        for name in by_name.keys() & held.keys():
-            by_name[name].append(held[name])
-    explained = {name: explain(by_name[name], serial[name], shares.get(name, ())) for name in names}
+    explained = {}
+    for name in names:
+        tensor = f"gradient of {name}"
+        held = [[part for part in rank if part.tensor == tensor] for rank in gradients]
+        explained[name] = explain(list(filter(None, held)), serial[name], shares.get(name, ()))
+    clear = {
+        _any_layer(name): kind
+        for name, (_, kind) in reversed(explained.items())
+        if not kind.startswith(VAGUE)
+    }
     kinds: dict[str, list[str]] = {}
-    for name, (_, kind) in explained.items():
-        kinds.setdefault(kind, []).append(name)
+    spread: dict[str, list[str]] = {}
+    for name, (_, own) in explained.items():
+        # The same parameter of another layer has the same fault, though it may be small there.
+        kind = clear.get(_any_layer(name), own)
+        # A gradient that is off in no clear way, behind a wrong one, follows from it.
+        if kind.startswith(VAGUE) and kinds and kind not in kinds:
+            spread.setdefault(next(iter(kinds)), []).append(name)
+        else:
+            kinds.setdefault(kind, []).append(name)
     reached = backward[backward.index(names[0]) :]
     # Most parameters behind the first one differ, in several ways: its wrong gradient has spread
     # through the backward pass.
     if len(kinds) > 1 and len(names) > 4 and len(names) >= 0.6 * len(reached):
         ratio, kind = explained[names[0]]
-        yield list(names), ratio, f"{kind}; {SPREADS}"
+        yield list(names[:1]), list(names[1:]), ratio, f"{kind}; {SPREADS}"
         return
     for kind, alike in kinds.items():
-        yield alike, explained[alike[0]][0], kind
+        alike.sort(key=lambda name: explained[name][1] != kind)
+        rest = spread.get(kind, [])
+        said = f"{kind}; {SPREADS}" if rest else kind
+        yield alike, rest, explained[alike[0]][0], said
 
 
 def explain(
@@ -201,12 +215,11 @@ def explain(
         whole = next(iter(assemble(chain.from_iterable(ranks)).values()))
     except Exception:
         return None, "the ranks' parts do not make a whole"
-    size = float(np.linalg.norm(serial))
-    if not size:
+    if not serial.any():
         return None, "the serial gradient is 0"
     if whole.shape != serial.shape or not np.isfinite(whole).all():
         return None, "no such gradient in the serial run"
-    ratio = float((whole * serial).sum() / size**2)
+    ratio = ratio_of(whole, serial)
     # The explanations that say most come first; a later one may hold too.
     return ratio, (
         _of_copies(ranks, serial)
@@ -217,8 +230,14 @@ def explain(
     )
 
 
-def _is_near(value: Array, serial: Array) -> bool:
-    return float(np.linalg.norm(value - serial)) < CLOSE * float(np.linalg.norm(serial))
+def ratio_of(value: Array, serial: Array) -> float:
+    """Return the factor by which the serial tensor comes nearest to the other one."""
+    return float(np.vdot(serial, value)) / max(float(np.vdot(serial, serial)), math.ulp(0))
+
+
+def is_near(value: Array, serial: Array) -> bool:
+    """Return True if a tensor is within `CLOSE` of the serial one's norm."""
+    return bool(np.linalg.norm(value - serial) < CLOSE * np.linalg.norm(serial))
 
 
 def _of_copies(ranks: Sequence[Sequence[TensorPart]], serial: Array) -> str:
@@ -229,14 +248,14 @@ def _of_copies(ranks: Sequence[Sequence[TensorPart]], serial: Array) -> str:
         for parts in ranks
         if len(parts) == 1 and parts[0].value.shape == serial.shape
     ]
-    if not len(copies) == len(ranks) > 1:
-        return ""
-    if all(np.allclose(copy, copies[0], 1e-6, 0) for copy in copies):
+    if not len(copies) == len(ranks) > 1 or all(
+        np.allclose(copy, copies[0], 1e-6, 0) for copy in copies
+    ):
         return ""
     # Each rank holds its own share, because the reduction is missing.
-    if _is_near(np.sum(copies, 0), serial):
+    if is_near(np.sum(copies, 0), serial):
         return "not reduced: each rank has its own part, and these add up to the serial gradient"
-    if _is_near(np.mean(copies, 0), serial):
+    if is_near(np.mean(copies, 0), serial):
         return "not averaged: each rank has its own gradient, whose mean is the serial one"
     return "copies differ between ranks"
 
@@ -244,10 +263,10 @@ def _of_copies(ranks: Sequence[Sequence[TensorPart]], serial: Array) -> str:
 def _of_multiple(whole: Array, serial: Array, ratio: float) -> str:
     """Describe in words a gradient that is a multiple of the serial one; return "" for any other
     gradient."""
-    if _is_near(whole, serial):
-        apart = float(np.linalg.norm(whole - serial)) / float(np.linalg.norm(serial))
+    if is_near(whole, serial):
+        apart = np.linalg.norm(whole - serial) / np.linalg.norm(serial)
         return f"off by {apart:.1g} of its size"
-    if not ratio or not _is_near(whole / ratio, serial):
+    if not ratio or not is_near(whole / ratio, serial):
         return ""
     times = max(abs(ratio), 1 / abs(ratio))
     if abs(times - round(times)) > CLOSE:
@@ -269,10 +288,10 @@ def _of_microbatches(whole: Array, shares: Sequence[Array]) -> str:
     if len(shares) < 2:
         return ""
     sums = np.stack([np.ravel(share) for share in shares], 1)
-    parts = np.diff(sums, axis=1, prepend=np.zeros_like(sums[:, :1]))
+    parts = np.diff(sums, axis=1, prepend=0.0)
     # Which multiples of the microbatches add up to this gradient?
     counts, *_ = np.linalg.lstsq(parts, np.ravel(whole), rcond=None)
-    if np.linalg.norm(parts @ counts - np.ravel(whole)) < CLOSE * np.linalg.norm(whole):
+    if is_near(parts @ counts, np.ravel(whole)):
         return f"microbatches are counted {', '.join(f'{count:.3g}' for count in counts)} times"
     return ""
 
@@ -286,7 +305,7 @@ def _of_rows(whole: Array, serial: Array) -> str:
     if not 0 < len(rows) < len(serial) or len(rows) != rows[-1] - rows[0] + 1:
         return ""
     # Such a range is a shard or a vocabulary entry, and points at a division.
-    ours = whole[rows]
-    theirs = serial[rows]
-    ratio = float((ours * theirs).sum() / max((theirs**2).sum(), math.ulp(0)))
-    return f"rows {rows[0]} to {rows[-1]} of {len(serial)} alone differ: {ratio:.3f} × serial there"
+    return (
+        f"rows {rows[0]} to {rows[-1]} of {len(serial)} alone differ:"
+        f" {ratio_of(whole[rows], serial[rows]):.3f} × serial there"
+    )

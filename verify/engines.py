@@ -95,6 +95,19 @@ class StepResult(NamedTuple):
 
 Named = Iterable[tuple[str, torch.Tensor]]
 """Pairs of name and tensor on one rank; the names are the engine's own."""
+
+
+def saved_buffers(module: torch.nn.Module) -> Named:
+    """Return pairs of name and buffer of floating-point numbers, for a module's buffers that are in
+    its state_dict, such as the biases of experts."""
+    saved = module.state_dict()
+    return (
+        (name, value)
+        for name, value in module.named_buffers()
+        if name in saved and value.is_floating_point()
+    )
+
+
 Kind = Callable[[Work, ParityLayout], "Engine"]
 """Function that builds an engine on one rank. Raises BadInput for an unsupported layout."""
 
@@ -128,14 +141,19 @@ class Engine:
     def prepare(cls) -> None:
         """Import the engine's packages before ranks are forked."""
 
+    @classmethod
+    def release(cls) -> str:
+        """Return the version that the engine's package states of itself."""
+        raise NotImplementedError
+
     def parameters(self) -> Named:
         """Return pairs of name and parameter, in the order of the forward pass."""
         return self.module.named_parameters()
 
     def buffers(self) -> Named:
-        """Return pairs of name and buffer, for the buffers that belong to a checkpoint and are the
-        same on every layout."""
-        return ()
+        """Return pairs of name and buffer of floating-point numbers, for the buffers that belong to
+        a checkpoint and are the same on every layout."""
+        return saved_buffers(self.module)
 
     def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
         """Return this rank's shards of the given tensors, which have the names and shapes of

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -28,7 +29,7 @@ from mlm_repro.engine.compare.tensors import (
     assemble,
 )
 from mlm_repro.lineage.errors import BadInput
-from mlm_repro.verify.causes import LayoutFinding, fold, parameter_of
+from mlm_repro.verify.causes import LayoutFinding, fold, is_near, parameter_of, ratio_of
 from mlm_repro.verify.engines import Engine, Kind, Weights, Work
 from mlm_repro.verify.found import LayoutsReport
 from mlm_repro.verify.parity import SERIAL, ParityLayout, parse_layout
@@ -60,6 +61,11 @@ class Examined(NamedTuple):
     not_asked: str = ""
     lost: bool = False
     """True if a rank was lost, on the layout or while its checkpoints were compared."""
+
+    @property
+    def name(self) -> str:
+        """Name of the layout."""
+        return self.outcome.layout.name
 
     @property
     def cannot_run(self) -> str:
@@ -104,19 +110,13 @@ def run_layouts(asked: Asked, names: str, seed: int) -> LayoutsReport:
         microbatches=asked.microbatches,
         fields=dict(text.partition("=")[::2] for text in asked.fields),
         findings=list(chain.from_iterable(examined.findings for examined in tried)),
-        compared={examined.outcome.layout.name: len(examined.outcome.rows) for examined in tried},
+        compared={examined.name: len(examined.outcome.rows) for examined in tried},
         cannot_run={
-            examined.outcome.layout.name: examined.cannot_run
-            for examined in tried
-            if examined.cannot_run
+            examined.name: examined.cannot_run for examined in tried if examined.cannot_run
         },
-        not_asked={
-            examined.outcome.layout.name: examined.not_asked
-            for examined in tried
-            if examined.not_asked
-        },
+        not_asked={examined.name: examined.not_asked for examined in tried if examined.not_asked},
         lost={
-            examined.outcome.layout.name: examined.cannot_run or examined.not_asked
+            examined.name: examined.cannot_run or examined.not_asked
             for examined in tried
             if examined.lost
         },
@@ -145,17 +145,21 @@ def check(
     alone has no process group. `batch` are tensors, or a dict of them, with equally many rows, of
     float64 or integers; data-parallel ranks take their rows, each in `microbatches`.
     `loss(model, rows)` is a mean over rows. `layouts` are names such as "tp2,fsdp2". Raises
-    AssertionError with a line for each cause, BadInput if the serial run or a layout cannot run.
+    AssertionError with a line for each cause and each layout that cannot run; BadInput if nothing
+    is found and the serial run or a layout cannot run.
     """
     sentences = []
+    stopped = []
     for examined in examine(
         run_serial(HeldTraining(build, batch, loss, microbatches), small_work(seed, 3)),
         _layouts(layouts),
     ):
         if examined.cannot_run:
-            raise BadInput(f"{examined.outcome.layout.name} cannot run: {examined.cannot_run}")
+            stopped.append(f"{examined.name} cannot run: {examined.cannot_run}")
         sentences += [str(finding) for finding in examined.findings]
-    assert not sentences, "\n".join(sentences)
+    assert not sentences, "\n".join(sentences + stopped)
+    if stopped:
+        raise BadInput("; ".join(stopped))
 
 
 def probe(
@@ -169,6 +173,8 @@ def probe(
     engine.show(engine.recorder(seen.initial.append), "", engine.parameters())
     weights = work.initial or with_noise(seen.initial, work.config.train.seed)
     engine.load(weights)
+    for name, module in engine.module.named_modules():
+        module.register_forward_hook(partial(_keep, seen.outputs, name))
     seen.steps = engine.run(engine.recorder(seen.take(engine, reference, keeps=True)), draw)
     seen.shares = dict(engine.shares)
     if reference.whole:
@@ -179,6 +185,14 @@ def probe(
             engine.backward(0, None)
         seen.masks = masks.seen
     return seen
+
+
+def _keep(outputs: dict[str, Array], name: str, *called: Any) -> None:
+    """Keep the tensor that a call of a module returned, or the first of several, if it is the
+    module's first call. The output is the last of `called`, as torch gives it to a hook."""
+    first = called[-1][0] if isinstance(called[-1], tuple) else called[-1]
+    if type(first) is torch.Tensor and name not in outputs:
+        outputs[name] = first.detach().float().numpy().copy()
 
 
 class Masks(TorchFunctionMode):
@@ -265,9 +279,6 @@ class Serial(NamedTuple):
     work: Work
     """The training, with the weights that every layout begins with."""
     reference: Reference
-    shares: Mapping[str, list[Array]]
-    """Gradient of each parameter after each microbatch of the first iteration; only for a
-    `Program`."""
 
 
 def run_serial(kind: Kind, work: Work) -> Serial:
@@ -276,7 +287,6 @@ def run_serial(kind: Kind, work: Work) -> Serial:
     the largest gradient. Raises BadInput if it does not run."""
     first = _serially(kind, work)
     initial = first.ranks[0].initial
-    shares = first.ranks[0].shares
     work = replace(work, initial=with_noise(initial, work.config.train.seed))
     if all(part.value.dtype == np.float64 for part in initial):
         whole = first.whole
@@ -291,9 +301,9 @@ def run_serial(kind: Kind, work: Work) -> Serial:
             key: most * max(float(np.abs(value).max(initial=0.0)), size)
             for key, value in whole.items()
         }
-        return Serial(kind, work, Reference(whole, allowed), shares)
+        return Serial(kind, work, Reference(whole, allowed))
     draws = [_serially(kind, work, UNKNOWN, draw) for draw in range(1, DRAWS)]
-    return Serial(kind, work, measured(first, draws, "fp32"), shares)
+    return Serial(kind, work, measured(first, draws, "fp32"))
 
 
 def _serially(kind: Kind, work: Work, reference: Reference = UNKNOWN, draw: int = 0) -> Outcome:
@@ -308,7 +318,7 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
 
     Raises BadInput if the serial run gives other bits when it is repeated.
     """
-    kind, work, reference, _ = serial
+    kind, work, reference = serial
     again = _serially(kind, work, Reference(reference.whole, dict.fromkeys(reference.whole, 0.0)))
     if again.beyond:
         why = "deterministic" if np.isfinite(again.beyond[0].largest) else "finite"
@@ -370,7 +380,8 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
             ):
                 more, not_asked, lost = through_checkpoints(layout, Path(folder))
                 findings += more
-            yield Examined(outcome, _folded(findings, outcome, serial), not_asked, lost)
+            causes = _folded(findings, outcome, serial, again.ranks[0])
+            yield Examined(outcome, causes, not_asked, lost)
 
 
 def _findings(outcome: Outcome, serial: Serial) -> list[LayoutFinding]:
@@ -395,9 +406,11 @@ def _findings(outcome: Outcome, serial: Serial) -> list[LayoutFinding]:
     return list(firsts.values())
 
 
-def _folded(findings: list[LayoutFinding], outcome: Outcome, serial: Serial) -> list[LayoutFinding]:
+def _folded(
+    findings: list[LayoutFinding], outcome: Outcome, serial: Serial, alone: Computed
+) -> list[LayoutFinding]:
     """Return one finding for each cause of a layout's findings, with those that follow from it
-    folded into it."""
+    folded into it. `alone` is what the serial run computed."""
     whole = serial.reference.whole
     order = [
         name.removeprefix("updated ")
@@ -417,7 +430,34 @@ def _folded(findings: list[LayoutFinding], outcome: Outcome, serial: Serial) -> 
         for (iteration, name), value in whole.items()
         if not iteration and name.startswith("gradient of ")
     }
-    return fold(findings, order[::-1], gradients, begun, serial.shares)
+    output = _first_output(outcome, alone.outputs, serial.work.initial or {})
+    return fold(findings, order[::-1], gradients, begun, alone.shares, output)
+
+
+def _first_output(outcome: Outcome, serial: Mapping[str, Array], weights: Weights) -> str:
+    """Return in words which module's output is the first that differs from the serial run's, and
+    the multiple of its bias by which it does; "" where none is known to differ.
+
+    Only tensor-parallel ranks are asked, and only outputs of the serial shape are compared.
+    """
+    if outcome.layout.world_size > outcome.layout.tp:
+        return ""
+    for name, value in serial.items():
+        held = [rank.outputs[name] for rank in outcome.ranks if name in rank.outputs]
+        if {output.shape for output in held} != {value.shape}:
+            continue
+        # Ranks have copies, or else parts of a sum: whichever comes nearer.
+        apart = min((held[0] - value, sum(held) - value), key=np.linalg.norm)
+        if is_near(value + apart, value):
+            continue
+        bias = weights.get(f"{name}.bias")
+        if bias is not None and bias.shape == value.shape[-1:]:
+            added = np.broadcast_to(bias.numpy(), value.shape)
+            times = ratio_of(apart, added)
+            if is_near(apart, times * added):
+                return f", first in {name}, whose output has {times:.3f} × {name}.bias more"
+        return f", first in the output of {name or 'the model'}"
+    return ""
 
 
 def _finding(

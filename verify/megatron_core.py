@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial, partialmethod
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +24,7 @@ from mlm_repro.engine.optim.precision import DTYPES
 from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.extras import import_extra
-from mlm_repro.verify.engines import Engine, Named, Shard, Weights, Work
+from mlm_repro.verify.engines import Engine, Named, Shard, Weights, Work, saved_buffers
 from mlm_repro.verify.parity import ParityLayout
 
 PATCHES = (
@@ -247,18 +246,11 @@ def distribute(
     return model, optimizer, schedule
 
 
-def buffers_of(gpt: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return pairs of name and buffer, for the buffers that Megatron-Core's checkpoints hold, such
-    as the biases of experts."""
-    saved = gpt.state_dict()
-    return ((name, value) for name, value in gpt.named_buffers() if name in saved)
-
-
 def shards_of(gpt: Any, named: Mapping[str, torch.Tensor]) -> list[Shard]:
     """Return the shards of tensors with the names and shapes of parameters, as views, or as copies
     of tensors that are part of a larger storage. The tensors stand in for the parameters while
     Megatron-Core describes its checkpoint."""
-    own = {**dict(gpt.named_parameters()), **dict(buffers_of(gpt))}
+    own = {**dict(gpt.named_parameters()), **dict(saved_buffers(gpt))}
     held = {}
     by_storage = {}
     for name, parameter in own.items():
@@ -282,31 +274,6 @@ def shards_of(gpt: Any, named: Mapping[str, torch.Tensor]) -> list[Shard]:
     finally:
         for name, parameter in own.items():
             parameter.data = held[name]
-
-
-def checkpoint_of(gpt: Any, optimizer: Any, schedule: Any, is_loading: bool) -> JSON:
-    """Return the sharded states under `model`, `optimizer` and `scheduler`: to be saved, or with
-    `is_loading` to be filled from a checkpoint."""
-    model = gpt.sharded_state_dict(metadata=CHECKPOINT)
-    states = optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=CHECKPOINT)
-    return {"model": model, "optimizer": states, "scheduler": schedule.state_dict()}
-
-
-def save(path: Path, gpt: Any, optimizer: Any, schedule: Any) -> None:
-    """Write Megatron-Core's own distributed checkpoint; every rank calls it."""
-    path.mkdir(parents=True, exist_ok=True)
-    torch.distributed.barrier()
-    core("dist_checkpointing").save(checkpoint_of(gpt, optimizer, schedule, False), str(path))
-
-
-def restore(path: Path, gpt: Any, optimizer: Any, schedule: Any) -> None:
-    """Load Megatron-Core's own distributed checkpoint into the model, the optimizer and the
-    schedule; every rank calls it."""
-    content = core("dist_checkpointing").load(
-        checkpoint_of(gpt, optimizer, schedule, True), str(path)
-    )
-    for name, part in (("model", gpt), ("optimizer", optimizer), ("scheduler", schedule)):
-        part.load_state_dict(content[name])
 
 
 def backward(
@@ -462,10 +429,15 @@ class MegatronCore(Engine):
                 core("tensor_parallel.random")._set_cuda_rng_state,
             )
         except (ImportError, AttributeError) as error:
-            own = f"megatron-core {version('megatron-core')}"
             raise BadInput(
-                f"{own} has other names than the version tried, {TRIED}: {error}"
+                f"megatron-core {cls.release()} has other names than the version tried, {TRIED}:"
+                f" {error}"
             ) from error
+
+    @classmethod
+    def release(cls) -> str:
+        """Return the version that the package states: a clone on PYTHONPATH has one of its own."""
+        return str(core("package_info").__version__)
 
     def __init__(self, work: Work, layout: ParityLayout) -> None:
         if layout.schedule != "1f1b" or layout.recompute != "none":
@@ -541,18 +513,29 @@ class MegatronCore(Engine):
             for shard in shards
         ]
 
-    def buffers(self) -> Named:
-        return buffers_of(self.gpt)
-
     def load(self, whole: Weights) -> None:
         super().load(whole)
         self.optimizer.reload_model_params()
 
+    def checkpoint(self, is_loading: bool) -> JSON:
+        """Return the sharded states under `model`, `optimizer` and `scheduler`: to be saved, or
+        with `is_loading` to be filled from a checkpoint."""
+        model = self.gpt.sharded_state_dict(metadata=CHECKPOINT)
+        states = self.optimizer.sharded_state_dict(
+            model, is_loading=is_loading, metadata=CHECKPOINT
+        )
+        return {"model": model, "optimizer": states, "scheduler": self.scheduler.state_dict()}
+
     def save(self, directory: Path) -> None:
-        save(directory, self.gpt, self.optimizer, self.scheduler)
+        directory.mkdir(parents=True, exist_ok=True)
+        torch.distributed.barrier()
+        core("dist_checkpointing").save(self.checkpoint(False), str(directory))
 
     def restore(self, directory: Path) -> None:
-        restore(directory, self.gpt, self.optimizer, self.scheduler)
+        content = core("dist_checkpointing").load(self.checkpoint(True), str(directory))
+        self.gpt.load_state_dict(content["model"])
+        self.optimizer.load_state_dict(content["optimizer"])
+        self.scheduler.load_state_dict(content["scheduler"])
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
         batch = self.train.global_batch_size

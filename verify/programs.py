@@ -87,14 +87,6 @@ class Program(Engine):
     def parameters(self) -> Named:
         return ((name, parameter.detach()) for name, parameter in self.own.items())
 
-    def buffers(self) -> Named:
-        saved = self.module.state_dict()
-        return (
-            (name, value)
-            for name, value in self.module.named_buffers()
-            if name in saved and value.is_floating_point()
-        )
-
     def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
         return [
             Shard(name, name, *part_of(value, self.starts.get(name)))

@@ -108,13 +108,14 @@ def program(finding: LayoutFinding, report: LayoutsReport) -> str:
         if finding.probe not in ("planted gradient", "gradient", "loss") or report.spec:
             return ""
         return _filled("megatron-core.py.txt", told | {"runs": _runs(report, layout)})
+    data = layout.dp * layout.fsdp
     told |= {
         "ranks": layout.world_size,
+        "data": data,
         "microbatches": report.microbatches or 1,
         "tp": layout.tp,
         "needs": "",
     }
-    told["data"] = layout.dp * layout.fsdp
     path, _, function = report.program.rpartition(":")
     if report.program == "transformers":
         kind, sizes = sizes_of(import_extra("transformers", "bench"), report.fields)
@@ -126,9 +127,9 @@ def program(finding: LayoutFinding, report: LayoutsReport) -> str:
                 "from transformers.distributed import DistributedConfig\n"
             ),
         }
-    elif report.program == "torch" and layout.dp * layout.fsdp == layout.world_size:
+    elif report.program == "torch" and data == layout.world_size:
         fields = report.fields
-        kind = report.fields.get("reduce_dtype", "")
+        dtype = fields.get("reduce_dtype")
         factor = fields.get("gradient_divide_factor")
         divide = f"model.set_gradient_divide_factor({factor})" if factor else ""
         told |= {
@@ -139,19 +140,19 @@ def program(finding: LayoutFinding, report: LayoutsReport) -> str:
             ),
             "body": SHARDED.format(
                 sizes=(layout.dp, layout.fsdp),
-                kind=f"torch.{kind}" if kind else None,
+                kind=dtype and f"torch.{dtype}",
                 divide=divide,
             ),
         }
     elif ".py" in path and "mlm_repro" not in Path(path).read_text(encoding="utf-8"):
-        axes = [
+        axes, serial = [
             {name: getattr(shown, name) for name in ("tp", "pp", "dp", "fsdp", "cp", "ep")}
             for shown in (layout, SERIAL)
         ]
         told |= {
             "imports": "from types import SimpleNamespace\n",
             "body": OWN.format(
-                path=str(Path(path).resolve()), function=function, axes=axes[0], serial=axes[1]
+                path=str(Path(path).resolve()), function=function, axes=axes, serial=serial
             ),
         }
     else:

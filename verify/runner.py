@@ -71,6 +71,8 @@ class Computed:
     shares: Mapping[str, list[Array]] = field(default_factory=dict)
     """Gradient of each parameter after each microbatch of the first iteration; only for a serial
     program."""
+    outputs: dict[str, Array] = field(default_factory=dict)
+    """First output of each module, in order of computation."""
     masks: list[tuple[str, bytes, bytes]] = field(default_factory=list)
     """Module, digest of the input and digest of the mask of every dropout of an iteration."""
 

@@ -9,7 +9,6 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -19,14 +18,13 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from mlm_repro.engine.config import ModelConfig, RunConfig, TrainConfig
 from mlm_repro.lineage.atomic import JSON
-from mlm_repro.lineage.config import parse_config, read_toml
+from mlm_repro.lineage.config import parse_config
 from mlm_repro.lineage.errors import BadInput, did_you_mean
 from mlm_repro.verify.engines import Kind, Work
 from mlm_repro.verify.megatron_core import MegatronCore, config_class, core
 from mlm_repro.verify.programs import HeldTraining, own_loss
-from mlm_repro.verify.transformers_models import literal
+from mlm_repro.verify.transformers_models import TABLES, literal
 
-TABLES = read_toml(Path(__file__).with_name("small.toml"))
 MODEL = TABLES["model"]
 """Sizes of the small model that is trained; `--with` may change them."""
 TRAIN = TABLES["train"]
@@ -83,18 +81,22 @@ def subject(asked: Asked, seed: int) -> Iterator[tuple[Kind, Work, str, str]]:
             small_work(seed, 2, core_fields(texts), train),
             spec=function_of(asked.spec) if asked.spec else None,
         )
-        # Not the installed release: a clone on PYTHONPATH has a version of its own.
         yield (
             MegatronCore,
             work,
-            f"{name} {core('package_info').__version__}",
+            f"{name} {MegatronCore.release()}",
             "tp2,tp2-sp,pp2,dp2,dp2-zero1",
         )
     elif name == "transformers":
         from mlm_repro.verify import transformers_models
 
         with transformers_models.training(texts, seed, count or 1) as kind:
-            yield kind, small_work(seed, 3), f"{name} {version(name)}", "tp2,fsdp2"
+            yield (
+                kind,
+                small_work(seed, 3),
+                f"{name} {sys.modules[name].__version__}",
+                "tp2,fsdp2",
+            )
     elif name == "torch":
         from mlm_repro.verify import torch_blocks
 

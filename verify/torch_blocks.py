@@ -38,13 +38,6 @@ CLIP = 0.1
 """Norm above which the gradient is clipped."""
 ROUNDINGS = 8
 """Units of rounding by which a gradient may be off if it is reduced in a shorter type."""
-KINDS = {
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-}
-"""Number formats in which gradients can be reduced, by name."""
 
 
 class Fields(Config):
@@ -122,7 +115,7 @@ def training(texts: Mapping[str, str], seed: int, microbatches: int) -> HeldTrai
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(WORDS, (ROWS, LENGTH + 1), generator=generator)
     batch = {"tokens": tokens[:, :-1], "labels": tokens[:, 1:]}
-    kind = KINDS[fields.reduce_dtype or "float64"]
+    kind = getattr(torch, fields.reduce_dtype or "float64")
     build = Builder(fields, seed, microbatches, batch)
     rounding = max(EXACT, ROUNDINGS * torch.finfo(kind).eps)
     return HeldTraining(build, batch, token_loss, microbatches, in_double=False, tolerance=rounding)
@@ -234,7 +227,9 @@ class Builder:
     def shard(self, model: Decoder, mesh: Any) -> None:
         """Divide parameters over the data-parallel ranks with FSDP2."""
         more = {
-            "mp_policy": MixedPrecisionPolicy(reduce_dtype=KINDS.get(self.fields.reduce_dtype)),
+            "mp_policy": MixedPrecisionPolicy(
+                reduce_dtype=vars(torch).get(self.fields.reduce_dtype)
+            ),
             "mesh": mesh,
         }
         for layer in (*model.layers.values(), model):
@@ -262,7 +257,7 @@ class Builder:
         held = nn.Module()
         held.own = nn.ModuleList([stage.submod for stage in stages])
         run = schedule(
-            stages if not issubclass(schedule, PipelineScheduleSingle) else stages[0],
+            stages[0] if each == 1 else stages,
             count,
             cross_entropy,
         )

@@ -19,7 +19,8 @@ from mlm_repro.verify.parity import SERIAL, ParityLayout
 from mlm_repro.verify.programs import HeldTraining
 
 NONE_NEAR = "none is like it"
-SMALL = read_toml(Path(__file__).with_name("small.toml"))["transformers"]
+TABLES = read_toml(Path(__file__).with_name("small.toml"))
+SMALL = TABLES["transformers"]
 """Values that make a model small, by the name of the configuration's field."""
 ROWS = 8
 LENGTH = 12
@@ -83,12 +84,13 @@ def sizes_of(transformers: Any, texts: Mapping[str, str]) -> tuple[str, JSON]:
     known = config.to_dict()
     sizes: JSON = {name: value for name, value in SMALL.items() if known.get(name) is not None}
     if "qk_rope_head_dim" in sizes:
-        sizes.pop("head_dim", None)
-        sizes |= {"head_dim": SMALL["qk_rope_head_dim"]} if "head_dim" in known else {}
+        # Latent attention rotates a part of a head, and makes keys and values for every head.
+        sizes |= {name: value for name, value in TABLES["latent"].items() if name in known}
     sizes |= {name: 0.0 for name in known if name.endswith(("dropout", "pdrop")) and known[name]}
     for name in ("layer_types", "mlp_layer_types", "no_rope_layers"):
         if isinstance(known.get(name), list):
             sizes[name] = [*dict.fromkeys(known[name]), *known[name]][:2]
+    sizes |= TABLES["architectures"].get(config.model_type, {})
     for name, text in fields.items():
         if not hasattr(config, name):
             raise BadInput(f"{kind} has no field {name!r}: {did_you_mean(name, known, NONE_NEAR)}")

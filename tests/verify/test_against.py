@@ -1,7 +1,9 @@
 """`mlm-verify against`: engines that train alike are within the tolerance, one with a fault is
 not."""
 
+import math
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
 
@@ -10,7 +12,7 @@ import pytest
 from mlm_repro.data_pipeline.files import dataset_digest
 from mlm_repro.engine.compare.tensors import curve_tolerance, factor, tensor_tolerance
 from mlm_repro.engine.run.resolved import read_run_config
-from mlm_repro.experiments.benchmark import AGAINST, read_benchmark
+from mlm_repro.experiments.benchmark import AGAINST, MOST, read_benchmark, share_of
 from mlm_repro.experiments.files import FORECAST
 from mlm_repro.experiments.forecast.trainings import seeds_of
 from mlm_repro.lineage.digest import check_seal
@@ -20,6 +22,7 @@ from mlm_repro.lineage.run import RunDirectory
 from mlm_repro.reports.engines import engines_exhibit
 from mlm_repro.reports.render import render
 from mlm_repro.verify.against import ENGINES, engine_class, run_against
+from mlm_repro.verify.megatron_core import core
 from mlm_repro.verify.recomputed import RunCheck
 from tests.commands import ROOT, Command
 from tests.engine.conftest import write_dataset
@@ -50,6 +53,16 @@ def test_engines_that_train_alike_agree(
     curves = {series.contender: series.samples for series in result.cases[0].series}
     assert curves["ours"][0] != curves["ours"][1]
     assert any("cuda" in note for note in result.notes) == (engine == "megatron-core")
+    assert result.title.startswith(f"{engine} {version(engine)} beside this engine: ")
+
+
+def test_a_clone_of_the_engine_is_named_by_its_own_version(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine_class("megatron-core")
+    monkeypatch.setattr(core("package_info"), "__version__", "0.99.0+mine")
+    result = run_against(read_run_config(config), "megatron-core", "serial", 1)
+    assert result.title.startswith("megatron-core 0.99.0+mine beside this engine: ")
 
 
 @pytest.mark.parametrize(
@@ -203,3 +216,10 @@ def test_the_tolerance_is_the_formula() -> None:
     curve = curve_tolerance([4.0, 2.0, 1.0], [[4.0, 2.0 + spread, 1.0], [4.0, 2.0, 1.0]], 2)
     spreads = zip([0.0, spread, spread], [4.0, 2.0, 1.0], strict=True)  # it does not shrink
     assert curve == pytest.approx([factor(2) * (s + x * unit) + 2 * unit * x for s, x in spreads])
+
+
+def test_a_difference_that_is_no_number_is_the_largest() -> None:
+    for distances in ([math.nan, 0.1], [0.1, math.nan]):
+        assert share_of("losses", distances, [1.0, 1.0]).value == MOST
+        assert share_of("losses", distances, [0.0, 0.0]).value == MOST
+    assert share_of("losses", [0.1, 0.3], [1.0, 2.0]).value == pytest.approx(0.15)

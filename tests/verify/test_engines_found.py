@@ -15,11 +15,12 @@ from torch import nn
 
 from mlm_repro.engine.compare.tensors import TensorPart
 from mlm_repro.lineage.errors import BadInput
-from mlm_repro.verify import layouts, torch_blocks
+from mlm_repro.verify import layouts, torch_blocks, transformers_models
 from mlm_repro.verify.causes import explain
 from mlm_repro.verify.layouts import Serial, examine, run_serial
 from mlm_repro.verify.parity import ParityLayout, parse_layout
 from mlm_repro.verify.subjects import Asked, subject
+from mlm_repro.verify.transformers_models import TABLES
 from tests.commands import ROOT, Command
 
 
@@ -100,10 +101,13 @@ def test_rotary_rows_of_latent_attention_are_one_ranks_part(verify: Command) -> 
     more = [part for field in fields for part in ("--with", field)]
     done = verify("layouts", "megatron-core", *more, "--layouts", "tp2,tp2-sp")
     assert done.code == 3
+    name = r"decoder\.layers\.[01]\.self_attention\.linear_kv_down_proj\.weight"
     for layout in ("tp2", "tp2-sp"):
-        name = "decoder.layers.1.self_attention.linear_kv_down_proj.weight"
-        assert f"  {layout}: gradient: {name}" in done.out
-    assert "rows 16 to 19 of 20 alone differ" in done.out
+        # One cause is one line: both layers, and the norms and embeddings before them, follow.
+        (line,) = (line for line in done.out.splitlines() if line.startswith(f"  {layout}: "))
+        assert re.match(rf"  {layout}: gradient: {name} is ", line)
+        assert "rows 16 to 19 of 20 alone differ" in line
+        assert "what comes before it in the model differs too" in line
 
 
 def test_a_balancing_loss_and_a_loss_per_token_are_a_pair_that_differs(verify: Command) -> None:
@@ -144,6 +148,23 @@ def test_a_balancing_loss_and_a_loss_per_token_are_a_pair_that_differs(verify: C
 def test_healthy_engines_raise_no_alarm(program: str, options: list[str], verify: Command) -> None:
     done = verify("layouts", program, *options)
     assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v3", *TABLES["architectures"]])
+def test_an_architecture_with_fields_of_its_own_is_made_small_and_runs(kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    if kind not in transformers.CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} has no {kind}")
+    config = transformers_models.configured(transformers, {"model_type": kind})
+    build = transformers.AutoModelForCausalLM.from_config
+    with torch.device("meta"):
+        size = sum(parameter.numel() for parameter in build(config).parameters())
+    assert size < 3_000_000
+    how = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = build(config, dtype=torch.float64, **how)
+    loss = transformers_models.token_loss(model, transformers_models.batch_of(1))
+    loss.backward()
+    assert loss.isfinite()
 
 
 @pytest.mark.parametrize(
@@ -273,6 +294,22 @@ def test_a_fault_in_somebodys_model_is_named_with_its_kind(
 ) -> None:
     with pytest.raises(AssertionError, match=sentence):
         layouts.check(divided(fault), X, layout, microbatches=2)
+
+
+def test_what_was_found_is_said_although_another_layout_cannot_run() -> None:
+    def build(layout: ParityLayout) -> nn.Module:
+        if layout.pp > 1:
+            raise BadInput("there are no stages")
+        model: nn.Module = divided("twice" if layout.tp > 1 else "")(layout)
+        return model
+
+    with pytest.raises(AssertionError) as found:
+        layouts.check(build, X, "pp2,tp2,pp3")
+    first, *others = str(found.value).splitlines()
+    assert first.startswith("tp2: gradient: gate.bias is 2.000 × serial")
+    assert others == [f"{name} cannot run: there are no stages" for name in ("pp2", "pp3")]
+    with pytest.raises(BadInput, match=r"^pp2 cannot run: there are no stages$"):
+        layouts.check(build, X, "fsdp2,pp2")
 
 
 def test_a_mean_over_each_ranks_own_tokens_is_seen() -> None:

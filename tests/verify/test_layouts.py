@@ -330,6 +330,9 @@ def test_a_planted_fault_is_found_where_it_is_and_nowhere_else(
         for name in (each.parameter, *each.alike)
     }
     assert (probe, parameter_of(parameter)) in named, wrong[layout]
+    if fault is faults.add_bias_on_every_rank:
+        bias = LAYER + "self_attention.linear_proj.bias"
+        assert f"whose output has 1.000 × {bias} more" in wrong[layout][0][0].kind
 
 
 TOKENS, EXCHANGE = "calculate_per_token_loss=True", "moe_token_dispatcher_type=alltoall"
@@ -406,6 +409,8 @@ def test_a_program_of_the_readers_is_examined_as_the_page_says(
     done = verify("layouts", f"{tmp_path}/mine.py:build", "--layouts", "tp2")
     assert done.code == 3
     assert "  tp2: loss: mean loss differs by " in done.out
+    # Each rank's output is a part of a sum, to which every rank adds the bias.
+    assert "first in down, whose output has 1.000 × down.bias more" in done.out
     assert verify("layouts", f"{tmp_path}/mended.py:build", "--layouts", "tp2").code == 0
     assert verify("layouts", f"{tmp_path}/absent.py:build").code == 2
 

@@ -302,3 +302,13 @@ OF_A_VERB: list[tuple[Callable[[Path], None], str]] = [
     (shard_renamed, "shard-00000.jsonl"),
     (shards_added, "shards is ['shard-00000.jsonl', 'valid/shard-00000.jsonl']"),
 ]
+
+
+@pytest.mark.parametrize("more", ['"files": {}', '"digest": "0"', '"files": {}, "digest": "0"'])
+def test_a_key_of_a_seal_that_stands_twice_is_named(more: str, runs: Path) -> None:
+    """A reader that takes the first of two would see another seal than one that takes the last."""
+    run = one(runs, DATASET)
+    text = (run / MARKER).read_text()
+    (run / MARKER).write_text(text.replace("{", f"{{{more}, ", 1))
+    done = call({}, "mlm-verify", "run", run)
+    assert (done.code, f"{run.name}/{MARKER}" in done.err or MARKER in done.err) == (6, True)

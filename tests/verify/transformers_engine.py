@@ -20,6 +20,10 @@ class Transformers(Engine):
     def prepare(cls) -> None:
         import_extra("transformers.models.gpt2.modeling_gpt2", "bench")
 
+    @classmethod
+    def release(cls) -> str:
+        return str(import_extra("transformers", "bench").__version__)
+
     def __init__(self, work: Work, layout: ParityLayout) -> None:
         self.work, self.names_of_ours = work, read_names("transformers")
         self.module = huggingface(work.config.model)
