@@ -557,14 +557,11 @@ class RecordConfig(Config):
     log_interval: PositiveInt | None = None
     """Iterations from one printed line to the next; by default one comes every 15 seconds, on a
     terminal a bar."""
-    evaluate: tuple[str, ...] = ()
-    """Protocols of `mlm-eval list` by which each checkpoint is scored when it is written, such as
-    `lambada`. Training waits meanwhile; the scores are lines of metrics.jsonl."""
     checkpoint_minutes: PositiveFloat | None = None
     """Minutes of training after which a checkpoint is written too, by the first rank's clock; by
     default iterations alone decide."""
 
-    @field_validator("loggers", "evaluate", mode="before")
+    @field_validator("loggers", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         # `--set record.loggers=tensorboard` gives a text.
@@ -679,9 +676,4 @@ class RunConfig(Config):
         if isinstance(self.data.dataset, tuple) and self.model.family != "gpt2":
             family = f"a model of family = {self.model.family!r}"
             raise ValueError(f"{family} reads one dataset: data.dataset must be one directory")
-        if self.record.evaluate and self.model.family == "bert":
-            raise ValueError(
-                "record.evaluate is not for family = 'bert', which does not predict each token from"
-                " those before it"
-            )
         return self

@@ -20,7 +20,6 @@ from mlm_repro.engine.launch.mesh import (
 from mlm_repro.engine.parallel.mesh import ParallelMesh
 from mlm_repro.engine.run.loggers import open_loggers
 from mlm_repro.engine.run.resolved import ResolvedRun
-from mlm_repro.engine.run.scores import ask_evaluation
 from mlm_repro.engine.trainer import Trainer
 from mlm_repro.lineage.chain import complete_checkpoints, iteration_of
 from mlm_repro.lineage.lock import locked
@@ -67,8 +66,6 @@ def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirector
             with mesh.all_or_none():
                 if local_rank() == 0:
                     run.data.check()
-                if mesh.is_first and config.record.evaluate:
-                    ask_evaluation("check", *config.record.evaluate)
                 loggers = open_loggers(config.record.loggers if mesh.is_first else ())
             with explaining_out_of_memory(run, mesh, "before the first iteration"):
                 trainer = Trainer(run, directory, mesh)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
-from functools import partial
 from itertools import chain
 from operator import attrgetter
 from typing import Literal
@@ -41,12 +40,11 @@ from mlm_repro.engine.run.files import (
 )
 from mlm_repro.engine.run.loggers import Start, writing_metrics
 from mlm_repro.engine.run.resolved import ResolvedRun
-from mlm_repro.engine.run.scores import score
 from mlm_repro.engine.step import NotFinite, build_step
 from mlm_repro.lineage.atomic import sync
 from mlm_repro.lineage.chain import checkpoint_path, complete_checkpoints, resolve_checkpoint
 from mlm_repro.lineage.errors import Diverged, Interrupted
-from mlm_repro.lineage.files import FileSchema, write_document
+from mlm_repro.lineage.files import write_document
 from mlm_repro.lineage.processes import when_stopped
 from mlm_repro.lineage.progress import Progress, announce, format_bytes, format_duration
 from mlm_repro.lineage.run import RunDirectory
@@ -175,7 +173,7 @@ class Trainer:
         # already.
         earlier = seam.run if seam and seam.iteration == first else None
         metrics = writing_metrics(self.directory.path, first, loggers or {}, progress.note, earlier)
-        log: Callable[[FileSchema], None]
+        log: Callable[[Step | Validation], None]
         with (
             metrics if self.mesh.is_first else nullcontext(lambda line: None) as log,
             when_stopped(self._request_stop),
@@ -183,9 +181,6 @@ class Trainer:
             self._saving(),
         ):
             progress.start_at(first)
-            score_checkpoint = partial(
-                score, self.config, self.directory.path, self.mesh.world, log, progress
-            )
             self.saved = time.monotonic()
             announce(self._estimate(first))
             self.validations = read_validations(self.directory.path) if self.mesh.is_first else []
@@ -194,9 +189,6 @@ class Trainer:
                 start = self._validate(0, train.validation_samples)
                 log(start)
                 self.validations.append(start)
-            elif not earlier:
-                # Again, because the session before may have ended while it was scored.
-                score_checkpoint(first)
             for number in range(first, train.iterations):
                 line, warnings, stop = self.iterate(number)
                 if seam and number == seam.iteration:
@@ -227,12 +219,6 @@ class Trainer:
                     self._go_on_saving()
                 if is_last or stop or self.is_save_due or done % train.checkpoint_interval == 0:
                     self._save()
-                    if self.config.record.evaluate and not stop:
-                        self._finish_saving()
-                        waits = time.monotonic()
-                        score_checkpoint(done)
-                        # Not a second of the training, whose speed the summary states.
-                        begun += time.monotonic() - waits
                 # Waited for here, because after this the process ends or the run is sealed.
                 if is_last or stop:
                     self._finish_saving()

@@ -17,11 +17,9 @@ from mlm_repro.data_pipeline.files import (
 from mlm_repro.engine.costs import parameter_count, tokens_trained
 from mlm_repro.engine.run.files import (
     SUMMARY,
-    Evaluation,
     Step,
     TrainingSummary,
     Validation,
-    read_evaluations,
     read_steps,
     read_validations,
 )
@@ -67,8 +65,6 @@ class Training:
     """None if it is unfinished."""
     steps: Sequence[Step]
     validations: Sequence[Validation]
-    scores: Sequence[Evaluation]
-    """Scores that the run itself took of its checkpoints."""
     datasets: Sequence[TrainedOn]
     ledger: Ledger | None
     card: DataCard | None
@@ -90,20 +86,15 @@ class Training:
     def _exhibits(self) -> Iterator[Exhibit]:
         if self.steps:
             curves = [binned("training", self.steps, "loss")]
-            if self.validations:
-                points = [Point(line.iteration, line.loss) for line in self.validations]
-                curves.append(Layer("validation", 2, "measured", tuple(points)))
+            points = tuple(
+                Point(validation.iteration, validation.loss) for validation in self.validations
+            )
+            if points:
+                curves.append(Layer("validation", 2, "measured", points))
             yield _curve("loss", "Loss", "loss (nats)", curves)
             for key, (name, title, label) in CURVES.items():
                 if (curve := binned(label, self.steps, key)).points:
                     yield _curve(name, title, label, [curve])
-        scores: dict[str, list[Point]] = {}
-        for line in self.scores:
-            for name, value in line.scores.items():
-                scores.setdefault(name, []).append(Point(line.iteration, value))
-        for name, points in scores.items():
-            curves = [Layer(name, 0, "measured", tuple(points))]
-            yield _curve(name.replace(" ", "-"), name, name, curves)
         if self.evaluations:
             yield evaluations_exhibit(self.evaluations, [])
         if self.ledger:
@@ -195,7 +186,6 @@ def load_training(run: Path) -> Training:
         summary,
         read_steps(directory),
         read_validations(directory),
-        read_evaluations(directory),
         datasets,
         ledger,
         card,

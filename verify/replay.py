@@ -146,7 +146,7 @@ def _train_again(run: Path, segment: Segment, root: Path) -> Path:
     start = segment.start
     end = segment.end
     schedule = {"checkpoint_interval": config.train.iterations, "keep_checkpoints": 2}
-    record = config.record.model_copy(update={"loggers": (), "evaluate": ()})
+    record = config.record.model_copy(update={"loggers": ()})
     config = config.model_copy(
         update={"train": config.train.model_copy(update=schedule), "record": record}
     )
@@ -182,11 +182,7 @@ def _compare_metrics(run: Path, again: Path, segment: Segment) -> Iterator[str]:
     """Yield a sentence for the first line of the metrics that differs, with the key."""
     within = range(segment.start + bool(segment.start), segment.end + 1)
     stated, computed = (
-        [
-            line
-            for line in read_metrics(path)
-            if line["iteration"] in within and line["kind"] != "evaluation"
-        ]
+        [line for line in read_metrics(path) if line["iteration"] in within]
         for path in (run, again)
     )
     for line, true in zip_longest(stated, computed, fillvalue=dict[str, Any]()):

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from operator import attrgetter
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from pydantic import Field
 
@@ -60,19 +60,6 @@ class Validation(FileSchema, extra="forbid", strict=True):
     samples: int
     loss: Finite
     perplexity: Finite
-
-
-class Evaluation(FileSchema, extra="forbid", strict=True):
-    """Line of metrics.jsonl for the scores of the checkpoint after `iteration` iterations by a
-    protocol of `mlm-eval`."""
-
-    kind: Literal["evaluation"]
-    iteration: int
-    scores: dict[str, Finite]
-    """Numbers of `mlm-eval`'s result by the protocol and their name there: `lambada accuracy`."""
-
-
-L = TypeVar("L", bound=FileSchema)
 
 
 class Memory(FileSchema):
@@ -133,30 +120,22 @@ def read_validations(run: Path) -> list[Validation]:
     return validations_in(read_metrics(run))
 
 
-def read_evaluations(run: Path) -> list[Evaluation]:
-    """Return the scores of checkpoints in a run's metrics, up to the first damaged line. Raises
-    IntegrityFailure if a line that can be read does not fit the schema."""
-    return _lines(read_metrics(run), Evaluation, "evaluation")
-
-
 def steps_in(metrics: Iterable[JSON]) -> list[Step]:
     """Return the iterations among lines of metrics. Raises IntegrityFailure if one does not fit the
     schema."""
-    return _lines(metrics, Step, "train")
+    where = f"iteration {{iteration}} in {METRICS}"
+    return [
+        parse_document(line, Step, where.format(**line))
+        for line in metrics
+        if line["kind"] == "train"
+    ]
 
 
 def validations_in(metrics: Iterable[JSON]) -> list[Validation]:
     """Return the validations among lines of metrics. Raises IntegrityFailure if one does not fit
     the schema."""
-    return _lines(metrics, Validation, "validation", "final-validation")
-
-
-def _lines(metrics: Iterable[JSON], schema: type[L], *kinds: str) -> list[L]:
-    return [
-        parse_document(line, schema, f"{line['kind']} {line['iteration']} in {METRICS}")
-        for line in metrics
-        if line["kind"] in kinds
-    ]
+    where = f"a validation in {METRICS}"
+    return [parse_document(line, Validation, where) for line in metrics if line["kind"] != "train"]
 
 
 def describe_end(run: Path) -> str:

@@ -12,10 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mlm_repro.engine.run.files import METRICS, read_metrics
+from mlm_repro.engine.run.files import METRICS, Step, Validation, read_metrics
 from mlm_repro.lineage.atomic import JSON, write_text
 from mlm_repro.lineage.extras import import_extra
-from mlm_repro.lineage.files import FileSchema
 
 EVENTS = Path("tensorboard") / "events.out.tfevents.mlm"
 LARGEST = 3.4e38
@@ -82,13 +81,12 @@ def writing_metrics(
     loggers: dict[str, Start],
     note: Callable[[str], None],
     earlier: Path | None = None,
-) -> Iterator[Callable[[FileSchema], None]]:
+) -> Iterator[Callable[[Step | Validation], None]]:
     """Context manager: yield a function that adds a line to metrics.jsonl and passes the same
     numbers to the loggers.
 
     The line is in the file when the function returns. The file is first cut back to iteration
-    `reached`, from which a session starts, and loses a final validation and the scores of that
-    iteration's checkpoint; each logger is given the
+    `reached`, from which a session starts, and loses a final validation; each logger is given the
     lines that stay. A run that continues another begins with the lines of `earlier` instead. A
     logger that fails gets no more numbers in this session, and `note` gets a sentence about it.
     """
@@ -96,8 +94,7 @@ def writing_metrics(
     before = [
         line
         for line in lines
-        if line["iteration"] <= reached - (line["kind"] == "evaluation" and not earlier)
-        and line["kind"] != "final-validation"
+        if line["iteration"] <= reached and line["kind"] != "final-validation"
     ]
     write_text(run / METRICS, "".join(json.dumps(line) + "\n" for line in before))
     sessions: dict[str, Session] = {}
@@ -118,16 +115,17 @@ def writing_metrics(
                     session.close()
 
     def log(line: JSON) -> None:
-        numbers = {
-            f"{line['kind']}/{name}": value
-            for name, value in (line | line.get("scores", {})).items()
-            if name != "iteration" and type(value) in (int, float)
+        chosen = {
+            name: line[name]
+            for name in line
+            if name != "iteration" and type(line[name]) in (int, float)
         }
+        numbers = {f"{line['kind']}/{name}": value for name, value in chosen.items()}
         for name, session in list(sessions.items()):
             with leaving_out(name):
                 session.write(line["iteration"], numbers)
 
-    def write(line: FileSchema) -> None:
+    def write(line: Step | Validation) -> None:
         file.write(line.to_line())
         file.flush()
         log(line.to_json())

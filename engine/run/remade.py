@@ -103,10 +103,8 @@ def metrics(run: Path) -> Comparisons:
         number = line["iteration"]
         if line["kind"] != "train":
             yield Remade(
-                f"{METRICS}: iteration of {line['kind']}", number, last, "the line before it gives"
+                f"{METRICS}: iteration of a validation", number, last, "the line before it gives"
             )
-            if line["kind"] == "evaluation":
-                continue
             if is_begun_here and (whole := done.validation_samples):
                 yield Remade(
                     f"{METRICS}: samples of a validation",
@@ -329,7 +327,6 @@ KINDS = {
             "metrics.jsonl *.tokens_per_second",
             "metrics.jsonl *.model_tflops",
             "metrics.jsonl *.spike",
-            "metrics.jsonl evaluation",
             "checkpoints/* seconds",
             "checkpoints/* loss_scaler",
             "checkpoints/*/probe.json",

@@ -6,7 +6,8 @@ plans. Imports no torch.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -39,18 +40,20 @@ from mlm_repro.engine.parallel.layout import Layout, layout_of, split_layers
 from mlm_repro.engine.pipeline.schedule import check_schedule, ideal_bubble
 from mlm_repro.engine.run.files import read_steps
 from mlm_repro.engine.run.loggers import LOGGERS
-from mlm_repro.engine.run.scores import ask_evaluation
 from mlm_repro.engine.twin import shrink
 from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.chain import CONFIG, checkpoint_path, iteration_of, resolve_checkpoint
 from mlm_repro.lineage.config import load_config, override_config, parse_config
 from mlm_repro.lineage.digest import by_digest, is_sealed, read_digest, sha256_file, sha256_json
 from mlm_repro.lineage.environment import available_cores, list_gpus
-from mlm_repro.lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure, UserError
 from mlm_repro.lineage.files import Manifest, read_object
 from mlm_repro.lineage.run import MANIFEST, RunDirectory, asked_for, identity_in
 from mlm_repro.lineage.shipped import Shipped, find_file
 
+ORIGINS = ("init_from", "continues")
+"""Names that a starting point has among a run's inputs: `init_from` for a checkpoint's weights
+alone, `continues` for a run that is continued."""
 SCHEMA = 1
 """Version of the meaning of a training's settings. Raise it when a default or the arithmetic behind
 a key changes."""
@@ -72,8 +75,6 @@ class StartingPoint:
     """The checkpoint whose weights, or whole state, a run starts from."""
 
     kind: str
-    """Its name among the run's inputs: `init_from` for a checkpoint's weights alone, `continues`
-    for a run that is continued."""
     place: Path
     """Path of the checkpoint, or of a run whose newest checkpoint is meant."""
     digest: str
@@ -159,15 +160,13 @@ class ResolvedRun:
     def check_validation(self) -> None:
         """Raise BadInput if the run has no dataset, or one whose validation split is too short for
         a sequence or for the model's family: a Transformer-XL needs text for its streams, a BERT
-        two sentences in a document. The same if a test file of `record.evaluate` is missing."""
+        two sentences in a document."""
         from mlm_repro.engine.data.batches import validation_text
 
         config = self.config
         files = self.data.token_files("valid")
         validation_text(files, config.model.seq_length)
         family_of(config.model).validation_order(config, files, self.data.tokenizer)
-        if config.record.evaluate:
-            ask_evaluation("check", *config.record.evaluate)
 
     @property
     def _asked(self) -> Manifest:
@@ -189,10 +188,34 @@ class ResolvedRun:
 
         The name below `root` follows from what the run computes. A run that was begun before is
         therefore found again, and the trainer resumes from its newest checkpoint
-        (`mlm_repro.engine.checkpoint.checkpoint.resume`). Raises BadInput as `directory` does, and
-        if the directory cannot be made or holds other work.
+        (`mlm_repro.engine.checkpoint.checkpoint.resume`). For a new run, a printed note names the
+        runs of the same recipe that have an older identity. Raises BadInput as `directory` does,
+        and if the directory cannot be made or holds other work.
         """
-        return self.begun or self.directory(root).begun(self._asked)
+        if self.begun:
+            return self.begun
+        run = self.directory(root).begun(self._asked)
+        if run.is_new:
+            for path in self._earlier_identities(root, run.path):
+                end = (
+                    "complete"
+                    if is_sealed(path)
+                    else f"unfinished: `mlm-train resume {path}` goes on with it"
+                )
+                print(
+                    f"note: {path} is the same work under an older identity, {end}", file=sys.stderr
+                )
+        return run
+
+    def _earlier_identities(self, root: Path, own: Path) -> Iterator[Path]:
+        """Yield the directories of runs below `root`, other than `own`, that were begun with the
+        same name, settings and inputs. Runs that cannot be read are left out."""
+        for path in sorted(root.glob(f"{self.config.name}-*/{MANIFEST}")):
+            with suppress(UserError):
+                manifest = RunDirectory.open(path.parent, "training").manifest
+                same = settings_of(read_config(manifest, path)) == settings_of(self.config)
+                if same and manifest["parents"] == self.parents and path.parent != own:
+                    yield path.parent
 
     def check_not_longer(self, root: Path) -> None:
         """Raise BadInput if the complete run to which this run's name leads has the same settings
@@ -319,13 +342,17 @@ def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, Starting
         read_object(checkpoint / CONFIG).get("model", {}), ModelConfig, str(checkpoint / CONFIG)
     )
     ours = config.model.model_copy(update={"padded_vocab_size": theirs.padded_vocab_size})
-    own_values = ours.model_dump()
-    for name, other in theirs.model_dump(exclude={"dropout", "init_std"}).items():
-        if other != own_values[name]:
-            raise BadInput(
-                f"the weights of {source} have another shape: model.{name} is {other} there and"
-                f" {own_values[name]} here"
-            )
+    free = {"dropout", "init_std"}
+    pairs = zip(
+        ours.model_dump(exclude=free).items(), theirs.model_dump(exclude=free).values(), strict=True
+    )
+    differing = [(name, value, other) for (name, value), other in pairs if value != other]
+    if differing:
+        name, value, other = differing[0]
+        raise BadInput(
+            f"the weights of {source} have another shape: model.{name} is {other} there and {value}"
+            " here"
+        )
     own = checkpoint / "tokenizer" / FILE_NAME
     if not own.is_file():
         raise BadInput(
@@ -515,19 +542,20 @@ def resolve_begun(
     moved = {"dataset": locations[0][0] if isinstance(config.data.dataset, Path) else locations}
     config = config.model_copy(update={"data": config.data.model_copy(update=moved)})
     config = override_config(config, changed) if changed else config
-    seam = config.train.continues
-    kind, source = (
-        ("continues", checkpoint_path(seam.run, seam.iteration))
-        if seam
-        else ("init_from", config.train.init_from)
+    train = config.train
+    parents = manifest["parents"]
+    source = (
+        checkpoint_path(train.continues.run, train.continues.iteration)
+        if train.continues
+        else train.init_from
     )
     origin = None
-    digest = manifest["parents"].get(kind)
-    if source and digest:
+    kind = next((kind for kind in ORIGINS if kind in parents), None)
+    if source and kind:
         where = by_digest(
-            source, digest, lambda run: read_digest(resolve_checkpoint(run)), path.parent
+            source, parents[kind], lambda run: read_digest(resolve_checkpoint(run)), path.parent
         )
-        origin = StartingPoint(kind, where or source, digest)
+        origin = StartingPoint(kind, where or source, parents[kind])
     run = resolve(config, ranks, origin)
     if run.data.digest != dataset:
         raise IntegrityFailure(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlm_repro.data_pipeline.files import DataCard, Ledger
-from mlm_repro.engine.run.files import Evaluation, Step, TrainingSummary, Validation
+from mlm_repro.engine.run.files import Step, TrainingSummary, Validation
 from mlm_repro.lineage.errors import IntegrityFailure
 from mlm_repro.lineage.files import FileSchema, Manifest, parse_document, read_document
 from tests.architecture.rooms import ROOT
@@ -80,8 +80,7 @@ def test_keys_of_the_metrics(run: Path) -> None:
         json.loads(line)
         for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     ]
-    iteration, validation, evaluation = tables("metrics.jsonl")
-    assert set(evaluation) == set(Evaluation.model_fields)
+    iteration, validation = tables("metrics.jsonl")
     assert set(iteration) == set(next(line for line in lines if line["kind"] == "train"))
     assert {line["kind"] for line in lines} == {"train", "validation", "final-validation"}
     assert {frozenset(line) for line in lines if line["kind"] != "train"} == {frozenset(validation)}

@@ -209,13 +209,14 @@ def test_resume_refuses_what_it_would_not_go_on_with(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_settings_mean_something_else_now_is_not_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     dataset = write_dataset(tmp_path / "dataset")
     config = small_config(dataset, iterations=6, warmup_iterations=3)
     with pytest.raises(Interrupted):
         train(config, tmp_path, until=3)
     (begun,) = (path for path in tmp_path.glob("small-*"))
+    assert "older identity" not in capfd.readouterr().err
     monkeypatch.setattr("mlm_repro.engine.run.resolved.SCHEMA", 2)
     with pytest.raises(
         BadInput,
@@ -224,6 +225,11 @@ def test_a_run_whose_settings_mean_something_else_now_is_not_resumed(
         resolve_begun(RunDirectory.open(begun, "training"))
     with pytest.raises(Interrupted):
         train(config, tmp_path, until=3)
+    note = (
+        f"note: {begun} is the same work under an older identity, unfinished: `mlm-train resume"
+        f" {begun}` goes on"
+    )
+    assert note in capfd.readouterr().err
     assert len([path for path in tmp_path.glob("small-*") if path.is_dir()]) == 2
 
 

@@ -133,25 +133,6 @@ def test_the_numbers_are_those_of_the_metrics_and_the_page_stands_alone(tmp_path
     assert "figures/" not in html
 
 
-def test_scores_of_its_checkpoints_are_curves(tmp_path: Path) -> None:
-    scores = [
-        {
-            "kind": "evaluation",
-            "iteration": number,
-            "scores": {"lambada accuracy": number / 16, "lambada perplexity": 100.0 - number},
-        }
-        for number in (4, 8)
-    ]
-    loaded = load_training(write_training(tmp_path, [*LINES[:5], scores[0], *LINES[5:], scores[1]]))
-    for name, values in (("accuracy", (0.25, 0.5)), ("perplexity", (96.0, 92.0))):
-        (panel,) = loaded.exhibits[f"lambada-{name}"].panels
-        (curve,) = panel.layers
-        assert [(point.x, point.value) for point in curve.points] == list(
-            zip((4, 8), values, strict=True)
-        )
-    assert "At the end: lambada accuracy 0.50." in page_of(loaded.path)
-
-
 @pytest.mark.parametrize("family", ["gpt2", "bert", "transformer-xl"])
 @pytest.mark.parametrize(
     ("lines", "sentence"),
