@@ -140,7 +140,8 @@ def calibrate(
     out: Annotated[Path, typer.Option(help="Folder for constants.")] = Path("runs/calibration"),
     json: Json = None,
 ) -> None:
-    """Fit the simulator on measured iterations; print its errors on those left out."""
+    """Fit the simulator's constants on the measured iterations that are shipped, write them to
+    --out, and print the errors on rows left out."""
     from benchmarks.calibrate import calibrate as run
 
     carry_out(partial(run, out), json)

@@ -142,7 +142,7 @@ def used(recipe: Path, runs: Path) -> tuple[int, int, float]:
         disk = max(disk, _taken(runs, process.pid))
         time.sleep(LOOK_SECONDS)
     if ended[1]:
-        raise UserError(f"the build of {recipe.name} failed")
+        raise UserError(f"the build failed: `{program.name} run {recipe}` says why")
     return ended[2].ru_maxrss << 10, disk, ended[2].ru_utime + ended[2].ru_stime
 
 

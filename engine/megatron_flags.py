@@ -82,7 +82,8 @@ def read_script(text: str) -> list[str]:
     words of a text without such a call.
 
     Nothing is run. Variables and arrays that the script sets are substituted, and defaults, as in
-    `${NAME:-1}`, of others; the rest keep their `$`. Raises BadInput for an open quotation mark.
+    `${NAME:-1}`, of others; the rest keep their `$`. Raises BadInput for an open quotation mark,
+    and if the last call is of `pretrain_bert.py` or another program.
     """
     text = re.sub(r"\\\n", " ", re.sub(r"(?m)(^|\s)#.*$", r"\1", text))
     text = re.sub(r'"(\$\{\w+\[@\]\})"', r"\1", text)
@@ -100,9 +101,13 @@ def read_script(text: str) -> list[str]:
     for match in ASSIGNMENT.finditer(text):
         value = next(value for value in match.groups()[1:] if value is not None)
         known[match[1]] = expand(" ".join(value.split()))
-    commands = re.findall(r"""pretrain_\w+\.py["']?[ \t]+(.*--.*)""", expand(text))
+    commands = re.findall(r"""(?m)(pretrain_\w+)\.py["']?[ \t]+(.*--.*?)["' \t]*$""", expand(text))
+    program, arguments = commands[-1] if commands else ("pretrain_gpt", text)
+    # Another program's flags have the same names and mean another model: `pretrain_bert.py`.
+    if not program.startswith("pretrain_gpt"):
+        raise BadInput(f"the script runs {program}.py, and only pretrain_gpt.py is translated")
     try:
-        words = shlex.split(commands[-1].rstrip("\"' \t") if commands else text)
+        words = shlex.split(arguments)
     except ValueError as error:
         raise BadInput(f"the script cannot be read: {error}") from error
     end = next((at for at, word in enumerate(words) if re.match(r"[;&|>]|\d>", word)), len(words))

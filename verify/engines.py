@@ -360,8 +360,9 @@ class Ours(Engine):
         )
 
     def _watch(self, chunk: Any, firsts: list[int], recorder: Any) -> Callable[[], None]:
-        """Record the outputs of a chunk's modules, and its loss, which no module returns. Return a
-        function that ends the recording."""
+        """Record the outputs of a chunk's modules, and its loss, which no module returns. Call n is
+        of the microbatch that begins at sequence `firsts[n]` of the global batch. Return a function
+        that ends the recording."""
         end_hooks = recorder.watch(chunk, firsts)
         batch_loss = chunk.batch_loss
         waiting = iter(firsts)

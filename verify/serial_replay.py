@@ -207,8 +207,9 @@ class SerialReplay(Trainer, Guard):
         return self.now.skipped
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return weights and moments by name, in the order of computation; the optimizer's copies
-        of the weights where it has some."""
+        """Return the weights as `updated NAME` and the moments as `exp_avg of NAME` and `exp_avg_sq
+        of NAME`, in the order of computation; of a weight the optimizer's copy where it has
+        one."""
         state = {
             f"{what} of {p.name}": value for p, what, value in whole_state(self.step.optimizer)
         }

@@ -180,7 +180,9 @@ def find_copies(settings: Settings, inputs: list[Path], directory: Path) -> Coun
 
 
 def _digests(measured: Path, counts: Sequence[int], word: int) -> Words:
-    """Return 64-bit word number `word` (0 or 1) of the digest of each text, [documents]."""
+    """Return 64-bit word number `word` (0 or 1) of the digest of each text, [documents], in the
+    order of shards, read from what the pass `measure` wrote in `measured`. Shard i has `counts[i]`
+    texts."""
     words = np.empty(sum(counts), np.uint64)
     start = 0
     for shard, count in enumerate(counts):

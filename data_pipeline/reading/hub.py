@@ -65,8 +65,8 @@ def asking_for(what: str) -> Iterator[None]:
     """Turn the errors that the hub's clients raise in this block into one sentence, which calls the
     requested thing `what`.
 
-    Raises DataMissing if the hub does not have the repository or gates it, Interrupted for any
-    other error. The error of a full disk is passed on.
+    Raises DataMissing if the hub does not have the repository, the revision or the file, or gates
+    it; Interrupted for any other exception of the block. The error of a full disk is passed on.
     """
     from huggingface_hub import errors
 

@@ -35,7 +35,9 @@ class Stage(Config):
 
     @classmethod
     def made_with(cls) -> dict[str, Any]:
-        """Return facts beside the settings that the result depends on, for the data card."""
+        """Return what the result depends on beside the settings, such as a library's version, as
+        name → JSON value; nothing unless the stage overrides this. It stands in the data card and
+        decides which documents are the same work."""
         return {}
 
 

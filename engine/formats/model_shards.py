@@ -338,8 +338,8 @@ def some_tokens(model: nn.Module) -> dict[str, Tensor]:
 
 
 def outputs(model: nn.Module) -> Tensor:
-    """Return the model's logits of `some_tokens`, or its last hidden states if it has no head,
-    without gradients."""
+    """Return the logits that the model computes from the inputs that `some_tokens` returns, or its
+    last hidden states if it has no head, batch and sequence first, without gradients."""
     with torch.no_grad():
         answer: Tensor = model(**some_tokens(model))[0]
     return answer

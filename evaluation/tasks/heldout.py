@@ -180,7 +180,7 @@ def read_texts(path: Path) -> tuple[list[str], tuple[str, ...]]:
             remarks.append(f"its {lines:,} line ends of CRLF are scored as they stand")
         documents = [content]
     if not any(documents):
-        raise BadInput(f"{path} is empty")
+        raise BadInput(f"{path} has no text")
     clean = [SURROGATE.sub("\ufffd", document) for document in documents]
     changed = [
         number

@@ -92,9 +92,10 @@ def peaks(
     counts: Sequence[int],
     sequences: int,
 ) -> list[int]:
-    """Run pipelines of `pp` stages of `layers` layers and return the peak bytes that this rank's
-    stage keeps, for each size of a recomputed group and, within it, for each number of microbatches
-    that the sequences are divided into. `layout` is a value of `LAYOUTS`. Every rank calls this."""
+    """Run pipelines of `pp` stages of `layers` layers and return the peak bytes that autograd saves
+    in this rank's stage, parameters apart, as one list: for each size of a recomputed group the
+    peaks for each number of microbatches that the sequences are divided into. `layout` is a value
+    of `LAYOUTS`. Every rank calls this."""
     form, tp, divided = layout
     mesh = build_mesh(Layout(pp=pp, tp=tp), divided)
     stage: Any = GroupedStage(layers, form, mesh).bfloat16()

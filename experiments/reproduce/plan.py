@@ -247,7 +247,8 @@ def training_job(config: RunConfig, runs: Path, dataset: Path = Path()) -> Job:
 
 
 def manifest_file(name: str) -> Path:
-    """Return the path of the job manifest that trains a published model on the paper's cluster."""
+    """Return the path at which the manifest of the job lies that trains a published model, by the
+    name of its configuration, on the paper's cluster. There is none for some models."""
     return HOME / "experiments" / "jobs" / f"{name}.toml"
 
 

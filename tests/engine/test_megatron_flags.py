@@ -256,6 +256,18 @@ def test_a_script_is_read_and_not_run(tmp_path: Path, command: Command) -> None:
     assert read_script("--lr 1 --fp16") == ["--lr", "1", "--fp16"]
 
 
+def test_the_script_of_another_program_is_refused(tmp_path: Path, command: Command) -> None:
+    """Megatron-LM's example of BERT has flags that would also make a GPT."""
+    path = tmp_path / "train_bert.sh"
+    path.write_text(SCRIPT.replace("pretrain_gpt.py", "pretrain_bert.py"))
+    done = command(main, "mlm-train", "from-megatron", path)
+    assert (done.code, done.out) == (2, "")
+    assert (
+        done.error
+        == "error: the script runs pretrain_bert.py, and only pretrain_gpt.py is translated"
+    )
+
+
 def test_another_model_is_refused_with_the_list_and_without_a_file(command: Command) -> None:
     done = command(
         main,

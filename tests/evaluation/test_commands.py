@@ -175,7 +175,7 @@ def test_a_user_s_own_text(run: Path, tmp_path: Path, evaluated: Evaluated) -> N
         (None, "cannot be read"),
         (b"\xff\xfe", "not UTF-8"),
         (b"one", "no words before its last"),
-        (b"", "is empty"),
+        (b"", "has no text"),
         (b" \n", "no passage"),
     ],
 )
