@@ -113,8 +113,8 @@ def resume(
 
 
 def _train(run: "ResolvedRun", runs: Path, same_code: bool, threads: bool = False) -> None:
-    """Train a run on its ranks and print its directory. If it is complete already, train nothing:
-    make the link with the run's name lead to it, and print its directory.
+    """Train a run on its ranks below the folder `runs`, and print its directory. If it is complete
+    already, train nothing: make the link with the run's name lead to it, and print its directory.
 
     Raises BadInput if `same_code` is set and other code worked on the run last, and SystemExit as
     `_on_ranks` does.
@@ -145,10 +145,11 @@ def _train(run: "ResolvedRun", runs: Path, same_code: bool, threads: bool = Fals
 
 
 def _on_ranks(work: Callable[[], str], ranks: int, threads: bool = False) -> None:
-    """Do the work on `ranks` ranks and print rank 0's answer.
+    """Call `work`, which returns a text, on each of `ranks` ranks, and print rank 0's text.
 
     The ranks are threads if `threads` is set. Otherwise this process does the work if it is a rank
-    or the only one; else it forks the ranks and raises SystemExit with their exit code.
+    or the only one; else it forks the ranks and raises SystemExit with 0 or the exit code of a rank
+    that failed.
     """
     if threads:
         from mlm_repro.engine.launch.threads import run_threads
@@ -367,10 +368,11 @@ def to_megatron_(config: Model, overrides: Overrides = None, twin: Twin = False)
 
 
 def _announce_conversion(directory: Path) -> None:
-    """Print how many bytes a conversion reads and at most writes. Raises BadInput if `directory` is
-    not there.
+    """Print how many bytes a conversion reads from `directory` and at most writes. Raises BadInput
+    if there is no such directory.
 
-    From here on, the message about an interruption says that the command begins anew.
+    Sets an environment variable, so that a message about an interruption says that the command
+    begins anew.
     """
     from mlm_repro.lineage.digest import bytes_below
 

@@ -138,15 +138,16 @@ def largest(row: Array, count: int) -> np.float32:
 
 @inline
 def _in_order(bits: np.int32) -> np.int32:
-    """Return an integer for the bits of an fp32 number; the integers have the order of the numbers.
+    """Return an int32 for the bits of an fp32 number; these integers have the order of the numbers.
     The function is its own inverse."""
     return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
 
 
 @inline
 def random_bits(key: np.uint64, row: int, columns: int, out: Array) -> None:
-    """Write to `out` 16 random bits, drawn under `key`, for each of the first `columns` elements of
-    row number `row` of a mask, and for the rest of the last BLOCK, for which `out` needs room.
+    """Write 16 random bits, drawn under `key`, to each element of the uint16 array `out`, for the
+    first `columns` elements of row number `row` of a mask. The last BLOCK of 128 elements is filled
+    to its end, for which `out` needs room.
 
     Philox 4×32-10 with counter (16 · block + lane, row, 0, 0), as in `engine/kernels/dropout.py`.
     """

@@ -13,8 +13,8 @@ from mlm_repro.engine.pipeline.schedule import peaks_in_flight
 
 
 class ParameterBytes(NamedTuple):
-    """Bytes per parameter that training in one precision holds: weight, gradient, Adam's moments
-    and the fp32 master copy."""
+    """Bytes that training in one precision holds for each parameter: weight, gradient, both of
+    Adam's moments together, and the fp32 master copy, 0 if there is none."""
 
     weight: int
     """Bytes of a weight in the forward pass, and of an activation's element."""
@@ -37,8 +37,8 @@ Section 3.1)."""
 
 
 class RankMemory(NamedTuple):
-    """Peak memory of one pipeline rank, in bytes: the training state, activations and a
-    checkpoint's copy, beside the rank's number."""
+    """Peak memory of one pipeline rank in bytes, in three parts: the training state, the
+    activations, and the copy from which a checkpoint is written."""
 
     state: int
     """Parameters, gradients and optimizer state."""
@@ -177,8 +177,8 @@ def fullest_rank(
 
 
 def checkpoint_bytes(model: ModelConfig, precision: Precision) -> int:
-    """Return the size of a checkpoint in bytes: parameters, two moments and, in bf16 and fp16,
-    master weights."""
+    """Return the bytes of the tensors of a whole checkpoint: parameters, two moments and, in bf16
+    and fp16, master weights."""
     sizes = PARAMETER_BYTES[precision]
     return parameter_count(model) * (sizes.weight + sizes.moments + sizes.master)
 
@@ -204,6 +204,7 @@ def _stages_of_ranks(model: ModelConfig, parallel: ParallelConfig) -> list[list[
 
 
 def _parameters(model: ModelConfig, parallel: ParallelConfig, stages: list[PipelineStage]) -> float:
-    """Return the number of parameters of these stages that one tensor-parallel rank holds."""
+    """Return the number of parameters of the pipeline stages `stages` together that one
+    tensor-parallel rank holds."""
     costs = family_of(model).closed_forms(model)
     return sum(costs.parameters(stage, parallel.tp) for stage in stages)

@@ -55,7 +55,8 @@ TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 3e-2, "fp16": 1e-2, "fp16-pure"
 layout, machine or library, by number format."""
 
 WrittenFile = tuple[str, str, JSON]
-"""Name of a rank's file in a checkpoint, its SHA-256, and its part of the index."""
+"""Tuple about a file that a rank has written into a checkpoint: its name, its SHA-256, and tensor
+name → description of each tensor in it, from `shards.describe`."""
 
 
 class Probe(FileSchema):
@@ -79,12 +80,12 @@ class Probe(FileSchema):
         return tokens
 
     def compare(self, loss: float, where: object, computed_on: JSON | None = None) -> str | None:
-        """Compare `loss`, the loaded model's on the samples, with the stored loss; `where` names
-        the checkpoint in messages. Return a warning if the losses are near but not equal although
-        `computed_on` equals the stored one, else None.
+        """Compare `loss`, which the loaded model has on the samples, with the stored loss; `where`
+        begins the messages. Return a warning as text if the losses are near but not equal although
+        `computed_on` (`describe_computation` here) equals the stored one, else None.
 
-        Raises IntegrityFailure if they are not within `TOLERANCE`: the weights changed, or this
-        machine miscomputes.
+        Raises IntegrityFailure if the losses differ, relatively, by more than `TOLERANCE` allows:
+        the weights changed, or this machine miscomputes.
         """
         change = (
             f"the loss on the probe's samples is {loss!r} and was {self.loss!r} when it was saved"
@@ -102,8 +103,9 @@ class Probe(FileSchema):
 
 
 def describe_computation(layout: Layout, device: torch.device) -> JSON:
-    """Return one flat JSON object of the layout, the numerics identity and this process's number of
-    torch threads."""
+    """Return, as one flat dict, what the bits of a loss depend on: the layout (`tp`, `pp`, `dp`),
+    the numerics identity (`processor`, `instructions`, `blas`, `torch`, `kernels`), and `threads`,
+    this process's number of torch threads."""
     return {
         **vars(layout),
         **numerics_identity(device.type == "cuda"),
@@ -112,7 +114,8 @@ def describe_computation(layout: Layout, device: torch.device) -> JSON:
 
 
 class Ancestor(NamedTuple):
-    """An earlier checkpoint that this one's training went through: its iteration and digests."""
+    """An earlier checkpoint that this one's training went through: its iteration, the digest of all
+    its files, and the digest of its model files."""
 
     iteration: int
     digest: str
@@ -344,9 +347,13 @@ def _complete(
     probe: Probe | None,
     everyone: list[WrittenFile],
 ) -> Ancestor:
-    """Write the files of a checkpoint other than its tensors, seal it, give it its name and remove
-    old checkpoints. Return its iteration and digests. Only the first rank calls it, after all ranks
-    have written their tensors."""
+    """Write the files of a checkpoint other than its tensors into `unfinished`, its hidden
+    directory, seal it, rename it to `path`, and remove checkpoints beyond `train.keep_checkpoints`.
+    `everyone` has the tensor files that all ranks wrote. Return the checkpoint's iteration and
+    digests as an Ancestor.
+
+    Only the first rank calls it, after all ranks have written their tensors.
+    """
     check_held(run)
     shards.write_index(unfinished, [described for *_, described in everyone])
     begun = RunDirectory(run).manifest if (run / MANIFEST).is_file() else {}
@@ -388,8 +395,9 @@ def save_checkpoint(
     mesh: ParallelMesh,
     tokenizer: Path,
 ) -> None:
-    """Write the checkpoint of `state.iteration`, without a probe or a memory of streams, and wait
-    until it is sealed. Every rank calls it. Raises errors as `CheckpointWriter.go_on` does."""
+    """Write the checkpoint of `state.iteration` below the run directory `run`, without a probe or a
+    memory of streams, and return when it is sealed. It removes old checkpoints as a training does.
+    Every rank calls it. Raises errors as `CheckpointWriter.begin` and `go_on` do."""
     writer = CheckpointWriter(parameters, optimizer, mesh)
     writer.begin(run, config, state, tokenizer)
     while writer.is_writing:
@@ -552,9 +560,9 @@ def load_checkpoint(
 
 def _check_files(path: Path, mesh: ParallelMesh, is_read: Callable[[str], bool]) -> None:
     """Compare a checkpoint's files with its seal: the sizes of all files on every rank, and the
-    digest of each file whose name `is_read` accepts on a single rank, which shares out the reading.
-    Every rank calls it. Raises IntegrityFailure, on every rank, for a file that was changed, added
-    or removed."""
+    digest of each file whose name `is_read` accepts on one rank alone, so that the ranks share the
+    reading. Every rank calls it. Raises IntegrityFailure, on every rank, for a file that was
+    changed, added or removed."""
     with mesh.all_or_none():
         mine = set(sorted(filter(is_read, sealed_files(path)))[mesh.world.rank :: mesh.world.size])
         check_seal(path, mine.__contains__)
@@ -575,7 +583,8 @@ def _read_state(path: Path) -> TrainingState:
 
 
 def read_probe(path: Path) -> Probe | None:
-    """Return the samples and the loss stored with a checkpoint as its probe; None if it has no
-    probe, as imported weights."""
+    """Return the Probe in a checkpoint's probe.json: samples and the saved model's loss on them.
+    None if the checkpoint has no such file, as one of imported weights. Raises IntegrityFailure if
+    the file cannot be read."""
     place = path / PROBE
     return parse_document(read_object(place), Probe, str(place)) if place.is_file() else None

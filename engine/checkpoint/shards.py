@@ -31,7 +31,8 @@ NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", tor
 # A name and no path: an index that was edited must not lead out of the checkpoint.
 FILE_NAME = re.compile(r"\w[\w.-]*")
 Entry = JSON
-"""{"shape": whole shape, "dim": int or None, "files": names in the order of the parts}"""
+"""Entry of a tensor in index.json: {"shape": whole shape, "dim": divided dim or None, "files":
+names in the order of the parts}."""
 Wanted = Iterable[tuple[str, ShardedParameter, int, Tensor]]
 """(name, parameter, first element of the rank's part, target) of each tensor to read."""
 
@@ -90,8 +91,9 @@ def describe(
 
 
 def write_index(directory: Path, descriptions: Iterable[dict[str, Entry]]) -> None:
-    """Merge `descriptions`, the result of `describe` from every rank, and write index.json and
-    statistics.json into the checkpoint's directory."""
+    """Merge `descriptions`, the results of `describe` on all ranks, and write two files into the
+    checkpoint's directory: index.json, tensor name → whole shape, divided dim and files, and
+    statistics.json, tensor name → statistics of the whole tensor."""
     merged: dict[str, dict[int, Entry]] = {}
     for name, part in chain.from_iterable(description.items() for description in descriptions):
         # A whole tensor comes from several ranks with equal bits; the first file that has it is
@@ -110,8 +112,9 @@ def write_index(directory: Path, descriptions: Iterable[dict[str, Entry]]) -> No
 
 @contextmanager
 def reading(place: Path) -> Iterator[None]:
-    """Context manager: turn a failure to read tensors or text into an IntegrityFailure that names
-    the path."""
+    """Context manager: turn the errors with which a file shows that it is unreadable or malformed
+    (SafetensorError, OSError, UnicodeDecodeError, KeyError, TypeError, IndexError, StopIteration)
+    into an IntegrityFailure that names `place`. Other errors pass."""
     try:
         yield
     except (
@@ -166,9 +169,9 @@ def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
 
 
 def entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[int, ...]) -> Entry:
-    """Return a tensor's entry in the index: its shape, dim and file names. Raises IntegrityFailure
-    if the index has no such entry, one of a shape other than `shape`, or one that does not name
-    files of the checkpoint."""
+    """Return the entry of the tensor `name` in the index: a dict with its whole shape, divided dim
+    and file names. Raises IntegrityFailure if the index has no such entry, one of a shape other
+    than `shape`, or one that does not name files of the checkpoint."""
     if name not in index:
         raise IntegrityFailure(f"{directory}: tensor {name!r} is missing")
     entry = index[name]
@@ -189,7 +192,8 @@ def entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[i
 
 
 def check_file_name(directory: Path, name: str) -> None:
-    """Raise IntegrityFailure for anything but a plain file name, since a path could lead out of the
+    """Raise IntegrityFailure if `name`, from the index of the checkpoint `directory`, is not a
+    plain file name of letters, digits, `_`, `.` and `-`: a path could lead out of the
     checkpoint."""
     if not FILE_NAME.fullmatch(name):
         raise IntegrityFailure(

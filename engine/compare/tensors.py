@@ -99,8 +99,8 @@ def computation_order(names: Iterable[str]) -> list[str]:
 
 
 def assemble(parts: Iterable[TensorPart]) -> dict[Key, Array]:
-    """Return each whole tensor, joined from its parts, by (iteration, name). If several ranks
-    computed the same part, the last one counts.
+    """Return a dict (iteration, tensor name) → whole tensor, joined from its parts on all ranks. If
+    several ranks computed the same part, the last one counts.
 
     Raises IntegrityFailure if the parts of a tensor overlap or leave a hole.
     """
@@ -119,8 +119,8 @@ def assemble(parts: Iterable[TensorPart]) -> dict[Key, Array]:
 
 def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None = None) -> None:
     """Raise IntegrityFailure unless the boxes, each (begin, end) of a part, cover a tensor of shape
-    `whole` exactly once. Without `whole` the tensor ends where the boxes end. `what` names the
-    tensor in the message."""
+    `whole` exactly once: none may be missing, overlap, lie outside or have another number of dims.
+    Without `whole` the tensor ends where the boxes end. `what` names the tensor in the message."""
     if not boxes:
         raise IntegrityFailure(f"{what} has no shards")
     dims = {len(whole or boxes[0][0]), *map(len, chain.from_iterable(boxes))}
@@ -164,8 +164,9 @@ class TensorDifference(NamedTuple):
         return self.largest <= self.tolerance
 
     def sentence(self, reference: str, of: str = "iteration") -> str:
-        """Return a sentence that says by how much and where the tensor differs from `reference`, a
-        name. The word `of` stands before the number of the iteration, from 1."""
+        """Return a phrase that says by how much and where the tensor differs from `reference`, the
+        name of what it was compared with. The word `of` stands before the number of the iteration,
+        from 1."""
         return (
             f"{self.tensor} in {of} {self.iteration + 1} differs from {reference} by"
             f" {self.largest:.1e} {self.where}"
@@ -173,9 +174,9 @@ class TensorDifference(NamedTuple):
 
 
 def compare(part: TensorPart, whole: Array, rank: str, tolerance: float) -> TensorDifference:
-    """Return the largest difference between a part, computed on `rank`, and the reference's whole
-    tensor, with the given tolerance. A part outside the tensor differs infinitely, and so does a
-    NaN."""
+    """Return a TensorDifference: the largest difference of an element between a part, computed on
+    `rank`, and the reference's tensor `whole`, with the given tolerance. It is infinite for a NaN,
+    and for a part that lies outside the whole tensor."""
     expected = (
         whole[tuple(map(slice, part.start, part.end))]
         if len(part.start) == whole.ndim
@@ -199,9 +200,9 @@ def compare(part: TensorPart, whole: Array, rank: str, tolerance: float) -> Tens
 def merge(
     differences: Iterable[TensorDifference], reference: Mapping[Key, Array]
 ) -> list[TensorDifference]:
-    """Return the largest of the parts' differences for each tensor of the reference in each
-    iteration; infinite if fewer elements were compared than the tensor has. Elements that several
-    ranks computed count each time."""
+    """Return one TensorDifference for each tensor of the reference in each iteration: the largest
+    of its parts' `differences`, or an infinite one if fewer elements were compared than the tensor
+    has. An element that several ranks computed counts for each of them."""
     merged_parts: dict[Key, list[TensorDifference]] = {key: [] for key in reference}
     for difference in differences:
         merged_parts[difference.iteration, difference.tensor].append(difference)
@@ -225,9 +226,9 @@ def merge(
 def tolerances(
     whole: Mapping[Key, Array], moved: Sequence[Mapping[Key, Array]], precision: str
 ) -> dict[Key, float]:
-    """Return the tolerance T (`tensor_tolerance`) of every tensor of the reference, `whole`, from
-    the same tensors in the perturbed runs, `moved`. The network's depth is read from the tensors'
-    names."""
+    """Return (iteration, tensor name) → tolerance T (`tensor_tolerance`) for every tensor of the
+    reference, `whole`, from the same tensors in the perturbed runs, `moved`. The number of layers
+    is read from the tensors' names."""
     matches = [re.search(r"\blayers\.(\d+)", name) for _, name in whole]
     numbers = [int(match[1]) for match in matches if match]
     layers = max(numbers, default=-1) + 1
@@ -238,7 +239,8 @@ def tolerances(
 
 
 def factor(num_layers: int) -> float:
-    """Return TAIL · √R for a network of `num_layers` layers."""
+    """Return TAIL · √R, the factor of the tolerance for a network of `num_layers` layers, where R =
+    2 · (8 · num_layers + 4) is its number of roundings in a row."""
     return TAIL * math.sqrt(2 * (8 * num_layers + 4))
 
 

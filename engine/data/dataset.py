@@ -19,8 +19,8 @@ from mlm_repro.lineage.verified import check_seal_once
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """Digests, vocabulary and files of a dataset made by `mlm-data run`, or of several that are
-    blended."""
+    """Facts about a dataset made by `mlm-data run`, or about several that are blended: directories,
+    weights, digests and sizes of the vocabulary."""
 
     directories: tuple[Path, ...]
     weights: tuple[float, ...]
@@ -59,7 +59,8 @@ class DatasetFacts:
 
     @property
     def digest(self) -> str:
-        """Digest of the dataset; with several datasets, of their digests and shares."""
+        """Digest of the dataset's content; with several datasets, one of their digests and
+        shares."""
         return (
             self.digests[0] if len(self.digests) == 1 else sha256_json([self.digests, self.weights])
         )
@@ -73,22 +74,25 @@ class DatasetFacts:
         return {"dataset": self.digest} | (several if len(several) > 1 else {})
 
     def check(self) -> None:
-        """Compare the datasets' files with their digests, as `check_seal_once` does: a dataset that
-        was not touched since this user's last check is not read. Raises IntegrityFailure naming the
+        """Compare all files of the datasets with the digests in their seals. A dataset that was not
+        touched since this user's last check is not read again. Raises IntegrityFailure naming the
         first file that differs."""
         for directory in self.directories:
             check_seal_once(directory)
 
     def prefixes(self, split: str) -> list[tuple[Path, float]]:
-        """Return (path without its ending, weight) for each token file of a split, such as `train`;
-        the shards of a dataset share its weight by size."""
+        """Return a list of (path without its ending, weight), one for each token file of a split,
+        such as `train`, whether it is there or not. The shards of a dataset share its weight by
+        size."""
         weighted = []
         for directory, weight in zip(self.directories, self.weights, strict=True):
             weighted += blend(split_prefixes(directory, split), weight)
         return weighted
 
     def token_files(self, split: str) -> list[tuple[TokenFile, float]]:
-        """Open the token files of a split, such as `train`, and return each with its weight."""
+        """Open the token files of a split, such as `train`, and return a list of (TokenFile,
+        weight), in the order of the datasets and their shards. Raises BadInput for a missing file,
+        IntegrityFailure for a damaged one."""
         return [(TokenFile(prefix), weight) for prefix, weight in self.prefixes(split)]
 
     @property
@@ -118,9 +122,10 @@ class DatasetFacts:
 
 
 def _read_vocabulary(directory: Path) -> tuple[int, int, str, int | None]:
-    """Return a complete dataset's vocabulary: number of entries, padded number, digest of the
-    tokenizer, and id of the end-of-text token or None. Raises errors as `DatasetFacts.read`
-    does."""
+    """Return a complete dataset's vocabulary as a tuple: number of entries, padded number, SHA-256
+    of the tokenizer's file, and id of the end-of-text token or None. Raises DataMissing if the
+    dataset is missing or not split, IntegrityFailure if it is incomplete or its tokenizer cannot be
+    read."""
     # `os.path`, because it is also false for a name that no path can have.
     if not os.path.isdir(directory):
         raise DataMissing(f"there is no dataset at {directory}; `mlm-data run` makes one")

@@ -53,7 +53,8 @@ def read_mnli(path: Path) -> list[LabelledExample]:
     """Return an example for each row of a file of MNLI, labelled by its index in MNLI_LABELS. Rows
     with the gold label `-`, on which the annotators do not agree, are skipped.
 
-    Raises BadInput for any other label that is not MNLI's, and errors as `_rows` does.
+    Raises DataMissing if there is no such file, BadInput if it is not readable, lacks a column, or
+    has a row of another length or with another label.
     """
     examples = []
     for line, (first, second, label) in _rows(path, ("sentence1", "sentence2", "gold_label")):
@@ -67,8 +68,8 @@ def read_mnli(path: Path) -> list[LabelledExample]:
 
 def read_qqp(path: Path) -> list[LabelledExample]:
     """Return an example for each pair of questions in a file of QQP that is labelled 0 or 1
-    (duplicates). Other rows are skipped; the published file has a few truncated ones. Raises errors
-    as `_rows` does."""
+    (duplicates). Other rows are skipped; the published file has a few truncated ones. Raises
+    DataMissing if there is no such file, BadInput if it is not readable or lacks a column."""
     rows = _rows(path, ("question1", "question2", "is_duplicate"), skip_short=True)
     return [
         LabelledExample(((a, b),), int(label)) for _, (a, b, label) in rows if label in ("0", "1")
@@ -76,8 +77,9 @@ def read_qqp(path: Path) -> list[LabelledExample]:
 
 
 def read_squad(path: Path) -> list[SpanExample]:
-    """Return an example for every question of a SQuAD 1.1 or 2.0 file. Raises DataMissing if there
-    is no such file, BadInput if it has another form."""
+    """Return an example for every question of a SQuAD 1.1 or 2.0 file; one that the context does
+    not answer has no answers. Raises DataMissing if there is no such file, BadInput if it is not
+    readable or has another form."""
     examples = []
     try:
         for article in parse_json(_read(path))["data"]:
@@ -95,9 +97,10 @@ def read_squad(path: Path) -> list[SpanExample]:
 
 
 def read_race(folder: Path) -> list[LabelledExample]:
-    """Return an example for every RACE question in the `.txt` files below a folder, such as
-    `train/middle` or `train`. Raises DataMissing if there is no such file, BadInput for a line that
-    is not a passage."""
+    """Return an example for every RACE question in the `.txt` files anywhere below a folder, such
+    as `train/middle` or `train`: a (question with option, passage) pair for each option. Raises
+    DataMissing if there is no such file, BadInput for a file that is not readable or a line that is
+    not a passage."""
     files = sorted(folder.rglob("*.txt"))
     if not files:
         raise DataMissing(f"there are no .txt files in {folder}")
@@ -129,10 +132,11 @@ def _rows(
     path: Path, columns: tuple[str, ...], skip_short: bool = False
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield (line number, cells of the named columns in the order given) for each row below the
-    header of a tab-separated file.
+    header of a tab-separated file. Empty lines are skipped; cells are stripped of white space.
 
-    Raises DataMissing if there is no such file. Raises BadInput if a column is missing, or if a row
-    has not as many cells as the header; `skip_short` skips such a row instead.
+    Raises DataMissing if there is no such file. Raises BadInput if the file is not readable, if a
+    column is missing, or if a row has not as many cells as the header; `skip_short` skips such a
+    row instead.
     """
     lines = _read(path).split("\n")
     header = lines[0].rstrip("\r").split("\t")
@@ -170,7 +174,7 @@ class FineTuneRecipe(Config):
     learning_rate: Positive
     """The peak learning rate."""
     warmup_share: Share = 0.065
-    """Share of the steps in which the learning rate rises."""
+    """Share of the steps, from the first on, in which the learning rate rises to its peak."""
     weight_decay: NotNegative = 0.1
     seed: NonNegativeInt = 1234
     """Seed of the examples' order, dropout and the new layer."""
@@ -178,8 +182,8 @@ class FineTuneRecipe(Config):
 
 @dataclass(frozen=True)
 class FineTuneTask:
-    """A fine-tuning task: the head's output width, its reader, its files below the data folder, and
-    its published recipe."""
+    """A fine-tuning task: output width of the new head, function that reads a file of examples,
+    paths of the training and evaluation files below the data folder, and published recipe."""
 
     outputs: int
     """Output width of the new head, for a pair, an option or a position."""

@@ -58,11 +58,13 @@ LONGEST_OPTION = 128
 STRIDE = 128
 """Tokens from the start of a window of a long context to the start of the next."""
 Scores = list[list[Tensor]]
-"""Scores of examples: a list of tensors for each, as `FineTuner.scores` returns them."""
+"""Scores of examples, as `FineTuner.scores` returns them: for each example a list of tensors, one
+with the scores of its classes or options, or one [s, 2] for each window of a span's context."""
 
 
 class EncodedPair(NamedTuple):
-    """Two texts as the token ids of [CLS] first [SEP] second [SEP]."""
+    """Two texts as the token ids of [CLS] first [SEP] second [SEP], with the place of the second
+    text in them."""
 
     tokens: list[int]
     second_start: int
@@ -73,7 +75,8 @@ class EncodedPair(NamedTuple):
 
 @dataclass(frozen=True)
 class PairEncoder:
-    """Encoder of text pairs: a tokenizer and the ids of its special tokens."""
+    """Encoder of text pairs for a BERT: a tokenizer of the library, and the ids of [CLS], [SEP] and
+    the padding token."""
 
     backend: Any
     cls: int
@@ -82,10 +85,10 @@ class PairEncoder:
 
     @classmethod
     def of(cls, checkpoint: Path) -> "PairEncoder":
-        """Return an encoder with a checkpoint's tokenizer, the first of tokenizer/tokenizer.json,
-        huggingface/tokenizer.json and huggingface/vocab.txt in its directory. Raises BadInput if
-        there is none of them. If the tokenizer lacks a special token, all of them get the ids after
-        its last."""
+        """Return an encoder with the tokenizer of a checkpoint's directory: the first that exists
+        of tokenizer/tokenizer.json, huggingface/tokenizer.json and huggingface/vocab.txt. Raises
+        BadInput if none exists. If the tokenizer lacks a special token, all of them get the ids
+        after its last."""
         original = checkpoint / "huggingface"
         candidates = (
             checkpoint / "tokenizer" / FILE_NAME,
@@ -103,8 +106,8 @@ class PairEncoder:
         return cls(backend, start, end, padding)
 
     def pair(self, first: str, second: str, length: int) -> EncodedPair:
-        """Return two texts as [CLS] first [SEP] second [SEP], in at most `length` tokens; the
-        longer text, the second if they are equal, loses tokens at its end."""
+        """Return two texts as an EncodedPair, [CLS] first [SEP] second [SEP], of at most `length`
+        tokens; the longer text, the second if they are equal, loses tokens at its end."""
         a = self._encode(first)
         b = self._encode(second)
         room = length - 3
@@ -116,8 +119,9 @@ class PairEncoder:
     def windows(
         self, question: str, context: str, length: int, longest: int = LONGEST_QUESTION
     ) -> Iterator[EncodedPair]:
-        """Yield the question joined with each window of the context, at most `length` tokens
-        together; consecutive windows overlap. An empty context gives one window.
+        """Yield an EncodedPair for each window of the context: the question, then the window, at
+        most `length` tokens together with [CLS] and [SEP]. Consecutive windows overlap. An empty
+        context gives one window.
 
         The question is cut at `longest` tokens, or at half of the sequence if that is shorter.
         """
@@ -168,8 +172,8 @@ class Feature(NamedTuple):
 
 
 class FineTuneModel(StageModel):
-    """A BERT body with a linear head, whose scores are [b, c] for the classes or options of an
-    example, or [b, s, 2] for the ends of a span."""
+    """A BERT body with a new linear head. Its output is scores: [b, c] for the classes or options
+    of each example, or [b, s, 2] for the start and the end of a span at each position."""
 
     def __init__(self, body: BERT, outputs: int, over_positions: bool) -> None:
         super().__init__(body.config, body.mesh)
@@ -477,8 +481,9 @@ def finetune(
 
 
 def describe(result: FineTuned) -> str:
-    """Return a result as text: the task and recipe in a line, then a line for each held-out set
-    with its metrics."""
+    """Return a result as text: a line with the task, the number of training examples and the
+    recipe, then a line for each held-out set with its metrics. After several trainings these are
+    medians, and the metrics of the ensemble follow in the line."""
     recipe = ", ".join(
         f"{name.replace('_', ' ')} {value:g}" for name, value in result.recipe.items()
     )

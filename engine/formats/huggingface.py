@@ -50,15 +50,16 @@ OVER_VOCABULARY = ("embedding.word_embeddings.weight", "masked_head.bias")
 
 
 class Format(NameMap):
-    """Names, row orders and settings of one Hugging Face `model_type`. Tensor names are without
-    `prefix`."""
+    """Names, row orders and settings of one `model_type` of Hugging Face, such as `gpt2`, read from
+    a TOML file. Tensor names are without `prefix`."""
 
     prefix: str
     """Beginning of the names of the body's tensors."""
     words: str
     """Name of the word embedding."""
     buffers: str
-    """Pattern of the names of tensors that are not weights."""
+    """Regular expression of the names, without `prefix`, of tensors in the files that are not
+    weights."""
     optional: tuple[str, ...] = ()
     """Beginnings of the names that a directory may lack; such a head becomes zeros."""
     first_norm: str = ""
@@ -84,8 +85,9 @@ class Format(NameMap):
     are `constants`."""
 
     def their_names(self, name: str, config: ModelConfig) -> list[str]:
-        """Return the names of the Hugging Face tensors that together are our tensor `name`. Raises
-        KeyError if the format has no such tensor."""
+        """Return the names, without `prefix`, of the Hugging Face tensors that together are our
+        tensor `name`: one, or three for query, key and value, in this order. Raises KeyError if the
+        format has no such tensor."""
         norm = re.fullmatch(r"(?:layers\.(\d+)\.input|final)_layernorm\.(\w+)", name)
         if self.closing_norm and norm:
             before = int(norm[1] or config.num_layers) - 1
@@ -124,8 +126,8 @@ class Format(NameMap):
     def their_tensors(
         self, tensors: Mapping[str, Tensor], config: ModelConfig
     ) -> dict[str, Tensor]:
-        """Return Hugging Face's tensors by their names without `prefix`, made of our tensors by
-        name."""
+        """Return a dict Hugging Face name, without `prefix`, → tensor, made of our tensors by our
+        names. Padding rows of the vocabulary are left out."""
         made: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
             made |= dict(
@@ -134,8 +136,8 @@ class Format(NameMap):
         return made
 
     def their_config(self, config: ModelConfig) -> JSON:
-        """Return the config.json that describes a model to transformers, as a dict, without token
-        ids."""
+        """Return the settings of a model's config.json for transformers as a dict, without the ids
+        of special tokens."""
         return self.constants | {
             theirs: attrgetter(ours)(config) for theirs, ours in self.written.items()
         }
@@ -148,9 +150,9 @@ FORMATS = {
 
 
 def format_of(config: ModelConfig, where: Path) -> Format:
-    """Return the format in which a model can be written for transformers; `where` names the model
-    in errors. Raises BadInput for a family, or an option of a family, that transformers does not
-    have."""
+    """Return the Format with which a model is written for transformers; `where` names the model in
+    errors. Raises BadInput for a family other than GPT-2 and BERT, or for options of the family
+    that its config.json cannot state."""
     if (theirs := FORMATS.get(config.family)) is None:
         raise BadInput(
             f"{where} is a {config.family}; only {' and '.join(FORMATS)} can be written in Hugging"
@@ -169,8 +171,9 @@ def format_of(config: ModelConfig, where: Path) -> Format:
 
 
 def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
-    """Write a model as a Hugging Face directory into `directory`: weights in fp32 without padding
-    rows of the vocabulary, configuration and tokenizer. `loaded.model` itself becomes fp32.
+    """Write a model into `directory` as a Hugging Face directory: model.safetensors in fp32 without
+    padding rows of the vocabulary, config.json, the tokenizer's files and, for a GPT-2,
+    generation_config.json. `loaded.model` itself becomes fp32.
 
     Raises BadInput for a model that transformers does not have, and IntegrityFailure if model and
     tokenizer differ in vocabulary size.
@@ -205,9 +208,9 @@ def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
 
 
 def read_ours(values: Any, otherwise: str, where: object) -> tuple[str, TwinScale | None]:
-    """Return a model's name and twin scale from `values`, this suite's own records in a directory:
-    the name `otherwise` if it is missing there or not a plain word, and None for a missing twin
-    scale.
+    """Return (name, twin scale) of a model from `values`, this suite's own records in a
+    config.json. The name is `otherwise` if it is missing there or not a plain word; the twin scale
+    is None if it is missing.
 
     Raises BadInput for an invalid twin scale.
     """
@@ -221,8 +224,8 @@ def read_ours(values: Any, otherwise: str, where: object) -> tuple[str, TwinScal
 
 
 def named_as_theirs(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Return a model's whole tensors, given by our names, under transformers' names and in its row
-    order, without padding rows of the vocabulary."""
+    """Return a dict transformers' name → tensor of a whole model, from its tensors by our names: in
+    transformers' row order, and without padding rows of the vocabulary."""
     theirs = FORMATS[config.family]
     converted = theirs.their_tensors(
         {name: tensor.detach() for name, tensor in tensors.items()}, config
@@ -240,9 +243,9 @@ def our_tensors(
     theirs: Format,
     directory: Path,
 ) -> dict[str, Tensor]:
-    """Return our tensors by name, converted from Hugging Face's, which `tensors` has by their names
-    without prefix; `tensors` is emptied. `stored` is the model with as many words as there are
-    rows.
+    """Return a dict our name → tensor, converted from Hugging Face's `tensors`, which have their
+    names without prefix; `tensors` loses them. `stored` is the model with as many words as the
+    files have rows, `config` with the words of the vocabulary.
 
     Heads that the directory may lack become zeros. Raises BadInput for a head that is not tied, and
     IntegrityFailure for a tensor or a number of layers that does not fit the model.
@@ -338,8 +341,9 @@ def read_huggingface(
 
 
 def our_config(values: JSON, kind: str, vocab_size: int, path: Path) -> ModelConfig:
-    """Return the model that `values`, the content of a config.json, describes, with `vocab_size`
-    tokens. Raises BadInput if a setting makes it another model or is invalid."""
+    """Return the ModelConfig that `values`, the content of a config.json, describes, with
+    `vocab_size` tokens. `kind` is its family, `gpt2` or `bert`; `path` is named in errors. Raises
+    BadInput if a setting makes it another model or is invalid."""
     theirs = FORMATS[kind]
     check_settings(values, theirs.required, path)
     sizes = {name: values[key] for name, key in theirs.sizes.items()}
@@ -365,8 +369,8 @@ def our_config(values: JSON, kind: str, vocab_size: int, path: Path) -> ModelCon
 
 
 def companions(directory: Path) -> dict[str, Path]:
-    """Return name → path of a directory's files that match `COMPANIONS`: configuration, tokenizer,
-    licence and the like, and the index of the weights."""
+    """Return name → path of the files directly in a Hugging Face directory that match `COMPANIONS`:
+    configuration, tokenizer, licence and the like, and the index of the weights."""
     paths = chain.from_iterable(sorted(directory.glob(pattern)) for pattern in COMPANIONS)
     return {path.name: path for path in paths}
 
@@ -381,11 +385,12 @@ def current_name(name: str) -> str:
 def read_weights(
     directory: Path, prefix: str, buffers: str
 ) -> tuple[dict[str, Tensor], list[Path]]:
-    """Read all weights of a Hugging Face directory, by their names without `prefix`, and return
-    them with the files read, the index first. Names that match `buffers` are left out.
+    """Read all weights of a Hugging Face directory, and return a dict name without `prefix` →
+    tensor, and the list of the files read, the index first. Names that the regular expression
+    `buffers` matches are left out.
 
-    Raises IntegrityFailure if a file is damaged or disagrees with the index, or if a name comes
-    twice.
+    Raises IntegrityFailure if a file is missing, damaged or disagrees with the index, or if a name
+    comes twice.
     """
     tensors = {}
     single = directory / WEIGHTS

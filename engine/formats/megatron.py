@@ -119,8 +119,9 @@ def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None)
 
 
 def _newest(directory: Path) -> Path:
-    """Return the directory of the checkpoint that the tracker file in a `--save` directory names.
-    Raises IntegrityFailure if the file cannot be read or names none."""
+    """Return the directory of the checkpoint that the tracker file
+    (`latest_checkpointed_iteration.txt`) in a `--save` directory names. Raises IntegrityFailure if
+    the file cannot be read, or names no checkpoint that exists."""
     path = directory / TRACKER
     with reading(path):
         word = read_bytes(path, 1000).decode("utf-8").strip()
@@ -134,7 +135,8 @@ def _newest(directory: Path) -> Path:
 
 def _find_files(directory: Path) -> list[list[Path]]:
     """Return the files of a checkpoint's directory: a list for each pipeline stage, with one file
-    for each tensor-parallel rank. A distributed checkpoint counts as one file, its metadata.
+    for each tensor-parallel rank. Of a distributed checkpoint, return its metadata as the only
+    file.
 
     Raises IntegrityFailure if a rank's file is missing or there twice, or if there is no rank.
     """
@@ -252,8 +254,8 @@ def _read_config(
 
 
 def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, Tensor]:
-    """Join the tensors of all ranks' files, [stage][tensor-parallel rank], and return whole tensors
-    by global name.
+    """Join the tensors of all ranks' files, [stage][tensor-parallel rank], and return a dict our
+    name, with the whole model's layer numbers, → whole tensor, its rows in our order.
 
     Raises IntegrityFailure naming a tensor that does not fit, and BadInput if the output layer is
     not the word embedding.
@@ -291,9 +293,9 @@ def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, Tensor
 
 
 def flatten(values: dict[Any, Any], prefix: str = "", depth: int = 5) -> JSON:
-    """Return the values in nested dicts by dotted names, such as `encoder.layers.0.weight`, without
-    `module.`, `model.` and `language_model.` at the beginning. A dict more than `depth` levels down
-    is a value itself."""
+    """Return nested dicts as one flat dict, dotted name → value, such as `encoder.layers.0.weight`,
+    without `module.`, `model.` and `language_model.` at the beginning. A dict more than `depth`
+    levels down is a value itself."""
     named: JSON = {}
     for key, value in values.items():
         if isinstance(value, dict) and depth:
@@ -304,11 +306,11 @@ def flatten(values: dict[Any, Any], prefix: str = "", depth: int = 5) -> JSON:
 
 
 def our_names(model: Any, where: object) -> dict[str, Tensor]:
-    """Return the tensors of one file's `model` entry by our names, with layers numbered within the
-    stage. Entries `_extra_state` are left out.
+    """Return a dict our name → tensor of `model`, the `model` entry of one file, with layers
+    numbered within the stage. Entries `_extra_state` are left out; `where` begins the messages.
 
-    Raises IntegrityFailure for a name that no version of Megatron-LM's GPT-2 had, for two names of
-    one tensor, and for a value that is not a tensor.
+    Raises IntegrityFailure if `model` is not a dict, for a name that no version of Megatron-LM's
+    GPT-2 had, for two names of one tensor, and for a value that is not a tensor on the CPU.
     """
     if not isinstance(model, dict):
         raise IntegrityFailure(f"{where}: its model is not a state dict")

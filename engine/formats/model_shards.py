@@ -90,7 +90,8 @@ class Division(NamedTuple):
 
 
 class TensorPlan(FileSchema):
-    """plan.json: the part of a model that each of `tp` ranks holds."""
+    """plan.json of a divided model: the number of ranks `tp`, and how each parameter is divided
+    over them."""
 
     tp: PositiveInt
     parameters: dict[str, Division]
@@ -160,8 +161,8 @@ def make_plan(model: nn.Module, tp: int) -> TensorPlan:
 
 
 def kind_of(name: str) -> str:
-    """Return the name of a module or parameter with its layer number as `*`, as in transformers'
-    plans, so that equal layers share it."""
+    """Return the name of a module or parameter with each number between dots as `*`, as in
+    transformers' plans, so that equal layers share it."""
     return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
 
 
@@ -209,9 +210,9 @@ def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
 
 
 def read_model(directory: Path, has_weights: bool = True) -> Any:
-    """Return the transformers model of a directory, in evaluation mode, with its weights, or
-    without `has_weights` with random ones, built of config.json alone. Runs no code from the
-    directory.
+    """Return the transformers model of a Hugging Face directory, in evaluation mode, with its
+    weights; without `has_weights`, one with random weights, made from config.json alone. Runs no
+    code from the directory.
 
     Raises BadInput if transformers cannot build it, or if tensors are missing, unexpected or
     misshapen.
@@ -266,10 +267,11 @@ def load_rank(
 
 
 def merge_model(checkpoint: Path, out: Path) -> Path:
-    """Write what `shard_model` divided as the Hugging Face directory `out`, and return `out`.
+    """Write the divided model in `checkpoint`, which `shard_model` made, as the new Hugging Face
+    directory `out`, and return `out`.
 
-    Every tensor has the original bits; all are in one file. Raises BadInput if `out` exists or
-    cannot be written, IntegrityFailure if the checkpoint is incomplete or changed.
+    Every tensor has the original bits; all are in one file, model.safetensors. Raises BadInput if
+    `out` exists or cannot be written, IntegrityFailure if the checkpoint is incomplete or changed.
     """
     check_output(out)
     check_seal(checkpoint)
@@ -326,8 +328,9 @@ def _check(directory: Path, model: nn.Module, tp: int) -> str:
 
 
 def some_tokens(model: nn.Module) -> dict[str, Tensor]:
-    """Return two sequences of random token ids, equal in every call, as the model's keyword
-    arguments."""
+    """Return a model's keyword arguments for a forward pass: `input_ids` and, for an
+    encoder-decoder, `decoder_input_ids`, the same two sequences of random token ids, equal in every
+    call."""
     config: Any = model.config
     length = min(TOKENS, getattr(config, "max_position_embeddings", None) or TOKENS)
     tokens = torch.randint(
@@ -338,8 +341,9 @@ def some_tokens(model: nn.Module) -> dict[str, Tensor]:
 
 
 def outputs(model: nn.Module) -> Tensor:
-    """Return the logits that the model computes from the inputs that `some_tokens` returns, or its
-    last hidden states if it has no head, batch and sequence first, without gradients."""
+    """Return the logits [2, n, v] of a transformers model on two fixed sequences of random token
+    ids (`some_tokens`), or its last hidden states [2, n, h] if it has no head, without
+    gradients."""
     with torch.no_grad():
         answer: Tensor = model(**some_tokens(model))[0]
     return answer
@@ -378,8 +382,9 @@ def divide(model: nn.Module, plan: TensorPlan, axis: Axis, seed: int = 0) -> nn.
 
 
 class _Region:
-    """Region of a model in which activations are divided: inputs enter, the ranks' sum leaves, and
-    random numbers inside differ by rank."""
+    """Divided layers of one rank's part of a transformers model. Where activations enter them from
+    the undivided layers, and where the ranks' sum leaves, torch's random state is exchanged, so
+    that dropout inside differs by rank."""
 
     def __init__(self, axis: Axis, seed: int) -> None:
         self.axis = axis
@@ -389,8 +394,9 @@ class _Region:
         the undivided layers'."""
 
     def divide(self, module: Any, how: str, rows: int) -> None:
-        """Make a module compute this rank's part, divided as `how` says, in place; `heads` needs no
-        change. `rows` is the number of rows of its whole weight."""
+        """Change a module in place to compute this rank's part, divided as `how` says: `columns`,
+        `rows` or `vocabulary`; `heads` needs no change. `rows` is the number of rows of its whole
+        weight."""
         if how == "columns":
             if hasattr(module, "nf"):
                 module.nf = module.weight.shape[1]
@@ -408,23 +414,25 @@ class _Region:
                 module.forward = partial(_look_up, whole, start, stop, self.axis)
 
     def swap(self) -> None:
-        """Cross the region's border: exchange torch's random state for the other side's."""
+        """Cross the border between undivided and divided layers, in either direction: store torch's
+        random state, and set the one that was stored at the last crossing."""
         current = torch.get_rng_state()
         self.is_inside = not self.is_inside
         torch.set_rng_state(self.other)
         self.other = current
 
     def enter(self, column: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
-        """Return the input of a layer by columns, which is whole on every rank and whose gradient
-        is summed over the ranks. Crosses into the region of divided activations if the pass is not
-        in it yet."""
+        """Forward pre-hook of a layer by columns: return its input, whole on every rank, with a
+        gradient that is summed over the ranks. If the pass is not yet among divided activations,
+        swap the random state."""
         if not self.is_inside:
             self.swap()
         return enter_tensor_parallel(inputs[0], self.axis)
 
     def leave(self, row: Any, x: Tensor) -> Tensor:
-        """Return the output of a layer by rows, from this rank's part `x` of its input: the sum of
-        the ranks' products, plus the bias once. Leaves the region of divided activations."""
+        """Forward pass of a layer by rows, from this rank's part `x` of its input: return the sum
+        of the ranks' products, plus the bias once. If the pass is among divided activations, swap
+        the random state back."""
         if self.is_inside:
             self.swap()
         product = x @ (row.weight.T if isinstance(row, nn.Linear) else row.weight)
@@ -450,8 +458,9 @@ def _divide_heads(module: nn.Module, tp: int) -> None:
 def _look_up(
     forward: Callable[[Tensor], Tensor], start: int, stop: int, axis: Axis, ids: Tensor
 ) -> Tensor:
-    """Return the embeddings of token ids, whole on every rank. This rank's table has rows [start,
-    stop) of the whole; the ranks' results are summed, which is collective."""
+    """Return the embeddings of token ids, whole on every rank. `forward` looks ids up in this
+    rank's table, which has rows [start, stop) of the whole; the results of all ranks of the axis
+    are summed, so all call it."""
     inside = (ids >= start) & (ids < stop)
     rows = forward((ids - start).where(inside, 0)) * inside[..., None]
     return leave_tensor_parallel(rows, axis)
@@ -460,6 +469,7 @@ def _look_up(
 def _score(
     forward: Callable[[Tensor], Tensor], axis: Axis, start: int, whole: int, x: Tensor
 ) -> Tensor:
-    """Return the scores of states x over the whole vocabulary of `whole` words, on every rank. This
-    rank computes the columns from `start` on, and a collective gathers the others."""
+    """Return the scores of states x over the whole vocabulary of `whole` words, on every rank.
+    `forward` computes this rank's columns, which begin at `start`; the columns of the other ranks
+    are gathered, so all ranks of the axis call it."""
     return gather_features(forward(enter_tensor_parallel(x, axis)), axis, start, whole)

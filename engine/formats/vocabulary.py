@@ -23,8 +23,10 @@ MERGES = "merges.txt"
 def write_vocabulary(
     tokenizer: Tokenizer, out: Path, seq_length: int, is_bert: bool = False
 ) -> None:
-    """Write a tokenizer's files into the directory `out` for Hugging Face's AutoTokenizer, a BERT's
-    with its special tokens. `seq_length` is the longest sequence in tokens."""
+    """Write a tokenizer's files for Hugging Face's AutoTokenizer into the directory `out`:
+    tokenizer.json, tokenizer_config.json and, for a byte-level one that is not a BERT's, vocab.json
+    and merges.txt. A BERT's encodes pairs of texts with the special tokens. `seq_length` is the
+    longest sequence in tokens."""
     tokenizer.save(out)
     if is_bert:
         _write_pairs(tokenizer, out, seq_length)
@@ -72,10 +74,10 @@ def _write_pairs(tokenizer: Tokenizer, out: Path, seq_length: int) -> None:
 
 
 def read_vocabulary(directory: Path) -> tuple[Tokenizer, list[Path]]:
-    """Return the tokenizer of a Hugging Face directory and the files that were read: tokenizer.json
-    if it exists, else vocab.json and merges.txt.
+    """Return the tokenizer of a Hugging Face directory, and the list of the files that were read:
+    tokenizer.json if it exists, else vocab.json and merges.txt.
 
-    Raises BadInput if the directory has no tokenizer, IntegrityFailure if it is damaged.
+    Raises BadInput if the directory lacks them, IntegrityFailure if a file is damaged.
     """
     path = directory / FILE_NAME
     if path.is_file():
@@ -105,7 +107,8 @@ def read_vocabulary_files(directory: Path) -> tuple[Tokenizer, list[Path]]:
 
 
 def check_vocabulary(tokenizer: Tokenizer, rows: int, where: object) -> None:
-    """Raise IntegrityFailure if the tokenizer has more entries than the word embedding has rows."""
+    """Raise IntegrityFailure if the tokenizer has more entries than the word embedding has `rows`;
+    fewer are allowed. `where` begins the message."""
     if tokenizer.vocab_size > rows:
         entries = f"the tokenizer has {tokenizer.vocab_size} entries"
         raise IntegrityFailure(f"{where}: {entries}, the word embedding only {rows} rows")

@@ -36,8 +36,9 @@ DEVIATIONS = 6.0
 def guards_of(
     config: RunConfig, step: TrainingStep, memory: PeakMemory, recent: "RecentIterations"
 ) -> list[Guard]:
-    """Return the guards of a run, in the order in which they are called: slow ranks, spikes, values
-    that are not finite, memory, replicas."""
+    """Return a list of one rank's guards for a training run, in the order in which they are called:
+    slow ranks, spikes, values that are not finite, memory, replicas. `memory` measures this
+    process; `recent` has the last losses and gradient norms."""
     return [
         # A spike is judged before the finite guard may end the run, so that its line of the metrics
         # names both.
@@ -84,7 +85,8 @@ class RecentIterations:
 
 
 class SpikeGuard(Guard):
-    """Notes spikes in the metrics, warns of each and, if `skip`, skips their updates."""
+    """Guard that notes spikes of loss and gradient norm in the metrics' lines, warns of each and,
+    if `skip`, has their updates skipped. `recent` tells what a spike is."""
 
     def __init__(self, recent: RecentIterations, skip: bool) -> None:
         self._recent = recent
@@ -108,8 +110,8 @@ class SpikeGuard(Guard):
 
 
 class FiniteGuard(Guard):
-    """Ends a run whose loss or gradient is not finite. In fp16 an overflow of the gradient only
-    lowers the loss scale."""
+    """Guard that ends a run, with NotFinite, if its loss or gradient is not finite. In fp16 an
+    overflow of the gradient ends nothing, because the loss scale is lowered for it."""
 
     def __init__(self, step: TrainingStep) -> None:
         self._step = step
@@ -131,9 +133,10 @@ class FiniteGuard(Guard):
 
 
 def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
-    """Compute the iteration's gradient again, and return a phrase that names the data-parallel
-    ranks, the first output and the first gradient, and the samples that are not finite; an empty
-    text if all are finite. Collective, and overwrites the gradients.
+    """Compute the iteration's gradient again from this rank's `microbatches`, and return a phrase
+    that names what is not finite: data-parallel ranks, the first output, the first gradient, and
+    samples by their index in the global batch; an empty text if all is finite. Every rank calls it,
+    and all get the same phrase. Overwrites the gradients.
 
     The weights have not changed and all randomness is keyed, so the same values come up. Outputs
     are named in the order of the forward pass, gradients in the order of the backward pass.
@@ -209,8 +212,8 @@ checkpoint."""
 
 
 class SlowRankGuard(Guard):
-    """Warns, every 10 iterations, of each rank that has become slow: its own work, without
-    communication, takes longer than the other ranks' of its pipeline stage.
+    """Guard that warns, every 10 iterations, of each rank that has newly become slow: its own work,
+    without communication, takes longer than the work of the other ranks of its pipeline stage.
 
     It sees no difference on GPUs, where communication is not waited for, and with ZeRO stage 3.
     """
@@ -246,8 +249,9 @@ class SlowRankGuard(Guard):
 
 
 def slow_ranks(seconds: Sequence[float], layout: Layout) -> dict[int, float]:
-    """Return, for each slow rank, the median seconds of the other ranks of its pipeline stage. A
-    rank is slow if it exceeds this median by the factor `RATIO` and by `LEAST_SECONDS`.
+    """Return a dict of the slow ranks: global rank → median seconds of the other ranks of its
+    pipeline stage. A rank is slow if it takes more than `RATIO` times this median, and at least
+    `LEAST_SECONDS` more.
 
     `seconds` has the own work of every rank in one window, in rank order.
     """
@@ -263,8 +267,8 @@ def slow_ranks(seconds: Sequence[float], layout: Layout) -> dict[int, float]:
 
 
 class ReplicaGuard(Guard):
-    """Compares the parameters, or parts of them, that several ranks hold, every 100 iterations and
-    before each checkpoint: all must have the same bits.
+    """Guard that compares the parameters, or parts of them, which several ranks hold, every 100
+    iterations and before each checkpoint: all must have the same bits, else it raises Diverged.
 
     BLOOM's layer norms drifted apart between tensor-parallel ranks for weeks before anyone looked
     (bigscience, tr11 chronicles, March 2022).
@@ -332,8 +336,9 @@ def _sum_of_bits(weight: Tensor) -> int:
 
 
 def _describe_parting(ranks: Sequence[int], sums: Sequence[int]) -> str:
-    """Return a phrase that says which of `ranks` differ from which, by their `sums`. The smaller
-    group counts as the one that differs."""
+    """Return a phrase that says which of the global ranks `ranks` differ from which, by `sums`, one
+    sum of a tensor's bits for each of them. The smaller group counts as the one that differs; if no
+    sum has a majority, the phrase says that the right one cannot be told."""
     # The majority is taken for right. Of two replicas that differ nobody can say which one changed.
     usual, count = Counter(sums).most_common(1)[0]
     same = [rank for rank, value in zip(ranks, sums, strict=True) if value == usual]
@@ -343,7 +348,7 @@ def _describe_parting(ranks: Sequence[int], sums: Sequence[int]) -> str:
 
 
 def joined(numbers: Sequence[int]) -> str:
-    """Return numbers as text, separated by commas: at most the first 8, then how many more there
-    are."""
+    """Return numbers as text, separated by commas: the first 8 and, if there are others, how
+    many."""
     shown = ", ".join(str(number) for number in numbers[:SHOWN])
     return shown + (f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else "")

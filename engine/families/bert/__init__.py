@@ -26,9 +26,9 @@ class BertForms(ClosedForms):
     is_causal = False
 
     def parameters(self, stage: PipelineStage, tp: int = 1) -> int:
-        """Return the number of parameters on one tensor-parallel rank of a stage: GPT-2's, on the
-        first stage segments, and on the last the masked head's dense layer, norm and bias, pooler
-        and sentence order."""
+        """Return the number of parameters that one of `tp` tensor-parallel ranks holds of a
+        pipeline stage: a GPT-2's; on the first stage also the segment embeddings; on the last also
+        the masked head's dense layer, norm and bias, the pooler and the sentence-order head."""
         h = self.h
         head = (h * h + 3 * h + self.v // tp) + (h * h + h) + (2 * h + 2)
         return super().parameters(stage, tp) + stage.is_first * 2 * h + stage.is_last * head

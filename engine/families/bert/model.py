@@ -40,8 +40,10 @@ from mlm_repro.engine.rng import Dropout
 
 
 class BidirectionalAttention(SelfAttention):
-    """Attention from every position to every token but padding, [s, b, h] → [s, b, h], with heads
-    divided over the tp axis. The output is without the last product's bias."""
+    """Attention from every position to every token, padding excepted, with heads divided over the
+    tp axis: [s, b, h] → [s, b, h], where `is_token` [b, s] is False at padding. Under sequence
+    parallelism both states are this rank's positions, [s/t, b, h]. The output is without the last
+    product's bias."""
 
     def forward(self, x: Tensor, dropout: Dropout | None, is_token: Tensor) -> Tensor:  # type: ignore[override]
         qkv = self.query_key_value(x).unflatten(
@@ -75,8 +77,9 @@ class ExactMLP(MLP):
 
 
 class BertLayer(TransformerLayer):
-    """BERT's layer, [s, b, h] → [s, b, h]: attention and MLP, each after a norm. The residual is
-    taken before the norm, or in the original order after it."""
+    """BERT's layer, [s, b, h] → [s, b, h], or [s/t, b, h] of both under sequence parallelism:
+    attention and MLP, each after a norm. The residual is taken before the norm, or in the original
+    order after it."""
 
     attention_class = BidirectionalAttention
     mlp_class = ExactMLP
@@ -116,8 +119,8 @@ class BertEmbedding(Embedding):
 
 
 class MaskedHead(nn.Module):
-    """Prediction of masked tokens: dense layer, GeLU, layer norm, then the word embedding and a
-    bias."""
+    """Prediction of masked tokens by a BERT's last stage: dense layer, GeLU, layer norm, then
+    logits by the word embedding and a bias, both divided over the tensor-parallel axis."""
 
     shard_dims: ClassVar[dict[str, int]] = {"bias": 0}
     roles: ClassVar[Roles] = {"bias": Role.BIAS}
@@ -131,8 +134,9 @@ class MaskedHead(nn.Module):
 
     def forward(self, hidden: Tensor, words: Tensor, where: Tensor) -> Tensor:
         """Return this rank's logits [m, v/t] at the m positions where the mask `where` [s, b] is
-        True, in the order of its elements, from states [s, b, h] and this rank's part of the word
-        embedding, [v/t, h]."""
+        True, in the order of its elements. `hidden` are states [s, b, h], or this rank's part of
+        the sequence [s/t, b, h] under sequence parallelism, and `words` is this rank's part of the
+        word embedding, [v/t, h]."""
         states = self.layernorm(F.gelu(self.dense(hidden)))
         states = enter_tensor_parallel(states, self.mesh.tp, self.mesh.sequence_parallel)
         return linear(states[where], words, self.bias)
@@ -165,7 +169,7 @@ class BERT(StageModel):
     def pooled(self, hidden: Tensor) -> Tensor:
         """Return the summary of each pair, [b, h], from the first position of the last stage's
         states [s, b, h]. With sequence parallelism only the first tensor-parallel rank has that
-        position; the others' result is meaningless."""
+        position, and the result of any other rank is meaningless."""
         return torch.tanh(self.pooler(hidden[0]))
 
     def logits(self, tokens: Tensor) -> Tensor:
@@ -178,7 +182,8 @@ class BERT(StageModel):
 
     def masked_losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Return the cross-entropy [b, s] at each masked position, 0 where the target is negative,
-        from the last stage's states [s, b, h] and targets [b, s]. Collective over the tp axis."""
+        from targets [b, s] and the last stage's states [s, b, h], or [s/t, b, h] under sequence
+        parallelism. Collective over the tp axis; the result is whole on every rank."""
         where = targets.T >= 0  # [s, b]
         logits = self.masked_head(hidden, self.embedding.word_embeddings.weight, where)  # [m, v/t]
         masked_losses = vocab_parallel_cross_entropy(
@@ -211,7 +216,7 @@ class BERT(StageModel):
 
 
 def _pairs_of(batch: PipelineInput) -> SentencePairs:
-    """Return the batch's sentence pairs. For a batch without pairs, return one segment per sequence
-    and no padding."""
+    """Return the SentencePairs of a batch: token types, padding and order. A batch without pairs
+    counts as one segment per sequence, without padding."""
     zeros = torch.zeros_like(batch.tokens)
     return batch.pairs or SentencePairs(zeros, zeros == 0, zeros[:, 0])

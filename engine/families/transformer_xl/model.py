@@ -38,8 +38,8 @@ from mlm_repro.engine.rng import Dropout
 
 
 class TiedEmbedding(nn.Module):
-    """Word embedding at full width, divided over the tensor-parallel axis, which is the output head
-    too."""
+    """Word embedding at full width, with its rows divided over the tensor-parallel axis. It is the
+    output head too: it gives embeddings of token ids, logits and losses."""
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         super().__init__()
@@ -55,7 +55,8 @@ class TiedEmbedding(nn.Module):
         return self.word_embeddings(tokens)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return this rank's logits [..., v/t] for states [..., h]."""
+        """Return this rank's logits [..., v/t], the products of states [..., h] with its rows of
+        the embedding."""
         return linear(enter_tensor_parallel(hidden, self.axis), self.word_embeddings.weight)
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
@@ -139,8 +140,8 @@ class AdaptiveEmbedding(nn.Module):
         return _log_softmax(linear(hidden @ self.projections[cluster - 1], self.words[cluster]))
 
     def _members(self, tokens: Tensor, cluster: int) -> tuple[Tensor, Tensor]:
-        """Return two tensors for the ids [n] that lie in a cluster: their indices among the n, and
-        their ids within the cluster."""
+        """Return a pair of tensors for the ids of `tokens` [n] that lie in a cluster, numbered from
+        the head, 0: their indices in `tokens`, and their ids less the cluster's first."""
         low = self.bounds[cluster]
         high = self.bounds[cluster + 1]
         rows = ((tokens >= low) & (tokens < high)).nonzero().squeeze(1)
@@ -274,8 +275,8 @@ class TransformerXLLayer(nn.Module):
 
 
 class TransformerXL(CausalModel):
-    """Language model with memory, or one pipeline stage of it. Post-LN layers need no scaling by
-    depth."""
+    """Transformer-XL as a language model with memory, or one pipeline stage of it. Since its norms
+    follow the additions, no initial weight is scaled down by depth."""
 
     embedding: TiedEmbedding | AdaptiveEmbedding
     scales_residual = False
