@@ -31,7 +31,8 @@ class Recipe(Protocol):
 
 
 class _Phase(NamedTuple):
-    """Consecutive iterations with one batch size."""
+    """Consecutive iterations with one batch size: the first of them, the number of samples before
+    it, and the batch size."""
 
     iteration: int
     """First iteration of the phase, from 0."""
@@ -71,8 +72,9 @@ class BatchSchedule:
         return phase.sample + (iteration - phase.iteration) * phase.batch_size
 
     def whole_iterations(self, samples: float) -> int:
-        """Return the number of iterations that the training's first `samples` samples fill; an
-        incomplete last batch is not counted. A continued run's samples and iterations count too."""
+        """Return the number of whole iterations, from the start of the training, that `samples`
+        samples fill; an incomplete last batch is not counted. A continued run's samples and
+        iterations count in both numbers."""
         # Searched and not divided, because a growing batch has no fixed size. A batch has at least
         # one sample, so `samples` iterations are enough to search.
         return bisect_right(range(int(samples) + 1), samples, key=self.samples_before) - 1

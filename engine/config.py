@@ -335,8 +335,9 @@ class TrainConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _give_warmup(cls, values: Any) -> Any:
-        """Return the values with a warm-up if they name the schedule's end but no warm-up: a
-        hundredth of its iterations, rounded up, at most 3,000."""
+        """Return the section's values, before validation, with `warmup_iterations` added if they
+        name the schedule's end in iterations but no warm-up: a hundredth of the end, rounded up, at
+        most 3,000."""
         if not isinstance(values, dict):
             return values
         # Before validation, because only here a warm-up that is named differs from the default.
@@ -433,8 +434,8 @@ class TrainConfig(Config):
 
     @property
     def batch_in_microbatches(self) -> int:
-        """Number of microbatches of an iteration over all data-parallel ranks. If the batch grows,
-        it is the greatest common divisor of these numbers."""
+        """Number of microbatches in an iteration's global batch, over all data-parallel ranks. If
+        the batch grows, it is the greatest common divisor of these numbers over all sizes."""
         # The greatest common divisor, so that what divides it divides every size of the batch.
         start, increment, _ = self.rampup_batch_size or (0, 0, 0)
         return math.gcd(self.global_batch_size, start, increment) // self.microbatch_size

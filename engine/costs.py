@@ -66,7 +66,8 @@ def parameter_count(model: ModelConfig) -> int:
 
 
 def flops_per_token(model: ModelConfig, recompute: bool = False, causal: bool = False) -> float:
-    """Return the FLOPs of one token's matrix products, forward and backward.
+    """Return the FLOPs of the model's matrix products, forward and backward, for one token of a
+    full sequence, on average.
 
     With `recompute` the layers' forward pass counts twice. Attention counts in full, as in the
     papers; with `causal` the masked half is left out, which a BERT does not have.
@@ -84,8 +85,8 @@ def flops_per_iteration(model: ModelConfig, train: TrainConfig, recompute: bool 
 
 
 def tokens_trained(model: ModelConfig, train: TrainConfig) -> int:
-    """Return the number of tokens that a run trains on from beginning to end, repeated ones
-    included, with the tokens of a run that it continues."""
+    """Return the number of tokens in all samples of a run from beginning to end, repeated ones
+    included; the tokens of a run that it continues count too."""
     return BatchSchedule(train).samples_before(train.iterations) * model.seq_length
 
 
@@ -132,8 +133,8 @@ def activation_bytes_per_layer(
 def memory_of_ranks(
     model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, dp: int = 1
 ) -> list[RankMemory]:
-    """Return a RankMemory for each pipeline rank, the peak in closed form, without a checkpoint's
-    copy. `dp` is the number of data-parallel ranks.
+    """Return a list with a RankMemory for each pipeline rank, in order: its peak in closed form,
+    without a checkpoint's copy. `dp` is the number of data-parallel ranks.
 
     A rank holds the activations of forward passes that await their backward pass (2021 paper,
     Section 2.2), and the activations that one recomputation restores. The last rank also holds the
@@ -171,8 +172,8 @@ def memory_of_ranks(
 def fullest_rank(
     model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, dp: int = 1
 ) -> RankMemory:
-    """Return the memory of the pipeline rank that needs the most. Raises BadInput like
-    `memory_of_ranks`."""
+    """Return the RankMemory of the pipeline rank that needs the most bytes in all. Raises BadInput
+    like `memory_of_ranks`."""
     return max(memory_of_ranks(model, train, parallel, dp), key=lambda memory: memory.total)
 
 
@@ -197,8 +198,8 @@ def written_bytes(
 
 
 def _stages_of_ranks(model: ModelConfig, parallel: ParallelConfig) -> list[list[PipelineStage]]:
-    """Return a list for each pipeline rank of the stages that it holds, one for each of its
-    chunks."""
+    """Return, for each pipeline rank in order, the list of the PipelineStages that it holds, one
+    for each of its chunks. Raises BadInput if there are fewer layers than stages."""
     stages = split_layers(model.num_layers, parallel.pp, parallel.chunks)
     return [stages[rank :: parallel.pp] for rank in range(parallel.pp)]
 

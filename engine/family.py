@@ -39,8 +39,8 @@ class ClosedForms:
 
     def parameters(self, stage: PipelineStage, tp: int = 1) -> int:
         """Return the number of parameters that one of `tp` tensor-parallel ranks holds of a
-        pipeline stage. The last stage has a copy of the word embedding if it is not the first as
-        well."""
+        pipeline stage, with its share of the padded vocabulary. The last stage has a copy of the
+        word embedding if it is not the first as well."""
         h = self.h
         words = self.v // tp * self.h
         # In a layer 12h² weights and 7h biases are divided over tp. Two layer norms and the two
@@ -102,7 +102,7 @@ class Family:
     which gives the sequences of the validation split in order."""
 
     def model_class(self) -> "type[StageModel]":
-        """Import and return the model's class."""
+        """Import the module of the family's model, and return the class. It needs torch."""
         # Imported late, because the class needs torch and the closed forms do not.
         module, name = self.model.split(":")
         return getattr(import_module(module), name)
@@ -134,7 +134,8 @@ GPT2 = Family("mlm_repro.engine.model.gpt2:GPT2", ClosedForms, _training_order, 
 
 
 def family_of(model: ModelConfig) -> Family:
-    """Return the Family of a model configuration. A family other than GPT-2 is imported here."""
+    """Return the Family of a model configuration: GPT-2's, or for another one the `FAMILY` of its
+    folder in `engine/families`, which is imported here."""
     if model.family == "gpt2":
         return GPT2
     # By name, because the core knows no family but GPT-2.

@@ -60,7 +60,8 @@ name → description of each tensor in it, from `shards.describe`."""
 
 
 class Probe(FileSchema):
-    """Samples stored with a checkpoint, and the saved model's loss on them."""
+    """probe.json of a checkpoint: a few samples as token ids, the saved model's loss on them, its
+    number format, and what computed the loss."""
 
     tokens: Annotated[
         tuple[tuple[NonNegativeInt, ...], ...], Field(min_length=1, max_length=SAMPLES)
@@ -125,8 +126,8 @@ class Ancestor(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Progress of a run as a checkpoint stores it, and the earlier checkpoints that it came
-    through."""
+    """Progress of a run as state.json of a checkpoint stores it: iteration, updates, time, loss
+    scale and recent losses; and the earlier checkpoints that it came through."""
 
     iteration: int = 0
     """Number of iterations finished."""
@@ -230,20 +231,21 @@ class CheckpointWriter:
         tokenizer: Path,
         probe: Probe | None = None,
     ) -> None:
-        """Copy the state, and begin to write the checkpoint of `state.iteration` of the run
-        directory `run`, with a copy of the directory `tokenizer`. No other checkpoint may be in
-        progress.
+        """Copy weights and optimizer state, and begin to write the checkpoint of `state.iteration`
+        below the run directory `run`, with a copy of the directory `tokenizer`; `go_on` completes
+        it. No other checkpoint may be in progress.
 
-        Every rank calls it. Raises Interrupted, on every rank, if the directory cannot be made or
-        the run's was moved or replaced.
+        Every rank calls it. Raises Interrupted, on every rank, if the checkpoint's directory cannot
+        be made, or if the run's was moved or replaced.
         """
         self._steps = self._saving(run, config, state, tokenizer, probe)
         self._work = next(self._steps)
 
     def go_on(self) -> Ancestor | None:
         """Wait until every rank has finished the current step of writing the checkpoint in
-        progress, and start the next step. Return the checkpoint's iteration and digests after the
-        last step, which also removes checkpoints beyond `train.keep_checkpoints`; else None.
+        progress, and start the next step; every rank calls it, until it returns an Ancestor. That
+        is the checkpoint's iteration and digests, after the last step, which also removes
+        checkpoints beyond `train.keep_checkpoints`. Before, it returns None.
 
         Raises, on every rank and with the earlier checkpoints untouched, Interrupted if the disk
         cannot take it or the run's directory was moved, Diverged for a tensor that is not finite
@@ -412,8 +414,9 @@ def as_ancestor(path: Path, iteration: int) -> Ancestor:
 
 
 def remove_old(run: Path, keep: int) -> None:
-    """Remove all complete checkpoints of a run but the newest `keep`, at least 1. Each is first
-    renamed to a hidden name, so that a kill leaves no half checkpoint under its own name."""
+    """Remove all complete checkpoints of the run directory `run` but the newest `keep`, at least 1.
+    Each is first renamed to a hidden name, so that a kill leaves no half checkpoint under its own
+    name."""
     for old in own_checkpoints(run)[:-keep]:
         hidden = hidden_beside(old, "old")
         # Renamed first: a kill while files are being removed must not leave half a checkpoint under
@@ -429,8 +432,8 @@ def resume(
     probe_loss: Callable[[Probe], float],
 ) -> TrainingState:
     """Load weights and optimizer from the newest checkpoint of `run` that can be trusted, and
-    return its progress. If the run has no checkpoint, load nothing and return the progress at
-    iteration 0.
+    return its progress, a TrainingState. If the run has no checkpoint, load nothing and return the
+    state at iteration 0.
 
     Digests, statistics and the loss that `probe_loss` computes on the probe are compared. If a
     checkpoint fails, the next older one is loaded; then the failed ones are set aside under hidden
@@ -480,10 +483,10 @@ def start_from(
     optimizer: FlatOptimizer,
     is_whole: bool,
 ) -> TrainingState:
-    """Load the weights of the checkpoint that a run starts from into the model and the optimizer's
-    master weights, read from the checkpoint's master weights if it has them. Return the progress at
-    iteration 0. If `is_whole`, load moments and step count too, and return the checkpoint's
-    progress.
+    """Load the weights of the checkpoint `path`, from which a new run starts, into the model and
+    the optimizer's master weights, from the checkpoint's master weights if it has them. Return the
+    TrainingState at iteration 0. If `is_whole`, load moments and step count too, and return the
+    checkpoint's TrainingState.
 
     Every rank calls it. Raises IntegrityFailure if the checkpoint is damaged, or no longer the one
     with `digest` that the run began with.
@@ -512,8 +515,9 @@ def start_from(
 def load_checkpoint(
     path: Path, parameters: Sequence[ShardedParameter], optimizer: FlatOptimizer
 ) -> tuple[TrainingState, Probe | None]:
-    """Fill parameters and optimizer from a checkpoint of any layout. Return the progress, whose
-    last ancestor is this checkpoint, and the probe or None.
+    """Fill parameters and optimizer from a checkpoint of any layout. Return (TrainingState, Probe
+    or None): the progress, whose last ancestor is this checkpoint, and the samples with their loss,
+    which are not compared here.
 
     Every rank calls it. Raises IntegrityFailure, on every rank, if files or tensors differ from the
     saved ones. Parameters and optimizer may then be partly overwritten.

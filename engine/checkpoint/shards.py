@@ -40,9 +40,9 @@ Wanted = Iterable[tuple[str, ShardedParameter, int, Tensor]]
 def write_shard(
     path: Path, shapes: Mapping[str, tuple[torch.dtype, Sequence[int]]], tensors: Iterable[Tensor]
 ) -> str:
-    """Write tensors to a safetensors file, sync it, and return its SHA-256. `shapes` has names,
-    dtypes and shapes; `tensors` come in the same order and are taken one at a time, so that memory
-    holds one.
+    """Write tensors to the safetensors file `path`, sync it, and return its SHA-256. `shapes` has
+    name → (dtype, shape); `tensors` come in the same order and are taken one at a time, so that
+    memory holds one.
 
     With names in alphabetical order, the file is the one that the safetensors library would write.
     Raises OSError when the file cannot be written.
@@ -75,9 +75,9 @@ def write_shard(
 def describe(
     parts: Iterable[tuple[str, ShardedParameter]], file: str, numbers: Mapping[str, Numbers]
 ) -> dict[str, Entry]:
-    """Return name → description of each tensor in one rank's file, for `write_index`: the whole
-    tensor's shape, the dim along which it is divided, the number of this rank's part, the file's
-    name and `numbers`, the statistics of this part."""
+    """Return a dict name → description of each tensor in one rank's file, for `write_index`. A
+    description is a dict: `shape` of the whole tensor, `dim` along which it is divided or None,
+    `part`, the number of this rank's part, `file`, and `numbers`, the statistics of this part."""
     return {
         name: {
             "shape": list(p.global_shape),
@@ -149,8 +149,9 @@ def read_into(directory: Path, index: dict[str, Entry], wanted: Wanted) -> None:
 
 
 def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
-    """Return the number format of the first tensor of the index, as its file states it, as a torch
-    dtype. All weights have the same format, but this is not checked.
+    """Return the number format of the tensor that comes first in `index`, as its file in the
+    checkpoint `directory` states it, as a torch dtype. All weights have the same format, but this
+    is not checked.
 
     Raises IntegrityFailure if it is not a training format, if the index is empty or if the file
     cannot be read.
@@ -208,9 +209,9 @@ def _is_list_of(value: Any, kind: type) -> bool:
 def _read_run(
     name: str, entry: Entry, parameter: ShardedParameter, start: int, target: Tensor, file: Any
 ) -> None:
-    """Fill the target with consecutive elements of this rank's part of a tensor, from element
-    `start` of the part on. The target is flat, or is the whole part. `file` opens a file of the
-    checkpoint by its name."""
+    """Fill the target with consecutive elements of this rank's part of the tensor `name`, from
+    element `start` of the part on. `entry` is its entry in the index. The target is flat, or is the
+    whole part; an empty one is left alone. `file` opens a file of the checkpoint by its name."""
     shape = parameter.local.shape
     count = target.numel()
     if not count:

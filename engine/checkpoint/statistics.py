@@ -80,8 +80,8 @@ def _range(flat: torch.Tensor) -> tuple[float, float, float, int]:
 
 
 def merge(parts: Iterable[Numbers]) -> Numbers:
-    """Return a whole tensor's numbers from its parts' numbers, at least one, each as `measure`
-    returns them."""
+    """Return a whole tensor's numbers, a tuple like `measure`'s, from the numbers of its parts, at
+    least one. Squares, non-finite numbers and checksums (modulo 2⁶⁴) are added."""
     squares, least, greatest, lost, checksums = zip(*parts, strict=True)
     return math.fsum(squares), min(least), max(greatest), sum(lost), sum(checksums) % 2**64
 

@@ -50,7 +50,7 @@ class StreamMemory:
 
     def discard(self) -> None:
         """Drop the states that the microbatches since the last `commit` have left, as after a dry
-        run."""
+        run; the memory from before stays."""
         self._passing = {}
 
     def states(self) -> dict[str, torch.Tensor]:

@@ -51,9 +51,9 @@ class NameMap(Config):
     """Suffixes of our names of parameters → the dim that is divided over tensor-parallel ranks."""
 
     def ours(self, name: str, table: dict[str, str], first_layer: int) -> str | None:
-        """Return our name for one of the engine's names, or None if `table`, the map's `outputs` or
-        `parameters`, lacks it. Wrappers' names in front, such as `module.`, are left out first. The
-        engine's layer 0 is our `first_layer`."""
+        """Return our name for one of the engine's names, or None if `table` lacks it: the map's
+        `outputs` for a module, `parameters` for a parameter. Wrappers' names in front, such as
+        `module.`, are left out first. The engine's layer 0 is our `first_layer`."""
         named = _renamed(WRAPPERS.sub("", name), table.items())
         return named and re.sub(
             r"^layers\.(\d{1,6})", lambda match: f"layers.{int(match[1]) + first_layer}", named
@@ -166,8 +166,9 @@ class Recorder:
         return hooks.close
 
     def loss(self, value: Tensor, first: int, microbatch_size: int) -> None:
-        """Record a microbatch's mean loss as one element of the tensor `loss`, [microbatches].
-        `first` is the number of its first sequence in the global batch."""
+        """Record a microbatch's mean loss, a tensor of one element, as one element of the tensor
+        `loss`, [microbatches of the global batch]. `first` is the number of the microbatch's first
+        sequence in the global batch."""
         self.show("loss", value.view(1), (first // microbatch_size,))
 
     def _record(
@@ -216,8 +217,9 @@ class Recorder:
             self.show(f"{kind}{ours}", value, self.start(ours, value))
 
     def start(self, ours: str, value: Tensor) -> tuple[int, ...]:
-        """Return the index at which this rank's part, `value`, of a parameter begins in the whole
-        one, by the map's `divided`. `ours` is our name for the parameter."""
+        """Return, as a tuple, the index in the whole parameter at which this rank's part, `value`,
+        begins. `ours` is our name for the parameter; the map's `divided` says which dim
+        tensor-parallel ranks divide."""
         divided = next((dim for end, dim in self.names.divided.items() if ours.endswith(end)), None)
         return tuple(
             self.place.tp_rank * size if dim == divided else 0
@@ -226,8 +228,9 @@ class Recorder:
 
 
 def moved(value: Tensor, name: str, draw: int) -> Tensor:
-    """Return a weight w perturbed to w(1 + δ), with δ drawn uniformly from ± the unit round-off of
-    its number format. The weight's name and the number of the draw alone decide δ."""
+    """Return a copy of a weight w perturbed to w(1 + δ), with its shape and number format. Each δ
+    is drawn uniformly from ± the unit round-off of this format. The weight's name and the number of
+    the draw alone decide them."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {draw}".encode()))
     moves = torch.rand(value.shape, generator=generator, dtype=torch.float64).mul_(2).sub_(1)
     return (value.double() * (1 + torch.finfo(value.dtype).eps / 2 * moves)).to(value.dtype)

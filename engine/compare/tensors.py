@@ -76,10 +76,10 @@ class TensorPart(NamedTuple):
 
 
 def computation_order(names: Iterable[str]) -> list[str]:
-    """Return the names of an iteration's tensors, each once, in the order in which they are
-    computed: forward pass, loss, gradients backward, update.
+    """Return a list of the names of an iteration's tensors, each once, in the order in which they
+    are computed: forward pass, loss, gradients backward, update.
 
-    Every name begins with one of `PHASES`. Names of outputs and of updated weights must be in the
+    Every name begins with one of `PHASES`. Names of outputs and of updated weights must come in the
     order of the forward pass.
     """
     names = list(dict.fromkeys(names))
@@ -148,7 +148,8 @@ def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None =
 
 
 class TensorDifference(NamedTuple):
-    """Largest deviation of one tensor in one iteration from the reference's tensor."""
+    """Largest deviation of one tensor in one iteration from the reference's tensor: how large and
+    where, the number of elements compared, and the tolerance."""
 
     largest: float
     """Largest difference of an element; infinite if it is NaN or the tensor is missing."""
@@ -247,9 +248,14 @@ def factor(num_layers: int) -> float:
 def tensor_tolerance(
     tensor: str, first: ArrayLike, draws: Sequence[ArrayLike], num_layers: int, precision: str
 ) -> float:
-    """Return the tolerance T of the module's first lines for one tensor, from its value in the
-    reference, `first`, and in the perturbed runs, `draws`. Outputs, their gradients and updated
-    weights have bf16's round-off if `precision` is bf16."""
+    """Return by how much one tensor may differ from the reference through rounding alone: TAIL · √R
+    · (S + u₃₂ · |x|) + 2u · |x|. S is the largest distance of its values in the perturbed runs,
+    `draws`, from its value in the reference, `first`; |x| is its largest element; R is the number
+    of roundings in a network of `num_layers` layers.
+
+    u₃₂ is fp32's unit round-off. u is bf16's for outputs, their gradients and updated weights if
+    `precision` is bf16, else u₃₂.
+    """
     base = np.asarray(first, np.float64)
     spread = max(
         (float(np.abs(np.asarray(draw, np.float64) - base).max()) for draw in draws if base.size),
@@ -261,9 +267,9 @@ def tensor_tolerance(
 
 
 def curve_tolerance(first: ArrayLike, draws: Sequence[ArrayLike], num_layers: int) -> list[float]:
-    """Return the tolerance T of each number of an fp32 curve over iterations, from its values in
-    the reference, `first`, and in the perturbed runs, `draws`, at least one. The spread is the
-    largest so far."""
+    """Return the tolerance T (`tensor_tolerance`, fp32) of each number of a curve over iterations,
+    as a list, from the curve in the reference, `first`, and in the perturbed runs, `draws`, at
+    least one. The spread is the largest up to that iteration."""
     base = np.asarray(first, np.float64)
     spread = np.max([np.abs(np.asarray(draw, np.float64) - base) for draw in draws], axis=0)
     size = UNIT_FP32 * np.abs(base)

@@ -68,9 +68,9 @@ class TrainingOrder:
 def place_groups(
     global_batch_size: int, microbatch_size: int, dp_rank: int, dp: int
 ) -> Iterator[tuple[int, ...]]:
-    """Yield, for each microbatch of data-parallel rank `dp_rank` of `dp`, the indices of its
-    sequences in the global batch. A rank's share of the batch is contiguous, and must be a multiple
-    of `microbatch_size`."""
+    """Yield, for each microbatch of data-parallel rank `dp_rank` of `dp`, a tuple of the indices of
+    its sequences in the global batch. A rank's share of the batch is contiguous, and must be a
+    multiple of `microbatch_size`."""
     share = global_batch_size // dp
     for first in range(dp_rank * share, (dp_rank + 1) * share, microbatch_size):
         yield tuple(range(first, first + microbatch_size))
@@ -100,7 +100,7 @@ class ValidationOrder:
 
 
 def validation_text(parts: Sequence[tuple[TokenFile, float]], seq_length: int) -> ValidationOrder:
-    """Return the order of a validation split's text, cut into consecutive sequences of `seq_length`
+    """Return the ValidationOrder of a split's text, cut into consecutive sequences of `seq_length`
     + 1 tokens that overlap by one, not shuffled. `parts` are the split's token files with their
     weights.
 

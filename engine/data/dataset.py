@@ -33,8 +33,8 @@ class DatasetFacts:
 
     @classmethod
     def read(cls, dataset: Path | Sequence[tuple[Path, float]]) -> "DatasetFacts":
-        """Return the facts of one complete dataset, or of several with their weights, without
-        reading token files.
+        """Return the DatasetFacts of one complete dataset's directory, or of several (directory,
+        weight), without reading token files.
 
         Raises DataMissing for a dataset that is missing or not split, IntegrityFailure for one that
         is incomplete or lacks its tokenizer, BadInput for several that differ in vocabulary,
@@ -67,8 +67,8 @@ class DatasetFacts:
 
     @property
     def parents(self) -> dict[str, str]:
-        """Name → digest of the data that a run on it records: `dataset`, and for several datasets
-        also `dataset 1`, `dataset 2` and on."""
+        """Digests that a run records for its data, as a dict: `dataset` → the digest of the whole,
+        and for several datasets also `dataset 1`, `dataset 2` and on → their own."""
         # Each dataset by itself too, so that one of a blend can be followed to its text.
         several = {f"dataset {number}": digest for number, digest in enumerate(self.digests, 1)}
         return {"dataset": self.digest} | (several if len(several) > 1 else {})
@@ -101,9 +101,10 @@ class DatasetFacts:
         return self.directories[0] / "tokenizer"
 
     def resize(self, model: ModelConfig) -> ModelConfig:
-        """Return a copy of the model configuration with this dataset's vocabulary size. A BERT's
-        has its special tokens too, after the dataset's entries unless the tokenizer has them.
-        Raises BadInput if cutoffs go beyond the vocabulary."""
+        """Return a copy of the model configuration with `vocab_size` and `padded_vocab_size` of
+        this dataset. A BERT's vocabulary has its special tokens too, after the dataset's entries
+        unless the tokenizer has them. Raises BadInput if a Transformer-XL's cutoffs go beyond the
+        vocabulary."""
         if (cutoffs := model.transformer_xl.cutoffs) and cutoffs[-1] >= self.vocab_size:
             raise BadInput(
                 f"cutoffs = {list(cutoffs)} go beyond the dataset's vocabulary of {self.vocab_size}"

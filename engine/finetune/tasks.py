@@ -27,8 +27,8 @@ MNLI_LABELS = ("contradiction", "entailment", "neutral")
 
 @dataclass(frozen=True)
 class LabelledExample:
-    """Example with one right class or option: one pair of texts and its class, or a (question,
-    passage) pair for each option and the right option's index."""
+    """Example with one right answer, either of two kinds: one pair of texts and its class, or a
+    (question with option, passage) pair for each option and the right option's index."""
 
     pairs: tuple[tuple[str, str], ...]
     label: int
@@ -154,8 +154,8 @@ def _rows(
 
 
 def _read(path: Path) -> str:
-    """Return a file's text. Raises DataMissing if there is no such file, BadInput if it is not
-    readable UTF-8."""
+    """Return a file's whole text. Raises DataMissing if there is no such file, BadInput if it
+    cannot be read or is not UTF-8."""
     try:
         return read_bytes(path).decode("utf-8")
     except FileNotFoundError as error:
@@ -217,11 +217,11 @@ def find_task(name: str) -> FineTuneTask:
 
 
 def read_sets(name: str, data: Path) -> dict[str, Sequence[TaskExample]]:
-    """Return name of a set → examples, from a task's published files below `data`: each evaluation
-    set, then `train`.
+    """Return a dict name of a set → its examples, from a task's published files below `data`: first
+    the evaluation sets, then `train`.
 
-    Raises DataMissing or BadInput if a file is missing, is not readable or has no example, and
-    BadInput for an unknown task.
+    Raises DataMissing if a file is missing, BadInput if one is not readable or has no example, or
+    for an unknown task.
     """
     task = find_task(name)
     sets = {
@@ -235,8 +235,9 @@ def read_sets(name: str, data: Path) -> dict[str, Sequence[TaskExample]]:
 
 
 def squad_scores(predicted: Sequence[str], expected: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Return `exact_match` and `f1` in percent of predicted answers, one for each question, against
-    the question's expected ones: the best over these, averaged over questions (at least one).
+    """Return the dict of `exact_match` and `f1` in percent. `predicted` has an answer for each
+    question, at least one, and `expected` the question's right answers, of which the best match
+    counts. Both scores are means over questions.
 
     For a question without an answer, the empty answer is right (SQuAD 2.0, `evaluate-v2.0.py`; for
     answered questions `evaluate-v1.1.py` has the same rules).

@@ -144,7 +144,8 @@ class PairEncoder:
 
 @dataclass(frozen=True)
 class FineTuned:
-    """Result of a fine-tuning: its inputs, and the metrics on each held-out set."""
+    """Result of a fine-tuning: its task, checkpoint and recipe, the sizes of the sets, the seconds,
+    and the metrics on each held-out set."""
 
     task: str
     checkpoint: str
@@ -162,7 +163,8 @@ class FineTuned:
 
 
 class Feature(NamedTuple):
-    """Model input made from an example or from a window of one."""
+    """Input of the model made from an example, or from one window of its context: pairs of texts as
+    token ids, and the label."""
 
     sequences: list[EncodedPair]
     """One pair, or a pair for each option."""
@@ -284,9 +286,10 @@ class FineTuner:
 
     @torch.no_grad()
     def scores(self, examples: Sequence[TaskExample], label: str) -> Scores:
-        """Return a list of fp32 tensors on the host for each example: one tensor with the scores of
-        its classes or options, or for spans a tensor [s, 2] per window. `label` stands before the
-        progress. The model is left in evaluation mode."""
+        """Return scores of each example, in order, as a list of fp32 tensors on the host: one
+        tensor with the scores of its classes or options, or for a span a tensor [s, 2] for each
+        window of the context. `label` stands before the progress. The model is left in evaluation
+        mode."""
         self.model.eval()
         scored = []
         with Progress(f"{label}, evaluation", len(examples), "examples") as progress:
@@ -303,9 +306,9 @@ class FineTuner:
         return scored
 
     def metrics(self, examples: Sequence[TaskExample], scores: Scores) -> dict[str, float]:
-        """Return the task's metrics in percent for examples and the result of `scores` on them,
-        taking the answers with the best scores: `exact_match` and `f1` for spans, else `accuracy`.
-        There must be an example."""
+        """Return the task's metrics in percent, a dict, for examples and what `scores` returned for
+        them: `exact_match` and `f1` for spans, else `accuracy`. The answer with the best score
+        counts. There must be an example."""
         both = list(zip(examples, scores, strict=True))
         if self.is_span:
             spans = [
@@ -321,9 +324,9 @@ class FineTuner:
         return {"accuracy": 100 * sum(right) / len(right)}
 
     def ensemble(self, members: Sequence[Scores]) -> Scores:
-        """Return the mean of several trainings' scores of the same examples, in the same form: of
-        the probabilities of classes or options, as in Megatron-LM's script, or of positions' raw
-        scores."""
+        """Return the mean of `members`, several trainings' scores of the same examples, in the form
+        of one: for classes or options the mean of their probabilities, as in Megatron-LM's script,
+        for spans the mean of raw scores."""
         stacks = [
             [torch.stack(tensors) for tensors in zip(*member_scores, strict=True)]
             for member_scores in zip(*members, strict=True)
@@ -337,9 +340,9 @@ class FineTuner:
         ]
 
     def features(self, example: TaskExample) -> Iterator[Feature]:
-        """Yield the example as model inputs: one Feature if it has a class or options, whose long
-        passages are cut, or one for each window of a span's context. A span's label is its first
-        answer."""
+        """Yield the example as Features, inputs of the model: one if it has a class or options,
+        whose long texts are cut, or one for each window of a span's context. A span's label is
+        where its first answer lies in the window."""
         length = self.model.config.seq_length
         if isinstance(example, LabelledExample):
             if len(example.pairs) == 1:
@@ -390,8 +393,9 @@ class FineTuner:
         return self.model.run_stage(batch.tokens, batch).float().cpu()
 
     def _input(self, batch: Sequence[Feature], dropout: Dropout | None = None) -> PipelineInput:
-        """Return a batch of features as model input on the device: sequences [sequences, s] with
-        padding, and labels [b, 1] or [b, 2] as targets."""
+        """Return a batch of features as a PipelineInput on the device: token ids [sequences, s],
+        padded to the longest, with their segments, and the labels [b, 1], or [b, 2] for spans, as
+        targets."""
         pairs = list(chain.from_iterable(feature.sequences for feature in batch))
         tokens = torch.full((len(pairs), max(len(pair.tokens) for pair in pairs)), self.encoder.pad)
         types = torch.zeros_like(tokens)
@@ -432,8 +436,9 @@ def finetune(
     recipe: FineTuneRecipe,
     members: int = 1,
 ) -> FineTuned:
-    """Fine-tune a BERT checkpoint on the set `train` of `read_sets`, evaluate it on the others and
-    return the results; the trained weights are not kept. Prints the cost and the progress.
+    """Fine-tune a BERT checkpoint on the set `train` of `sets`, evaluate it on the other sets, and
+    return a FineTuned; the trained weights are not kept. Prints the cost and the progress. Raises
+    BadInput for a checkpoint that is not a BERT, and UserError if a gradient is not finite.
 
     Several `members` are trained with seeds from the recipe's on. The metrics are then medians, as
     the 2019 paper's over five; the metrics of the members' mean scores are reported beside them.

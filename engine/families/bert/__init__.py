@@ -34,14 +34,15 @@ class BertForms(ClosedForms):
         return super().parameters(stage, tp) + stage.is_first * 2 * h + stage.is_last * head
 
     def head_columns(self) -> float:
-        """Return the average number of output columns that the head computes for a position: h for
-        its dense layer, plus the padded vocabulary at the masked share of positions."""
+        """Return the number of output columns that the head computes for a position, averaged over
+        positions: h for its dense layer, which runs everywhere, plus the padded vocabulary times
+        the share of masked positions."""
         return self.v * MASKED_SHARE + self.h
 
 
 def pairs_of(samples: PairSamples) -> Take:
-    """Return a function (sample numbers, their indices in the global batch) → microbatch of
-    sentence pairs, taken from `samples`."""
+    """Return a function (sample numbers, their indices in the global batch) → Microbatch of the
+    sentence pairs that `samples` has under these numbers."""
 
     def take(numbers: Sequence[int], places: tuple[int, ...]) -> Microbatch:
         pairs = [samples.sample(number) for number in numbers]
@@ -55,7 +56,7 @@ def read_vocabulary(tokenizer: Path | None, vocab_size: int) -> Vocabulary:
     sentences or are special.
 
     Without a tokenizer, for random tokens, each of `vocab_size` tokens begins a word and every
-    fourth ends a sentence; the special tokens follow.
+    fourth ends a sentence; the special tokens have the ids after these.
     """
     if tokenizer is not None:
         return Vocabulary.of(Tokenizer.load(tokenizer))

@@ -70,7 +70,8 @@ class BidirectionalAttention(SelfAttention):
 
 
 class ExactMLP(MLP):
-    """MLP, h → 4h → h, with exact GeLU; the output is without the last product's bias."""
+    """A layer's MLP, h → 4h → h, with exact GeLU and its width divided over the tensor-parallel
+    axis; the output is without the last product's bias."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.dense_4h_to_h(F.gelu(self.dense_h_to_4h(x)), add_bias=False)
@@ -102,9 +103,9 @@ class BertLayer(TransformerLayer):
 
 
 class BertEmbedding(Embedding):
-    """Word, position and segment embeddings, then dropout: token ids and segments [b, s] → [s, b,
-    h], or this rank's part of the sequence under sequence parallelism. The last stage of a pipeline
-    holds the word embedding alone."""
+    """Sum of word, position and segment embeddings, then dropout: token ids and segments (0 or 1),
+    each [b, s], → [s, b, h], or this rank's part of the sequence under sequence parallelism. The
+    last stage of a pipeline holds the word embedding alone."""
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, is_first: bool) -> None:
         super().__init__(config, mesh, is_first)
@@ -194,11 +195,13 @@ class BERT(StageModel):
         return losses.T
 
     def batch_loss(self, hidden: Tensor, batch: PipelineInput) -> Tensor:
-        """Return the scalar loss: the sum over masked positions, divided by their number in the
-        microbatch or by `batch.mean_targets` (`train.normalise`), plus the loss of sentence order.
+        """Return the scalar loss of a microbatch from the last stage's states. In training it is
+        the sum over masked positions, divided by their number in the microbatch or by
+        `batch.mean_targets` (`train.normalise`), plus the loss of sentence order.
 
-        In evaluation mode it leaves sentence order out and averages over each sequence, then over
-        sequences. So the exponential is the masked-LM perplexity and does not depend on batches.
+        In evaluation mode it leaves sentence order out, and averages over the masked positions of
+        each sequence, then over sequences. So the exponential is the masked-LM perplexity and does
+        not depend on batches. Collective over the tp axis.
         """
         pairs = _pairs_of(batch)
         losses = self.masked_losses(hidden, batch.targets)

@@ -103,9 +103,9 @@ class ValidationStreams(ValidationOrder):
     def microbatches(
         self, num_samples: int, batch_size: int, dp_rank: int, dp: int
     ) -> Iterator[Microbatch]:
-        """Yield the microbatches of data-parallel rank `dp_rank` of `dp`, of training's size
-        whatever `batch_size` is: all of one group of streams, in the order of the text, then all of
-        the next.
+        """Yield the microbatches of data-parallel rank `dp_rank` of `dp`, with training's
+        microbatch size whatever `batch_size` is: all of one group of streams, in the order of the
+        text, then all of the next group.
 
         The ranks together read `num_samples` sequences, rounded down to whole global batches, but
         at least one batch and no more than the split has.
