@@ -307,11 +307,12 @@ def schedule(
 
 
 def format_grid(lowered: "Lowered", chunks: int) -> str:
-    """Return the grid of a schedule as text, one line for each rank, one column for each unit of
-    time, which is the shortest pass. `chunks` is the number of stages per rank.
+    """Return the grid of a lowered schedule as text: a line for each rank, `rank N |…|`, and a
+    column for each unit of time, which is the shortest pass. `chunks` is the number of stages per
+    rank.
 
     A cell has F or B for forward or backward, the microbatch's number and, with several chunks, the
-    chunk's letter. It is blank while the rank is idle.
+    chunk's letter. A long pass fills several cells, and a cell is blank while the rank is idle.
     """
     every = list(chain.from_iterable(lowered.timeline))
     unit = min(interval.end - interval.start for interval in every)
@@ -382,16 +383,16 @@ def _announce_conversion(directory: Path) -> None:
 
 
 def main() -> None:
-    """Run the command line of `mlm-train` and exit with its exit code. A first argument that is not
-    a verb is taken as the model to `run`."""
+    """Run the command line of `mlm-train` with this process's arguments, and exit with its exit
+    code. A first argument that is neither a verb nor an option is taken as the model to `run`."""
     keep_large_buffers()
     run_command(app, "run")
 
 
 def program() -> None:
-    """Run `mlm-train` as `python -m mlm_repro.engine.cli`, by which torchrun starts ranks. A rank
-    ends at once, because leftover threads of the libraries can abort a process that ends in the
-    ordinary way."""
+    """Run `mlm-train` as `python -m mlm_repro.engine.cli`, by which torchrun starts ranks, and exit
+    with its exit code. A launched rank ends at once, without Python's cleanup, because leftover
+    threads of the libraries can abort a process that ends in the ordinary way."""
     try:
         main()
     except SystemExit as end:

@@ -165,8 +165,8 @@ def _read(path: Path) -> str:
 
 
 class FineTuneRecipe(Config):
-    """Hyper-parameters of a fine-tuning with AdamW, linear warm-up and linear decay to 0 after the
-    last step."""
+    """Settings of a fine-tuning with AdamW, whose learning rate rises linearly to its peak and then
+    falls linearly, to reach 0 one step after the last."""
 
     epochs: PositiveInt
     batch_size: PositiveInt
@@ -252,8 +252,8 @@ def squad_scores(predicted: Sequence[str], expected: Sequence[Sequence[str]]) ->
 
 
 def normalize(text: str) -> str:
-    """Return the text in lower case, without punctuation, the articles a, an and the, and
-    superfluous white space, as SQuAD compares answers."""
+    """Return the text as SQuAD compares answers: in lower case, without punctuation and the
+    articles a, an and the, and with single spaces between words."""
     text = "".join(character for character in text.lower() if character not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 

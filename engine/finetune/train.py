@@ -246,8 +246,8 @@ class FineTuner:
 
     def train(self, examples: Sequence[TaskExample], label: str) -> None:
         """Train the model on the examples for the recipe's epochs, shuffled anew in each; every
-        window of a long context counts as an example. `label` stands before the progress. Raises
-        UserError if a gradient is not finite."""
+        window of a long context counts as an example. Prints the progress, with `label` before it.
+        Raises UserError if a loss or gradient is not finite."""
         recipe = self.recipe
         size = self.recipe.batch_size
         features = list(chain.from_iterable(map(self.features, examples)))
@@ -413,9 +413,9 @@ class FineTuner:
 
 
 def _span_in(window: EncodedPair, answer: tuple[int, int] | None) -> tuple[int, int]:
-    """Return the positions of the answer's first and last token in a window, from the answer's
-    character range in the context; (0, 0) if there is no answer or the window does not have the
-    whole of it."""
+    """Return (first, last), the positions in a window of the first and the last token of an answer,
+    which is given as its character range in the context. They are (0, 0) if there is no answer or
+    the window does not have the whole of it."""
     if answer is None:
         return 0, 0
     start = next(

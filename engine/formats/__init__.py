@@ -28,7 +28,8 @@ FILE = "model-tp00-pp000.safetensors"
 
 @dataclass(frozen=True)
 class Imported:
-    """A model read from another format, with whole tensors by our global names."""
+    """A model read from another program's files: its configuration, its whole tensors by our global
+    names, its tokenizer, where it came from, and files to copy beside it."""
 
     name: str
     model: ModelConfig
@@ -88,8 +89,9 @@ def write_checkpoint(out: Path, imported: Imported) -> str:
 def check_tensors(
     tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], where: object
 ) -> None:
-    """Raise IntegrityFailure naming the first tensor that is missing, unexpected, misshapen or not
-    floating-point. `expected` has all names and shapes; `where` begins the message."""
+    """Compare `tensors` with `expected`, name → shape, which has all names. Raise IntegrityFailure
+    naming a tensor that is missing, unexpected, misshapen or not floating-point; `where` begins the
+    message."""
     if problem := sorted(tensors.keys() ^ expected.keys()):
         which = "unexpected" if problem[0] in tensors else "missing"
         raise IntegrityFailure(

@@ -42,8 +42,8 @@ SCALED = "It is a shrunk twin of a published model: its numbers are scaled ones.
 
 
 def export_checkpoint(checkpoint: Path, out: Path) -> Path:
-    """Write a checkpoint, or a run's newest, as the new Hugging Face directory `out` with a card,
-    and return `out`.
+    """Write a checkpoint, or a run's newest, as the new Hugging Face directory `out` with a model
+    card, read it back and compare every weight, and return `out`.
 
     Raises BadInput if transformers has no such model or `out` cannot be written, IntegrityFailure
     if the checkpoint is incomplete or changed or the export reads back as another model. A failure
@@ -90,8 +90,9 @@ def read_published(
 
 
 def write_card(directory: Path, loaded: LoadedCheckpoint) -> None:
-    """Write the model card README.md of an exported checkpoint into `directory`, with the fields
-    that the hub reads and the checkpoint's digest."""
+    """Write README.md, a model card, into the directory of an exported checkpoint: the fields that
+    the hub reads, the model's name and kind, the checkpoint's digest and, for a twin, that its
+    numbers are scaled."""
     config = loaded.directory / "config.json"
     family = loaded.config.family
     name, twin = read_ours(read_object(config), family, config)

@@ -102,8 +102,9 @@ class Format(NameMap):
         return [named.replace(".query.", f".{part}.") for part in parts]
 
     def join(self, name: str, parts: list[Tensor], config: ModelConfig) -> Tensor:
-        """Return our tensor `name`, made of its Hugging Face tensors `parts` in the order of
-        `their_names`. Padding rows of the vocabulary become zeros."""
+        """Return our tensor `name`, made of `parts`, its Hugging Face tensors in the order of
+        `their_names`, in our layout. Rows of the padded vocabulary beyond its entries become
+        zeros."""
         tensor = self.in_our_order(
             name, torch.cat(parts) if len(parts) > 1 else parts[0], config.num_heads
         )
@@ -115,8 +116,8 @@ class Format(NameMap):
         return tensor
 
     def split(self, name: str, tensor: Tensor, config: ModelConfig) -> list[Tensor]:
-        """Return a list of Hugging Face tensors in the order of `their_names`, made of our tensor
-        `name`; the inverse of `join`, without padding rows."""
+        """Return our tensor `name` as a list of contiguous Hugging Face tensors, in the order of
+        `their_names` and in their layout; the inverse of `join`, without padding rows."""
         tensor = tensor[: config.vocab_size] if name in OVER_VOCABULARY else tensor
         parts = self.in_their_order(name, tensor, config.num_heads).chunk(
             len(self.their_names(name, config))
@@ -288,13 +289,14 @@ def our_tensors(
 def read_huggingface(
     directory: Path, vocab: Path | None = None, heads: int | None = None
 ) -> Imported:
-    """Return the model in a Hugging Face directory of a GPT-2 or BERT as an Imported. `vocab` is a
-    directory whose tokenizer replaces a GPT-2's; a BERT may have no tokenizer. `heads`, if given,
-    must be the model's number.
+    """Return the model in a Hugging Face directory of a GPT-2 or BERT as an Imported. The tokenizer
+    is the directory's or, for a GPT-2, the one in the directory `vocab` if it is given; a BERT may
+    have none. `heads`, if given, must be the model's number.
 
     Embedding rows beyond a GPT-2's entries are padding and become zeros; all other values keep
-    their bits. A BERT's other files are listed for `FOLDER`. Raises BadInput for another model and
-    IntegrityFailure for damaged files, naming the tensor or file.
+    their bits. A BERT's other files are listed to be copied into the folder `huggingface` of the
+    checkpoint. Raises BadInput for another model and IntegrityFailure for damaged files, naming the
+    tensor or file.
     """
     path = directory / CONFIG
     values = read_object(path)
@@ -376,8 +378,8 @@ def companions(directory: Path) -> dict[str, Path]:
 
 
 def current_name(name: str) -> str:
-    """Return a tensor's name in today's transformers. Old BERTs call a norm's weight gamma and its
-    bias beta."""
+    """Return a tensor's name as today's transformers has it: at the end, `beta` becomes `bias`, and
+    `LayerNorm.gamma` becomes `LayerNorm.weight`, as old BERTs called them."""
     name = re.sub(r"\.beta$", ".bias", name)
     return re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
 
@@ -417,8 +419,9 @@ def read_weights(
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    """Return tensor name → name of its file, from the index of the weights. Raises IntegrityFailure
-    if the index is empty or names anything but a plain name of a `.safetensors` file."""
+    """Return a dict tensor name → name of its file, from the file that indexes a directory's
+    weights. Raises IntegrityFailure if it cannot be read, is empty, or names anything but a plain
+    name of a `.safetensors` file."""
     file_of = read_object(path).get("weight_map")
     if not isinstance(file_of, dict) or not file_of:
         raise IntegrityFailure(f"{path} has no weight_map")

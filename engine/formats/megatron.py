@@ -61,8 +61,9 @@ REQUIRED = {
 
 @dataclass(frozen=True)
 class RankFile:
-    """Content of one rank's Megatron-LM file: version, arguments, tensors and iteration. Arguments
-    and iteration are None if the file does not state them."""
+    """Content of one rank's Megatron-LM file, or of a distributed checkpoint: checkpoint version,
+    arguments, tensors and iteration. Arguments and iteration are None if the file does not state
+    them."""
 
     path: Path
     version: int
@@ -73,7 +74,8 @@ class RankFile:
 
     @property
     def layers(self) -> int:
-        """Number of layers in the pipeline stage that the file holds."""
+        """Number of transformer layers among the file's tensors, which are the layers of one
+        pipeline stage."""
         return len({name.split(".")[1] for name in self.tensors if name.startswith("layers.")})
 
 
@@ -161,8 +163,9 @@ def _find_files(directory: Path) -> list[list[Path]]:
 
 
 def _read_rank(path: Path) -> RankFile:
-    """Return the content of one rank's file, or of a distributed checkpoint, whose metadata is
-    given, as a RankFile. Arguments that are not numbers, texts or booleans are left out.
+    """Return a RankFile of the content of one rank's file, or, if `path` is the metadata of a
+    distributed checkpoint, of the whole checkpoint. Arguments that are not numbers, texts or
+    booleans are left out.
 
     Raises BadInput for interleaved stages or an unknown checkpoint version, IntegrityFailure if the
     file is not a checkpoint.
@@ -200,8 +203,9 @@ def _read_rank(path: Path) -> RankFile:
 def _read_config(
     files: list[list[RankFile]], tokenizer: Tokenizer, heads: int | None
 ) -> ModelConfig:
-    """Return the model configuration for all ranks' files, [stage][tensor-parallel rank]: sizes
-    from the tensors, the number of heads from the arguments or from `heads`.
+    """Return the ModelConfig of all ranks' files together, [stage][tensor-parallel rank]: sizes
+    from the tensors, the vocabulary from the tokenizer, the number of heads from the arguments or
+    from `heads`.
 
     Raises BadInput if neither states the heads, and BadInput or IntegrityFailure if tensors,
     arguments, `heads` and tokenizer contradict each other.
@@ -349,8 +353,8 @@ def reorder_query_key_value(local: Tensor, version: int, heads: int) -> Tensor:
 
 
 def require_gpt2(args: JSON, where: object) -> None:
-    """Raise BadInput if Megatron-LM's arguments describe a model other than our GPT-2. An argument
-    that is not given counts as GPT-2's.
+    """Raise BadInput if `args`, the arguments of Megatron-LM in a file, describe a model other than
+    our GPT-2; `where` begins the message. An argument that is not given counts as GPT-2's.
 
     If either of `bias_gelu_fusion` and `openai_gelu` is given and neither is set, the model has the
     exact GeLU, not GPT-2's tanh.

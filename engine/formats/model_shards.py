@@ -81,8 +81,9 @@ TOKENS = 24
 
 
 class Division(NamedTuple):
-    """How a parameter is divided: each of its `pieces`, equal and side by side along `dim`, is
-    divided along `dim`. A `summed` one is whole on every rank, and its gradient is summed."""
+    """How a parameter is divided over the ranks. It consists of `pieces` equal pieces side by side
+    along `dim`, and each piece is divided along `dim`. A `summed` one is whole on every rank, and
+    its gradient is summed."""
 
     how: Literal["columns", "rows", "heads", "vocabulary", "summed"]
     dim: int = 0
@@ -98,8 +99,8 @@ class TensorPlan(FileSchema):
     """Name of a parameter → its division; parameters without an entry are copied."""
 
     def part(self, name: str, whole: Tensor, rank: int) -> Tensor:
-        """Return a rank's part of the parameter `name`, whose whole value is `whole`; `whole`
-        itself if the parameter is copied or summed."""
+        """Return the part that rank `rank` holds of the parameter `name`, from its whole value
+        `whole`: a new tensor, or `whole` itself if the parameter is copied or summed."""
         if name not in self.parameters or self.parameters[name].how == "summed":
             return whole
         _, dim, pieces = self.parameters[name]
@@ -117,9 +118,9 @@ class TensorPlan(FileSchema):
 
 
 def make_plan(model: nn.Module, tp: int) -> TensorPlan:
-    """Return the plan for a transformers model on `tp` ranks: transformers' own, or from NAMES if
-    it has none. In either case embeddings of the vocabulary and the output head are divided by
-    vocabulary."""
+    """Return the TensorPlan of a transformers model for `tp` ranks: by transformers' own plan or,
+    if the model has none, by the names of layers in NAMES. In either case embeddings of the
+    vocabulary and the output head are divided by vocabulary."""
     theirs: dict[str, str] = getattr(model, "_tp_plan", None) or {}
     names: dict[str, str] = NAMES.get(model.config.model_type, {})  # type: ignore[union-attr, arg-type]
     vocabulary = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
@@ -167,8 +168,9 @@ def kind_of(name: str) -> str:
 
 
 def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
-    """Write a Hugging Face model as the new directory `out`, one file for each of `tp` ranks, and
-    return lines of text for the user: how each kind of parameter is divided, and the comparison.
+    """Write the model of a Hugging Face directory as the new sealed directory `out`, one file for
+    each of `tp` ranks, and return lines of text for the user: how each kind of parameter is
+    divided, and how the outputs compare.
 
     Every weight keeps its value and number format. The ranks, run as threads in float64, must give
     the undivided model's outputs; the last line says so, or that memory is too small to compare.
@@ -245,8 +247,8 @@ def read_model(directory: Path, has_weights: bool = True) -> Any:
 def load_rank(
     directory: Path, axis: Axis, seed: int = 0, dtype: torch.dtype | None = None
 ) -> nn.Module:
-    """Load this rank's part of a model that `shard_model` wrote, as a transformers model that is
-    used like the whole one. All ranks of the axis call the model together.
+    """Return this rank's part of a model that `shard_model` wrote to `directory`, as a transformers
+    model that is used like the whole one. All ranks of the axis call the model together.
 
     `dtype` None keeps the files' number format, or takes fp32 if they have several. `seed` seeds
     dropout in divided layers. Raises BadInput if the axis has another number of ranks than there
@@ -291,11 +293,12 @@ def _file(rank: int) -> str:
 
 
 def _check(directory: Path, model: nn.Module, tp: int) -> str:
-    """Compare the outputs of the ranks' parts in `directory` with the undivided model's, and return
-    the result as a sentence. `model`, the undivided one, becomes fp64.
+    """Run the parts in `directory` on `tp` ranks, as threads in float64, compare their outputs with
+    the undivided model's, and return the result as a sentence. `model`, the undivided one, becomes
+    fp64.
 
-    The sentence says so if memory is too small to compare. Raises BadInput if outputs differ or the
-    parts do not run.
+    If memory is too small, nothing is compared, and the sentence says so. Raises BadInput if
+    outputs differ or the parts do not run.
     """
     needed = 24 * sum(parameter.numel() for parameter in model.parameters())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
@@ -350,8 +353,8 @@ def outputs(model: nn.Module) -> Tensor:
 
 
 def divide(model: nn.Module, plan: TensorPlan, axis: Axis, seed: int = 0) -> nn.Module:
-    """Turn a whole model into this rank's part of it, in place, and return it. All ranks of the
-    axis call the divided model together.
+    """Turn a whole transformers model into this rank's part of it by the plan, in place, and return
+    it. All ranks of the axis call the divided model together.
 
     Inputs, outputs and gradients of copied parameters are whole on every rank. Between layers by
     columns and the layer by rows, dropout differs on each rank (by `seed`); elsewhere it is equal
@@ -441,8 +444,9 @@ class _Region:
 
 
 def _divide_heads(module: nn.Module, tp: int) -> None:
-    """Divide an attention module's counts of heads and their widths, and the counts in its own copy
-    of the configuration, by `tp`. Do nothing to a module without a count of heads."""
+    """Divide, in place by `tp`, an attention module's attributes that count heads or state the
+    width of all heads, and the counts of heads in a copy of its configuration. Do nothing to a
+    module without a count of heads."""
     if HEADS.isdisjoint(vars(module)):
         return
     # A copy: all modules of a model share one configuration, which would be divided repeatedly.

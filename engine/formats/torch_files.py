@@ -79,7 +79,8 @@ OPTIMIZER = re.compile(r"(.*\.)?optimizer\..*")
 
 
 class Unread:
-    """An object of a class in `UNREAD`, without its content."""
+    """Stand-in for an object in a checkpoint that no model needs, of a class in `UNREAD`: it takes
+    any arguments and state, and keeps none."""
 
     def __new__(cls, *_: Any) -> Self:
         return super().__new__(cls)
@@ -155,8 +156,8 @@ def _first_line(error: BaseException) -> str:
 
 
 class _Reader(distributed.FileSystemReader):
-    """Torch's reader of a distributed checkpoint, given the metadata: torch would unpickle it
-    without restriction."""
+    """Torch's reader of a distributed checkpoint's directory, which is given the metadata `known`
+    and does not read the file: torch would unpickle it without restriction."""
 
     def __init__(self, directory: Path, known: metadata.Metadata) -> None:
         super().__init__(directory)

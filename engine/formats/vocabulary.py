@@ -50,8 +50,9 @@ def write_vocabulary(
 
 
 def _write_pairs(tokenizer: Tokenizer, out: Path, seq_length: int) -> None:
-    """Rewrite tokenizer.json in `out` so that it encodes a pair of texts as [CLS] first [SEP]
-    second [SEP], and write a tokenizer_config.json beside it."""
+    """Rewrite tokenizer.json in `out`, with a BERT's special tokens added, so that it encodes a
+    pair of texts as [CLS] first [SEP] second [SEP], and write tokenizer_config.json beside it.
+    `seq_length` is the longest sequence in tokens."""
     file = out / FILE_NAME
     backend: Any = Backend.from_file(str(file))
     backend.add_special_tokens(list(SPECIAL_TOKENS))
@@ -91,7 +92,8 @@ def read_vocabulary(directory: Path) -> tuple[Tokenizer, list[Path]]:
 
 
 def read_vocabulary_files(directory: Path) -> tuple[Tokenizer, list[Path]]:
-    """Return the tokenizer of a directory's vocab.json and merges.txt, and the paths of both files.
+    """Return the tokenizer that a directory's vocab.json and merges.txt make, and the list of the
+    two paths.
 
     Raises BadInput if one is missing, IntegrityFailure if one is damaged.
     """

@@ -51,12 +51,12 @@ def guards_of(
 
 
 class RecentIterations:
-    """Losses and gradient norms of the last iterations. Checkpoints keep them, so a resumed run
-    decides alike.
+    """Losses and gradient norms of the last 128 iterations, by which spikes are told. Checkpoints
+    keep them, so a resumed run decides alike.
 
-    A spike is a loss or a gradient norm above the mean of the last 128 by more than 6 standard
-    deviations, once 64 are known (OLMo-core, `optim/skip_step_optimizer.py`, which also counts
-    leaps downwards). Spikes are remembered too, so a lasting level soon stops being a spike.
+    A spike is a loss or a gradient norm above their mean by more than 6 standard deviations, once
+    64 are known (OLMo-core, `optim/skip_step_optimizer.py`, which also counts leaps downwards).
+    Spikes are remembered too, so a lasting level soon stops being a spike.
     """
 
     def __init__(self) -> None:
@@ -65,10 +65,12 @@ class RecentIterations:
         them."""
 
     def add(self, loss: float, gradient_norm: float) -> dict[str, float]:
-        """Remember an iteration, and return its spikes as a dict: `loss` or `gradient_norm` → the
-        limit that the value exceeds. The dict is empty if neither is a spike.
+        """Remember an iteration's loss and gradient norm, and return which of them are spikes, as a
+        dict: `loss` or `gradient_norm` → the limit that the value exceeds. The dict is empty if
+        neither is.
 
-        An iteration with a value that is not finite, such as an fp16 overflow, is not remembered.
+        An iteration with a value that is not finite, such as an fp16 overflow, is not remembered
+        and is no spike.
         """
         # An fp16 run overflows while its loss scale is found; remembered, such an iteration would
         # hide every later spike.
@@ -117,9 +119,10 @@ class FiniteGuard(Guard):
         self._step = step
 
     def skips(self, iteration: Iteration) -> bool:
-        """Return False, or raise NotFinite on every rank with the first values that are not finite.
-        The weights have not changed. Every rank calls it, because the search computes the iteration
-        again."""
+        """Return False if loss and gradient are finite, or if only the gradient of an fp16 run
+        overflowed. Otherwise raise NotFinite on every rank, with the first values that are not
+        finite; the weights have not changed. Every rank calls it, because the search computes the
+        iteration again."""
         gradient = iteration.gradient
         # In fp16 an infinite norm is ordinary and halves the scale; an infinite loss is not, for
         # the scale is applied after it.
@@ -193,8 +196,9 @@ def _note(names: list[str], name: str, *tensors: Tensor) -> None:
 def _note_output(
     names: list[str], name: str, module: nn.Module, inputs: Any, output: Tensor
 ) -> None:
-    """Forward hook: append `name` to `names` if the module's output, or one of its own parameters,
-    is not finite. Parameters count because a later kernel may add the module's bias."""
+    """Forward hook of a module: append `name` to the list `names` if the module's output, or one of
+    its own parameters, is not finite. Parameters count because a later kernel may add the module's
+    bias."""
     _note(names, name, output, *module.parameters(recurse=False))
 
 

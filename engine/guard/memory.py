@@ -101,11 +101,11 @@ class MemoryGuard(Guard):
         return warning
 
     def look(self, statistics: Mapping[str, int]) -> str:
-        """Return a warning the first time that allocation retries have grown since the last call,
-        otherwise an empty text.
+        """Return a warning, as text, when the number of the allocator's retries has grown since the
+        last call, but only once; otherwise an empty text.
 
-        `statistics` comes from `torch.cuda.memory_stats`. Retries before the first call do not
-        count.
+        `statistics` comes from `torch.cuda.memory_stats`, and is empty on a CPU. Retries before the
+        first call do not count.
         """
         before = self._retries
         self._retries = statistics.get("num_alloc_retries", 0)
@@ -179,8 +179,9 @@ def describe_memory(run: ResolvedRun) -> str:
 
 
 def remedies(run: ResolvedRun) -> list[tuple[str, int]]:
-    """Return the changes of a single setting that the run allows and that need less memory:
-    (options of the command line, the largest rank's bytes), the change that needs the least first.
+    """Return a list of (options of the command line, bytes of the largest rank): each change of a
+    single setting that the run allows and that needs clearly less memory, the one that needs the
+    least first.
 
     A change of `tp` or `pp` may need more ranks, which its options then name.
     """
