@@ -41,7 +41,7 @@ class RankMemory(NamedTuple):
     activations, and the copy from which a checkpoint is written."""
 
     state: int
-    """Parameters, gradients and optimizer state."""
+    """Bytes of parameters, gradients and optimizer state."""
     activations: int
     rank: int
     copied: int = 0

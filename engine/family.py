@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mlm_repro.engine.model.stage_model import StageModel
 
 TokenFiles = Sequence[tuple["TokenFile", float]]
-"""Token files with their blend weights."""
+"""Token files, each with its weight in the blend."""
 
 
 class ClosedForms:
@@ -92,7 +92,7 @@ class Family:
     that give the orders of training and validation samples."""
 
     model: str
-    """module:class of the model. The class also builds a single pipeline stage."""
+    """`module:class` of the model, a StageModel. The class also builds a single pipeline stage."""
     closed_forms: type[ClosedForms]
     training_order: Callable[[RunConfig, TokenFiles, int, Path | None], "TrainingOrder"]
     """Function (run, token files with weights, number of iterations, directory of their tokenizer

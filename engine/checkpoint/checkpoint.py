@@ -138,7 +138,7 @@ class TrainingState:
     """Training time so far in seconds, over all sessions."""
     loss_scaler: JSON | None = None
     recent: tuple[tuple[float, float], ...] = ()
-    """Loss and gradient norm of the last iterations, oldest first."""
+    """(loss, gradient norm) of the last iterations, oldest first, by which spikes are told."""
     ancestors: tuple[Ancestor, ...] = ()
     """Every earlier checkpoint, oldest first, removed ones included; the last is the parent."""
     updated_samples: int | None = None

@@ -34,7 +34,8 @@ Entry = JSON
 """Entry of a tensor in index.json: {"shape": whole shape, "dim": divided dim or None, "files":
 names in the order of the parts}."""
 Wanted = Iterable[tuple[str, ShardedParameter, int, Tensor]]
-"""(name, parameter, first element of the rank's part, target) of each tensor to read."""
+"""(name, parameter, index in this rank's part of the first element to read, target) of each tensor
+to read."""
 
 
 def write_shard(

@@ -25,12 +25,13 @@ ROUNDING = 1e-9
 """Largest allowed relative difference between sums of squares in float64 whose parts are added in
 another order."""
 PART = 1 << 18
-"""Numbers that are added together, so that their float64 copy stays in the cache."""
+"""Number of elements that are added together, so that their float64 copy stays in the cache."""
 Numbers = tuple[float, float, float, int, int]
 """(sum of squares, minimum, maximum, count of non-finite numbers, checksum) of a tensor or of a
 rank's part."""
 NOTHING: Numbers = (0.0, math.inf, -math.inf, 0, 0)
-"""Numbers of a tensor without elements, from which `merge` starts."""
+"""Numbers for a rank that has read no element of a tensor: as a part they change nothing in
+`merge`."""
 Loaded = dict[str, tuple[ShardedParameter, Numbers]]
 """Name of a tensor → its parameter, and the numbers of the elements that this rank has read."""
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -35,10 +35,10 @@ class NameMap(Config):
     """
 
     outputs: dict[str, str]
-    """Names of modules → our names. A module's output is a tensor [s, b, ...] or a tuple that
-    begins with one."""
+    """Patterns of the engine's names of modules → our names. A module's output is a tensor [s, b,
+    ...] or a tuple that begins with one."""
     parameters: dict[str, str]
-    """Names of parameters → our names."""
+    """Patterns of the engine's names of parameters → our names."""
     batch_first: bool = False
     """True if the engine's activations are [b, s, ...]."""
     transposed: tuple[str, ...] = ()

@@ -34,9 +34,9 @@ from mlm_repro.lineage.errors import IntegrityFailure
 
 Array = NDArray[np.floating[Any]]
 Key = tuple[int, str]
-"""Iteration, from 0, and tensor name."""
+"""(number of an iteration, from 0, tensor name)."""
 Box = tuple[tuple[int, ...], tuple[int, ...]]
-"""Begin and end of a part in the whole tensor."""
+"""(begin, end) of a part in the whole tensor: an index each, the end exclusive."""
 OUTPUT = "output of "
 OUTPUT_GRADIENT = "gradient of output of "
 PHASES = (

@@ -52,11 +52,12 @@ from mlm_repro.lineage.progress import Progress, announce
 LONGEST_ANSWER = 30
 """Longest answer to a question of SQuAD, in tokens (BERT's own code)."""
 LONGEST_QUESTION = 64
-"""Longest question of SQuAD, in tokens (BERT's code)."""
+"""Number of tokens at which a question of SQuAD is cut (BERT's own code)."""
 LONGEST_OPTION = 128
-"""Longest question with an option of RACE, in tokens (Megatron-LM's code)."""
+"""Number of tokens at which a question of RACE, with an option, is cut (Megatron-LM's code)."""
 STRIDE = 128
-"""Tokens from the start of a window of a long context to the start of the next."""
+"""Largest number of tokens from the start of a window of a long context to the start of the
+next."""
 Scores = list[list[Tensor]]
 """Scores of examples, as `FineTuner.scores` returns them: for each example a list of tensors, one
 with the scores of its classes or options, or one [s, 2] for each window of a span's context."""
@@ -70,7 +71,7 @@ class EncodedPair(NamedTuple):
     second_start: int
     """Position of the second text's first token."""
     offsets: list[tuple[int, int]]
-    """Character range of each token of the second text."""
+    """(begin, end) in characters of each token of the second text, within that text."""
 
 
 @dataclass(frozen=True)
@@ -154,12 +155,12 @@ class FineTuned:
     examples: dict[str, int]
     """Number of examples of each set."""
     metrics: dict[str, dict[str, float]]
-    """Held-out set → metrics in percent, the medians of several trainings."""
+    """Held-out set → metrics in percent, by name: the medians over the trainings."""
     seconds: float
     of_members: dict[str, list[dict[str, float]]]
-    """Held-out set → metrics of each training, in the order of their seeds."""
+    """Held-out set → metrics in percent of each training, in the order of their seeds."""
     ensemble: dict[str, dict[str, float]]
-    """Held-out set → metrics of the mean of the trainings' scores."""
+    """Held-out set → metrics in percent of the mean of the trainings' scores."""
 
 
 class Feature(NamedTuple):

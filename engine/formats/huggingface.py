@@ -56,7 +56,7 @@ class Format(NameMap):
     prefix: str
     """Beginning of the names of the body's tensors."""
     words: str
-    """Name of the word embedding."""
+    """Name, without `prefix`, of the word embedding in the files."""
     buffers: str
     """Regular expression of the names, without `prefix`, of tensors in the files that are not
     weights."""
@@ -69,12 +69,12 @@ class Format(NameMap):
     """Name in this format of a layer's last norm, with which our next layer begins; empty if the
     layers' norms match ours."""
     inner: str
-    """Key of config.json for the MLP's inner width."""
+    """Key in config.json of the width between the MLP's two products."""
     default_inner: int | None = None
     dropout: str
     """Key of config.json for the dropout probability."""
     sizes: dict[str, str]
-    """Our sizes → keys of config.json."""
+    """Name of one of our sizes in ModelConfig → its key in config.json."""
     tied: dict[str, str]
     """Name of a tensor that repeats a weight → name of that weight."""
     required: dict[str, tuple[Any, ...]]

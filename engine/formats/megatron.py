@@ -56,7 +56,8 @@ REQUIRED = {
     "multi_latent_attention": (False,),
     "add_bias_linear": (True,),
 }
-"""Allowed values of the arguments that decide whether a model is our GPT-2, the default first."""
+"""Name of an argument of Megatron-LM → its values with which a model is our GPT-2, the default
+first."""
 
 
 @dataclass(frozen=True)

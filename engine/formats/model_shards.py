@@ -58,7 +58,7 @@ STYLES = {"colwise": "columns", "rowwise": "rows", "replicated_with_grad_allredu
 """transformers' words for ways of dividing → ours. Layers with another word stay whole on every
 rank."""
 FUSED = {"c_attn": 3}
-"""Layers that hold several products side by side → their number."""
+"""End of the name of a layer that holds several products side by side → the number of products."""
 HEADS = frozenset(
     {
         "num_heads",
@@ -77,7 +77,8 @@ WIDTHS = frozenset({"inner_dim", "all_head_size", "split_size", "embed_dim", "hi
 TOLERANCE = 1e-10
 """Largest allowed difference between outputs in float64, relative to the largest output or to 1."""
 TOKENS = 24
-"""Length of the two random sequences on which outputs are compared."""
+"""Length of the two random sequences on which outputs are compared, unless the model's context is
+shorter."""
 
 
 class Division(NamedTuple):
@@ -393,8 +394,8 @@ class _Region:
         self.axis = axis
         self.is_inside = False
         self.other = torch.Generator().manual_seed(seed + 1 + axis.rank).get_state()
-        """Random state to swap in at the region's border: the divided region's, and while inside it
-        the undivided layers'."""
+        """Torch's random state for the other side of the border: the divided layers' while a pass
+        is among undivided ones, and the undivided layers' while it is among divided ones."""
 
     def divide(self, module: Any, how: str, rows: int) -> None:
         """Change a module in place to compute this rank's part, divided as `how` says: `columns`,

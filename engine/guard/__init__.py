@@ -23,7 +23,7 @@ class Iteration:
     number: int
     """Number of the iteration, counted from 0."""
     batch_size: int
-    """Number of sequences of all ranks together."""
+    """Number of sequences in the global batch, over all ranks."""
     microbatches: "Sequence[PipelineInput]"
     """This rank's microbatches."""
     gradient: "Gradient"

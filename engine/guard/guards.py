@@ -207,9 +207,11 @@ SHOWN = 8
 WINDOW = 10
 """Number of iterations over which a rank's times are added up before ranks are compared."""
 RATIO = 1.5
-"""A rank is slow if its own work takes at least this many times as long as the others'."""
+"""A rank is slow only if its own work takes more than this many times the median of the other ranks
+of its pipeline stage."""
 LEAST_SECONDS = 0.5
-"""A rank is slow only if it loses at least this many seconds to the others in a window."""
+"""A rank is slow only if its own work in a window takes at least this many seconds more than the
+median of the other ranks of its pipeline stage."""
 INTERVAL = 100
 """Number of iterations between comparisons of replicas; they are also compared before every
 checkpoint."""
