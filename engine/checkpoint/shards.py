@@ -232,9 +232,10 @@ def _read_run(
 def _read_part(
     name: str, entry: Entry, parameter: ShardedParameter, first: int, target: Tensor, file: Any
 ) -> None:
-    """Fill the target with rows of this rank's part of a tensor, from row `first` of the part on.
-    `file` opens a file of the checkpoint by its name. Raises IntegrityFailure if the files hold
-    another shape, or numbers that are not floating-point."""
+    """Fill the target with rows, along dim 0, of this rank's part of the tensor `name`, from row
+    `first` of the part on. `entry`, from the index, says which files hold it; `file` opens one by
+    its name. Raises IntegrityFailure if the files hold another shape, numbers that are not
+    floating-point, or no equal parts."""
     dim = entry["dim"] or 0
     files = entry["files"]
     own = parameter.dim

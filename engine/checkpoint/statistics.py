@@ -82,7 +82,8 @@ def _range(flat: torch.Tensor) -> tuple[float, float, float, int]:
 
 def merge(parts: Iterable[Numbers]) -> Numbers:
     """Return a whole tensor's numbers, a tuple like `measure`'s, from the numbers of its parts, at
-    least one. Squares, non-finite numbers and checksums (modulo 2⁶⁴) are added."""
+    least one: the smallest minimum, the largest maximum, and sums of the others, of checksums
+    modulo 2⁶⁴."""
     squares, least, greatest, lost, checksums = zip(*parts, strict=True)
     return math.fsum(squares), min(least), max(greatest), sum(lost), sum(checksums) % 2**64
 

@@ -201,9 +201,9 @@ def compare(part: TensorPart, whole: Array, rank: str, tolerance: float) -> Tens
 def merge(
     differences: Iterable[TensorDifference], reference: Mapping[Key, Array]
 ) -> list[TensorDifference]:
-    """Return one TensorDifference for each tensor of the reference in each iteration: the largest
-    of its parts' `differences`, or an infinite one if fewer elements were compared than the tensor
-    has. An element that several ranks computed counts for each of them."""
+    """Return a list with one TensorDifference for each tensor of the reference in each iteration:
+    the largest of its parts' `differences`, or an infinite one if fewer elements were compared than
+    the tensor has. An element that several ranks computed counts for each of them."""
     merged_parts: dict[Key, list[TensorDifference]] = {key: [] for key in reference}
     for difference in differences:
         merged_parts[difference.iteration, difference.tensor].append(difference)
@@ -227,9 +227,9 @@ def merge(
 def tolerances(
     whole: Mapping[Key, Array], moved: Sequence[Mapping[Key, Array]], precision: str
 ) -> dict[Key, float]:
-    """Return (iteration, tensor name) → tolerance T (`tensor_tolerance`) for every tensor of the
-    reference, `whole`, from the same tensors in the perturbed runs, `moved`. The number of layers
-    is read from the tensors' names."""
+    """Return a dict (iteration, tensor name) → tolerance T (`tensor_tolerance`) for every tensor of
+    the reference, `whole`, from the same tensors in the perturbed runs, `moved`. The number of
+    layers is read from the tensors' names; `precision` is the weights' number format."""
     matches = [re.search(r"\blayers\.(\d+)", name) for _, name in whole]
     numbers = [int(match[1]) for match in matches if match]
     layers = max(numbers, default=-1) + 1

@@ -287,10 +287,10 @@ class FineTuner:
 
     @torch.no_grad()
     def scores(self, examples: Sequence[TaskExample], label: str) -> Scores:
-        """Return scores of each example, in order, as a list of fp32 tensors on the host: one
-        tensor with the scores of its classes or options, or for a span a tensor [s, 2] for each
-        window of the context. `label` stands before the progress. The model is left in evaluation
-        mode."""
+        """Return a list of the examples' scores, in order. Each is a list of fp32 tensors on the
+        host: one tensor with the scores of the classes or options, or for a span a tensor [s, 2]
+        for each window of the context. `label` stands before the progress. The model is left in
+        evaluation mode."""
         self.model.eval()
         scored = []
         with Progress(f"{label}, evaluation", len(examples), "examples") as progress:
@@ -326,8 +326,8 @@ class FineTuner:
 
     def ensemble(self, members: Sequence[Scores]) -> Scores:
         """Return the mean of `members`, several trainings' scores of the same examples, in the form
-        of one: for classes or options the mean of their probabilities, as in Megatron-LM's script,
-        for spans the mean of raw scores."""
+        of one training's: for classes or options the mean of their probabilities, as in
+        Megatron-LM's script, for spans the mean of raw scores."""
         stacks = [
             [torch.stack(tensors) for tensors in zip(*member_scores, strict=True)]
             for member_scores in zip(*members, strict=True)

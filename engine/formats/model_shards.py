@@ -58,7 +58,8 @@ STYLES = {"colwise": "columns", "rowwise": "rows", "replicated_with_grad_allredu
 """transformers' words for ways of dividing → ours. Layers with another word stay whole on every
 rank."""
 FUSED = {"c_attn": 3}
-"""End of the name of a layer that holds several products side by side → the number of products."""
+"""Last part of the name of a layer that holds several products side by side → the number of
+products."""
 HEADS = frozenset(
     {
         "num_heads",

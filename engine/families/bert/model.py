@@ -40,10 +40,10 @@ from mlm_repro.engine.rng import Dropout
 
 
 class BidirectionalAttention(SelfAttention):
-    """Attention from every position to every token, padding excepted, with heads divided over the
+    """Attention from every position to every token that is not padding, with heads divided over the
     tp axis: [s, b, h] → [s, b, h], where `is_token` [b, s] is False at padding. Under sequence
-    parallelism both states are this rank's positions, [s/t, b, h]. The output is without the last
-    product's bias."""
+    parallelism input and output are this rank's positions, [s/t, b, h]. The output is without the
+    last product's bias."""
 
     def forward(self, x: Tensor, dropout: Dropout | None, is_token: Tensor) -> Tensor:  # type: ignore[override]
         qkv = self.query_key_value(x).unflatten(
@@ -78,9 +78,9 @@ class ExactMLP(MLP):
 
 
 class BertLayer(TransformerLayer):
-    """BERT's layer, [s, b, h] → [s, b, h], or [s/t, b, h] of both under sequence parallelism:
-    attention and MLP, each after a norm. The residual is taken before the norm, or in the original
-    order after it."""
+    """BERT's layer, [s, b, h] → [s, b, h]: attention and MLP, each after a norm. Under sequence
+    parallelism input and output are this rank's positions, [s/t, b, h]. The residual is taken
+    before the norm, or in the original order after it."""
 
     attention_class = BidirectionalAttention
     mlp_class = ExactMLP
@@ -196,8 +196,8 @@ class BERT(StageModel):
 
     def batch_loss(self, hidden: Tensor, batch: PipelineInput) -> Tensor:
         """Return the scalar loss of a microbatch from the last stage's states. In training it is
-        the sum over masked positions, divided by their number in the microbatch or by
-        `batch.mean_targets` (`train.normalise`), plus the loss of sentence order.
+        the sum of the cross-entropies of masked positions, divided by their number in the
+        microbatch or by `batch.mean_targets` (`train.normalise`), plus the loss of sentence order.
 
         In evaluation mode it leaves sentence order out, and averages over the masked positions of
         each sequence, then over sequences. So the exponential is the masked-LM perplexity and does

@@ -300,10 +300,10 @@ class TransformerXL(CausalModel):
     def forward(
         self, inputs: Tensor, dropout: Dropout | None = None, recurrence: Recurrence | None = None
     ) -> Tensor:
-        """Return the output of the stage, [s, b, h], from token ids [b, s] on the first stage, or
-        the previous stage's output. With a recurrence, read each layer's memory [m, b, h] from its
-        dict `before`, and write the last states, for the next segment, into its dict `after`, both
-        by layer number; without one the segment has no memory."""
+        """Return the output of the stage, [s, b, h], from token ids [b, s] on the first stage,
+        elsewhere from the previous stage's output. With a recurrence, read each layer's memory [m,
+        b, h] from its dict `before`, and write the last states, for the next segment, into its dict
+        `after`, both by layer number; without one the segment has no memory."""
         x = inputs
         if self.stage.is_first:
             x = drop(
