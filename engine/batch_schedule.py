@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 # Protocols and not `TrainConfig`, because `engine/config.py` imports this module to turn samples
 # into iterations.
 class TrainedBefore(Protocol):
-    """Interface: the numbers of iterations and samples that an earlier run had finished when a new
-    run continued it."""
+    """Interface of `Recipe.continues`: the numbers of iterations and of samples that an earlier run
+    had finished when a new run continued it."""
 
     @property
     def iteration(self) -> int: ...
@@ -18,7 +18,9 @@ class TrainedBefore(Protocol):
 
 
 class Recipe(Protocol):
-    """Interface: the fields of `TrainConfig` from which the batch sizes follow."""
+    """Interface of the settings from which a BatchSchedule is made, with `TrainConfig`'s names: the
+    global batch size, its growth as (start, increment, samples) or None, and the end of a continued
+    run or None."""
 
     @property
     def global_batch_size(self) -> int: ...
@@ -29,7 +31,8 @@ class Recipe(Protocol):
 
 
 class _Phase(NamedTuple):
-    """Consecutive iterations with one batch size."""
+    """Consecutive iterations with one batch size: the first of them, the number of samples before
+    it, and the batch size."""
 
     iteration: int
     """First iteration of the phase, from 0."""
@@ -58,18 +61,20 @@ class BatchSchedule:
             )
 
     def batch_size(self, iteration: int) -> int:
-        """Return the global batch size of `iteration` (from 0)."""
+        """Return the number of sequences in the global batch of `iteration`, counted from 0; the
+        iterations of a continued run count too."""
         return self._phase(iteration).batch_size
 
     def samples_before(self, iteration: int) -> int:
-        """Return the number of samples in all iterations before `iteration` (from 0); the samples
-        of a continued run count too."""
+        """Return the number of samples in all iterations before `iteration`, counted from 0; the
+        iterations and samples of a continued run count too."""
         phase = self._phase(iteration)
         return phase.sample + (iteration - phase.iteration) * phase.batch_size
 
     def whole_iterations(self, samples: float) -> int:
-        """Return the number of iterations that the training's first `samples` samples fill; an
-        incomplete last batch is not counted. A continued run's samples and iterations count too."""
+        """Return the number of whole iterations, from the start of the training, that `samples`
+        samples fill; an incomplete last batch is not counted. A continued run's samples and
+        iterations count in both numbers."""
         # Searched and not divided, because a growing batch has no fixed size. A batch has at least
         # one sample, so `samples` iterations are enough to search.
         return bisect_right(range(int(samples) + 1), samples, key=self.samples_before) - 1
@@ -85,9 +90,9 @@ class BatchSchedule:
 def _ramp(
     start: int, increment: int, samples: int, steps: int, iteration: int, taken: int
 ) -> list[_Phase]:
-    """Return the phases of a batch size that grows after `iteration` iterations and `taken`
-    samples. The sizes `start`, `start + increment` and on, `steps` in number, share the training's
-    first `samples` samples equally; the next size then stays.
+    """Return the phases, in order, of a batch size that grows after `iteration` iterations and
+    `taken` samples. The sizes `start`, `start + increment` and on, `steps` in number, share the
+    training's first `samples` samples equally; the next size then stays, in the last phase.
 
     A size whose samples earlier batches have taken is left out.
     """

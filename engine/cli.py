@@ -113,8 +113,8 @@ def resume(
 
 
 def _train(run: "ResolvedRun", runs: Path, same_code: bool, threads: bool = False) -> None:
-    """Train a run on its ranks and print its directory. If it is complete already, train nothing:
-    make the link with the run's name lead to it, and print its directory.
+    """Train a run on its ranks below the folder `runs`, and print its directory. If it is complete
+    already, train nothing: make the link with the run's name lead to it, and print its directory.
 
     Raises BadInput if `same_code` is set and other code worked on the run last, and SystemExit as
     `_on_ranks` does.
@@ -145,10 +145,11 @@ def _train(run: "ResolvedRun", runs: Path, same_code: bool, threads: bool = Fals
 
 
 def _on_ranks(work: Callable[[], str], ranks: int, threads: bool = False) -> None:
-    """Do the work on `ranks` ranks and print rank 0's answer.
+    """Call `work`, which returns a text, on each of `ranks` ranks, and print rank 0's text.
 
     The ranks are threads if `threads` is set. Otherwise this process does the work if it is a rank
-    or the only one; else it forks the ranks and raises SystemExit with their exit code.
+    or the only one; else it forks the ranks and raises SystemExit with 0 or the exit code of a rank
+    that failed.
     """
     if threads:
         from mlm_repro.engine.launch.threads import run_threads
@@ -306,11 +307,12 @@ def schedule(
 
 
 def format_grid(lowered: "Lowered", chunks: int) -> str:
-    """Return the grid of a schedule as text, one line for each rank, one column for each unit of
-    time, which is the shortest pass. `chunks` is the number of stages per rank.
+    """Return the grid of a lowered schedule as text: a line for each rank, `rank N |…|`, and a
+    column for each unit of time, which is the shortest pass. `chunks` is the number of stages per
+    rank.
 
     A cell has F or B for forward or backward, the microbatch's number and, with several chunks, the
-    chunk's letter. It is blank while the rank is idle.
+    chunk's letter. A long pass fills several cells, and a cell is blank while the rank is idle.
     """
     every = list(chain.from_iterable(lowered.timeline))
     unit = min(interval.end - interval.start for interval in every)
@@ -367,10 +369,11 @@ def to_megatron_(config: Model, overrides: Overrides = None, twin: Twin = False)
 
 
 def _announce_conversion(directory: Path) -> None:
-    """Print how many bytes a conversion reads and at most writes. Raises BadInput if `directory` is
-    not there.
+    """Print how many bytes a conversion reads from `directory` and at most writes. Raises BadInput
+    if there is no such directory.
 
-    From here on, the message about an interruption says that the command begins anew.
+    Sets an environment variable, so that a message about an interruption says that the command
+    begins anew.
     """
     from mlm_repro.lineage.digest import bytes_below
 
@@ -380,16 +383,16 @@ def _announce_conversion(directory: Path) -> None:
 
 
 def main() -> None:
-    """Run the command line of `mlm-train` and exit with its exit code. A first argument that is not
-    a verb is taken as the model to `run`."""
+    """Run the command line of `mlm-train` with this process's arguments, and exit with its exit
+    code. A first argument that is neither a verb nor an option is taken as the model to `run`."""
     keep_large_buffers()
     run_command(app, "run")
 
 
 def program() -> None:
-    """Run `mlm-train` as `python -m mlm_repro.engine.cli`, by which torchrun starts ranks. A rank
-    ends at once, because leftover threads of the libraries can abort a process that ends in the
-    ordinary way."""
+    """Run `mlm-train` as `python -m mlm_repro.engine.cli`, by which torchrun starts ranks, and exit
+    with its exit code. A launched rank ends at once, without Python's cleanup, because leftover
+    threads of the libraries can abort a process that ends in the ordinary way."""
     try:
         main()
     except SystemExit as end:

@@ -27,9 +27,9 @@ Array = NDArray[Any]
 
 
 class Compiled:
-    """Callable loop, compiled at the first call with arrays of new dtypes. The machine code is kept
-    on disk, from which later processes load it. A first call waits for the first calls of other
-    processes."""
+    """Callable form of a Python function with loops over arrays. Numba compiles it at the first
+    call with arrays of new dtypes, and keeps the machine code on disk, from which later processes
+    load it. A first call waits for the first calls of other processes."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         # numpy's error model, because Python's would test every division for a zero. Without the
@@ -47,8 +47,8 @@ class Compiled:
 
 
 def array(tensor: torch.Tensor) -> Array:
-    """Return a contiguous CPU tensor's memory, not a copy, as an array for a loop; bf16 becomes
-    int16."""
+    """Return the memory of a contiguous CPU tensor as a numpy array for a compiled loop. It is no
+    copy. A bf16 tensor gives an int16 array with the same bits."""
     detached = tensor.detach()
     detached = detached.view(torch.int16) if detached.dtype == torch.bfloat16 else detached
     # `numpy()` would keep a parameter's memory from being freed, and ZeRO stage 3 frees a layer
@@ -138,15 +138,16 @@ def largest(row: Array, count: int) -> np.float32:
 
 @inline
 def _in_order(bits: np.int32) -> np.int32:
-    """Return an integer for the bits of an fp32 number; the integers have the order of the numbers.
+    """Return an int32 for the bits of an fp32 number; these integers have the order of the numbers.
     The function is its own inverse."""
     return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
 
 
 @inline
 def random_bits(key: np.uint64, row: int, columns: int, out: Array) -> None:
-    """Write to `out` 16 random bits, drawn under `key`, for each of the first `columns` elements of
-    row number `row` of a mask, and for the rest of the last BLOCK, for which `out` needs room.
+    """Write 16 random bits, drawn under `key`, to each element of the uint16 array `out`, for the
+    first `columns` elements of row number `row` of a mask. The last BLOCK of 128 elements is filled
+    to its end, for which `out` needs room.
 
     Philox 4×32-10 with counter (16 · block + lane, row, 0, 0), as in `engine/kernels/dropout.py`.
     """

@@ -60,8 +60,8 @@ class FamilySection(Config):
     """True if sequence parallelism can divide the activations."""
 
     def check(self, model: "ModelConfig") -> None:
-        """Raise ValueError if a model of this family cannot have the sizes of `model`. The base
-        class accepts all sizes."""
+        """Raise ValueError if a model of this family cannot have the sizes of `model`. A family
+        with limits overrides this; the base class accepts all sizes."""
 
 
 # A section although it is empty: an option that stood in the base class would apply to every
@@ -196,24 +196,25 @@ class ModelConfig(Config):
 
     @property
     def section(self) -> FamilySection:
-        """Section with the options of this model's family, such as `gpt2`."""
+        """Options of this model's family: the value of the key that is named after it, such as
+        `gpt2` or `transformer_xl`."""
         section: FamilySection = getattr(self, self.family.replace("-", "_"))
         return section
 
     @property
     def text_vocab_size(self) -> int:
-        """`vocab_size` without the special tokens that a BERT adds: the entries of a tokenizer that
-        has no special tokens of its own."""
+        """Number of vocabulary entries without the special tokens that a BERT adds: the entries of
+        a tokenizer that has no special tokens of its own."""
         return self.vocab_size - self.section.special_tokens
 
     @property
     def head_dim(self) -> int:
-        """Width of one attention head, `d`."""
+        """Width of one attention head, `d`: the family's option, or hidden_size / num_heads."""
         return self.transformer_xl.head_dim or self.hidden_size // self.num_heads
 
     @property
     def inner_size(self) -> int:
-        """Width between the two products of the MLP."""
+        """Width between the two products of the MLP: the family's option, or 4 × hidden_size."""
         return self.transformer_xl.inner_size or 4 * self.hidden_size
 
 
@@ -334,8 +335,9 @@ class TrainConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _give_warmup(cls, values: Any) -> Any:
-        """Return the values with a warm-up if they name the schedule's end but no warm-up: a
-        hundredth of its iterations, rounded up, at most 3,000."""
+        """Return the section's values, before validation, with `warmup_iterations` added if they
+        name the schedule's end in iterations but no warm-up: a hundredth of the end, rounded up, at
+        most 3,000."""
         if not isinstance(values, dict):
             return values
         # Before validation, because only here a warm-up that is named differs from the default.
@@ -432,8 +434,8 @@ class TrainConfig(Config):
 
     @property
     def batch_in_microbatches(self) -> int:
-        """Number of microbatches of an iteration over all data-parallel ranks. If the batch grows,
-        it is the greatest common divisor of these numbers."""
+        """Number of microbatches in an iteration's global batch, over all data-parallel ranks. If
+        the batch grows, it is the greatest common divisor of these numbers over all sizes."""
         # The greatest common divisor, so that what divides it divides every size of the batch.
         start, increment, _ = self.rampup_batch_size or (0, 0, 0)
         return math.gcd(self.global_batch_size, start, increment) // self.microbatch_size
@@ -481,8 +483,8 @@ class ParallelConfig(Config):
 
     @property
     def recomputed_layers(self) -> int:
-        """Layers per group that is recomputed as a whole; 0 if no layer is, as with selective
-        recomputation."""
+        """Number of layers in each group that is recomputed as a whole in the backward pass; 0 if
+        no layer is, as with selective recomputation."""
         return self.recompute_layers if self.recompute == "full" else 0
 
 
@@ -625,12 +627,12 @@ class RunConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _count_in_iterations(cls, values: Any) -> Any:
-        """Return the values with lengths stated in samples or tokens, such as "300e9 tokens",
-        turned into iterations.
+        """Return the configuration's values with those lengths in `train` that are stated in
+        samples or tokens, such as "300e9 tokens", turned into numbers of iterations.
 
         The training's length follows the growing batch, and an incomplete last batch is not
-        counted. The others are divided by the global batch and rounded, intervals to at least 1;
-        warm-up and fall are not rounded where `clock` is "samples".
+        counted. The other lengths are divided by the global batch and rounded, intervals to at
+        least 1; warm-up, decay and fall are not rounded where `clock` is "samples".
         """
         train = values.get("train") if isinstance(values, dict) else None
         if not isinstance(train, dict):

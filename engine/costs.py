@@ -13,8 +13,8 @@ from mlm_repro.engine.pipeline.schedule import peaks_in_flight
 
 
 class ParameterBytes(NamedTuple):
-    """Bytes per parameter that training in one precision holds: weight, gradient, Adam's moments
-    and the fp32 master copy."""
+    """Bytes that training in one precision holds for each parameter: weight, gradient, both of
+    Adam's moments together, and the fp32 master copy, 0 if there is none."""
 
     weight: int
     """Bytes of a weight in the forward pass, and of an activation's element."""
@@ -37,11 +37,11 @@ Section 3.1)."""
 
 
 class RankMemory(NamedTuple):
-    """Peak memory of one pipeline rank, in bytes: the training state, activations and a
-    checkpoint's copy, beside the rank's number."""
+    """Peak memory of one pipeline rank in bytes, in three parts: the training state, the
+    activations, and the copy from which a checkpoint is written."""
 
     state: int
-    """Parameters, gradients and optimizer state."""
+    """Bytes of parameters, gradients and optimizer state."""
     activations: int
     rank: int
     copied: int = 0
@@ -66,7 +66,8 @@ def parameter_count(model: ModelConfig) -> int:
 
 
 def flops_per_token(model: ModelConfig, recompute: bool = False, causal: bool = False) -> float:
-    """Return the FLOPs of one token's matrix products, forward and backward.
+    """Return the FLOPs of the model's matrix products, forward and backward, for one token of a
+    full sequence, on average.
 
     With `recompute` the layers' forward pass counts twice. Attention counts in full, as in the
     papers; with `causal` the masked half is left out, which a BERT does not have.
@@ -84,8 +85,8 @@ def flops_per_iteration(model: ModelConfig, train: TrainConfig, recompute: bool 
 
 
 def tokens_trained(model: ModelConfig, train: TrainConfig) -> int:
-    """Return the number of tokens that a run trains on from beginning to end, repeated ones
-    included, with the tokens of a run that it continues."""
+    """Return the number of tokens in all samples of a run from beginning to end, repeated ones
+    included; the tokens of a run that it continues count too."""
     return BatchSchedule(train).samples_before(train.iterations) * model.seq_length
 
 
@@ -132,8 +133,8 @@ def activation_bytes_per_layer(
 def memory_of_ranks(
     model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, dp: int = 1
 ) -> list[RankMemory]:
-    """Return a RankMemory for each pipeline rank, the peak in closed form, without a checkpoint's
-    copy. `dp` is the number of data-parallel ranks.
+    """Return a list with a RankMemory for each pipeline rank, in order: its peak in closed form,
+    without a checkpoint's copy. `dp` is the number of data-parallel ranks.
 
     A rank holds the activations of forward passes that await their backward pass (2021 paper,
     Section 2.2), and the activations that one recomputation restores. The last rank also holds the
@@ -171,14 +172,14 @@ def memory_of_ranks(
 def fullest_rank(
     model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, dp: int = 1
 ) -> RankMemory:
-    """Return the memory of the pipeline rank that needs the most. Raises BadInput like
-    `memory_of_ranks`."""
+    """Return the RankMemory of the pipeline rank that needs the most bytes in all. Raises BadInput
+    like `memory_of_ranks`."""
     return max(memory_of_ranks(model, train, parallel, dp), key=lambda memory: memory.total)
 
 
 def checkpoint_bytes(model: ModelConfig, precision: Precision) -> int:
-    """Return the size of a checkpoint in bytes: parameters, two moments and, in bf16 and fp16,
-    master weights."""
+    """Return the bytes of the tensors of a whole checkpoint: parameters, two moments and, in bf16
+    and fp16, master weights."""
     sizes = PARAMETER_BYTES[precision]
     return parameter_count(model) * (sizes.weight + sizes.moments + sizes.master)
 
@@ -197,13 +198,14 @@ def written_bytes(
 
 
 def _stages_of_ranks(model: ModelConfig, parallel: ParallelConfig) -> list[list[PipelineStage]]:
-    """Return a list for each pipeline rank of the stages that it holds, one for each of its
-    chunks."""
+    """Return, for each pipeline rank in order, the list of the PipelineStages that it holds, one
+    for each of its chunks. Raises BadInput if there are fewer layers than stages."""
     stages = split_layers(model.num_layers, parallel.pp, parallel.chunks)
     return [stages[rank :: parallel.pp] for rank in range(parallel.pp)]
 
 
 def _parameters(model: ModelConfig, parallel: ParallelConfig, stages: list[PipelineStage]) -> float:
-    """Return the number of parameters of these stages that one tensor-parallel rank holds."""
+    """Return the number of parameters of the pipeline stages `stages` together that one
+    tensor-parallel rank holds."""
     costs = family_of(model).closed_forms(model)
     return sum(costs.parameters(stage, parallel.tp) for stage in stages)

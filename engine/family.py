@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from mlm_repro.engine.model.stage_model import StageModel
 
 TokenFiles = Sequence[tuple["TokenFile", float]]
-"""Token files with their blend weights."""
+"""Token files, each with its weight in the blend."""
 
 
 class ClosedForms:
-    """GPT-2's number of parameters, FLOPs and bytes in closed form. Other families override the
-    methods in which they differ."""
+    """Formulas for the parameters, FLOPs and bytes of a model configuration, with which
+    `engine/costs.py` computes; here GPT-2's. Another family overrides the methods in which it
+    differs."""
 
     is_causal = True
 
@@ -38,8 +39,8 @@ class ClosedForms:
 
     def parameters(self, stage: PipelineStage, tp: int = 1) -> int:
         """Return the number of parameters that one of `tp` tensor-parallel ranks holds of a
-        pipeline stage. The last stage has a copy of the word embedding if it is not the first as
-        well."""
+        pipeline stage, with its share of the padded vocabulary. The last stage has a copy of the
+        word embedding if it is not the first as well."""
         h = self.h
         words = self.v // tp * self.h
         # In a layer 12h² weights and 7h biases are divided over tp. Two layer norms and the two
@@ -60,7 +61,8 @@ class ClosedForms:
 
     def flops(self, sequences: int, recompute: bool, causal: bool) -> float:
         """Return the FLOPs of all matrix products for `sequences` sequences, forward and backward.
-        `flops_per_token` explains the other arguments.
+        With `recompute` the layers' forward pass counts twice; with `causal` the masked half of
+        attention is left out, if the family is causal.
 
         With B sequences 72·B·s·L·h²·(1 + s/6h + v/12Lh) or, with recomputation, the 2021 paper's
         Equation 3, 96·B·s·L·h²·(1 + s/6h + v/16Lh).
@@ -86,20 +88,21 @@ class ClosedForms:
 
 @dataclass(frozen=True)
 class Family:
-    """A family's model class, closed forms, and orders of training and validation samples."""
+    """What the engine needs of a family of models: its model class, its closed forms, and functions
+    that give the orders of training and validation samples."""
 
     model: str
-    """module:class of the model. The class also builds a single pipeline stage."""
+    """`module:class` of the model, a StageModel. The class also builds a single pipeline stage."""
     closed_forms: type[ClosedForms]
     training_order: Callable[[RunConfig, TokenFiles, int, Path | None], "TrainingOrder"]
-    """Function (run, token files, iterations, directory of the token files' tokenizer) → the
-    samples of each iteration."""
+    """Function (run, token files with weights, number of iterations, directory of their tokenizer
+    or None) → TrainingOrder, which gives the samples of each iteration."""
     validation_order: Callable[[RunConfig, TokenFiles, Path], "ValidationOrder"]
-    """Function (run, token files, tokenizer's directory) → the order of the validation split's
-    sequences."""
+    """Function (run, token files with weights, directory of their tokenizer) → ValidationOrder,
+    which gives the sequences of the validation split in order."""
 
     def model_class(self) -> "type[StageModel]":
-        """Import and return the model's class."""
+        """Import the module of the family's model, and return the class. It needs torch."""
         # Imported late, because the class needs torch and the closed forms do not.
         module, name = self.model.split(":")
         return getattr(import_module(module), name)
@@ -131,7 +134,8 @@ GPT2 = Family("mlm_repro.engine.model.gpt2:GPT2", ClosedForms, _training_order, 
 
 
 def family_of(model: ModelConfig) -> Family:
-    """Return the Family of a model configuration. A family other than GPT-2 is imported here."""
+    """Return the Family of a model configuration: GPT-2's, or for another one the `FAMILY` of its
+    folder in `engine/families`, which is imported here."""
     if model.family == "gpt2":
         return GPT2
     # By name, because the core knows no family but GPT-2.

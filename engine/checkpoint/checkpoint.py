@@ -55,11 +55,13 @@ TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 3e-2, "fp16": 1e-2, "fp16-pure"
 layout, machine or library, by number format."""
 
 WrittenFile = tuple[str, str, JSON]
-"""Name of a rank's file in a checkpoint, its SHA-256, and its part of the index."""
+"""Tuple about a file that a rank has written into a checkpoint: its name, its SHA-256, and tensor
+name → description of each tensor in it, from `shards.describe`."""
 
 
 class Probe(FileSchema):
-    """Samples stored with a checkpoint, and the saved model's loss on them."""
+    """probe.json of a checkpoint: a few samples as token ids, the saved model's loss on them, its
+    number format, and what computed the loss."""
 
     tokens: Annotated[
         tuple[tuple[NonNegativeInt, ...], ...], Field(min_length=1, max_length=SAMPLES)
@@ -79,12 +81,12 @@ class Probe(FileSchema):
         return tokens
 
     def compare(self, loss: float, where: object, computed_on: JSON | None = None) -> str | None:
-        """Compare `loss`, the loaded model's on the samples, with the stored loss; `where` names
-        the checkpoint in messages. Return a warning if the losses are near but not equal although
-        `computed_on` equals the stored one, else None.
+        """Compare `loss`, which the loaded model has on the samples, with the stored loss; `where`
+        begins the messages. Return a warning as text if the losses are near but not equal although
+        `computed_on` (`describe_computation` here) equals the stored one, else None.
 
-        Raises IntegrityFailure if they are not within `TOLERANCE`: the weights changed, or this
-        machine miscomputes.
+        Raises IntegrityFailure if the losses differ, relatively, by more than `TOLERANCE` allows:
+        the weights changed, or this machine miscomputes.
         """
         change = (
             f"the loss on the probe's samples is {loss!r} and was {self.loss!r} when it was saved"
@@ -102,8 +104,9 @@ class Probe(FileSchema):
 
 
 def describe_computation(layout: Layout, device: torch.device) -> JSON:
-    """Return one flat JSON object of the layout, the numerics identity and this process's number of
-    torch threads."""
+    """Return, as one flat dict, what the bits of a loss depend on: the layout (`tp`, `pp`, `dp`),
+    the numerics identity (`processor`, `instructions`, `blas`, `torch`, `kernels`), and `threads`,
+    this process's number of torch threads."""
     return {
         **vars(layout),
         **numerics_identity(device.type == "cuda"),
@@ -112,7 +115,8 @@ def describe_computation(layout: Layout, device: torch.device) -> JSON:
 
 
 class Ancestor(NamedTuple):
-    """An earlier checkpoint that this one's training went through: its iteration and digests."""
+    """An earlier checkpoint that this one's training went through: its iteration, the digest of all
+    its files, and the digest of its model files."""
 
     iteration: int
     digest: str
@@ -122,8 +126,8 @@ class Ancestor(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Progress of a run as a checkpoint stores it, and the earlier checkpoints that it came
-    through."""
+    """Progress of a run as state.json of a checkpoint stores it: iteration, updates, time, loss
+    scale and recent losses; and the earlier checkpoints that it came through."""
 
     iteration: int = 0
     """Number of iterations finished."""
@@ -134,7 +138,7 @@ class TrainingState:
     """Training time so far in seconds, over all sessions."""
     loss_scaler: JSON | None = None
     recent: tuple[tuple[float, float], ...] = ()
-    """Loss and gradient norm of the last iterations, oldest first."""
+    """(loss, gradient norm) of the last iterations, oldest first, by which spikes are told."""
     ancestors: tuple[Ancestor, ...] = ()
     """Every earlier checkpoint, oldest first, removed ones included; the last is the parent."""
     updated_samples: int | None = None
@@ -227,20 +231,21 @@ class CheckpointWriter:
         tokenizer: Path,
         probe: Probe | None = None,
     ) -> None:
-        """Copy the state, and begin to write the checkpoint of `state.iteration` of the run
-        directory `run`, with a copy of the directory `tokenizer`. No other checkpoint may be in
-        progress.
+        """Copy weights and optimizer state, and begin to write the checkpoint of `state.iteration`
+        below the run directory `run`, with a copy of the directory `tokenizer`; `go_on` completes
+        it. No other checkpoint may be in progress.
 
-        Every rank calls it. Raises Interrupted, on every rank, if the directory cannot be made or
-        the run's was moved or replaced.
+        Every rank calls it. Raises Interrupted, on every rank, if the checkpoint's directory cannot
+        be made, or if the run's was moved or replaced.
         """
         self._steps = self._saving(run, config, state, tokenizer, probe)
         self._work = next(self._steps)
 
     def go_on(self) -> Ancestor | None:
         """Wait until every rank has finished the current step of writing the checkpoint in
-        progress, and start the next step. Return the checkpoint's iteration and digests after the
-        last step, which also removes checkpoints beyond `train.keep_checkpoints`; else None.
+        progress, and start the next step; every rank calls it, until it returns an Ancestor. That
+        is the checkpoint's iteration and digests, after the last step, which also removes
+        checkpoints beyond `train.keep_checkpoints`. Before, it returns None.
 
         Raises, on every rank and with the earlier checkpoints untouched, Interrupted if the disk
         cannot take it or the run's directory was moved, Diverged for a tensor that is not finite
@@ -344,9 +349,13 @@ def _complete(
     probe: Probe | None,
     everyone: list[WrittenFile],
 ) -> Ancestor:
-    """Write the files of a checkpoint other than its tensors, seal it, give it its name and remove
-    old checkpoints. Return its iteration and digests. Only the first rank calls it, after all ranks
-    have written their tensors."""
+    """Write the files of a checkpoint other than its tensors into `unfinished`, its hidden
+    directory, seal it, rename it to `path`, and remove checkpoints beyond `train.keep_checkpoints`.
+    `everyone` has the tensor files that all ranks wrote. Return the checkpoint's iteration and
+    digests as an Ancestor.
+
+    Only the first rank calls it, after all ranks have written their tensors.
+    """
     check_held(run)
     shards.write_index(unfinished, [described for *_, described in everyone])
     begun = RunDirectory(run).manifest if (run / MANIFEST).is_file() else {}
@@ -388,8 +397,9 @@ def save_checkpoint(
     mesh: ParallelMesh,
     tokenizer: Path,
 ) -> None:
-    """Write the checkpoint of `state.iteration`, without a probe or a memory of streams, and wait
-    until it is sealed. Every rank calls it. Raises errors as `CheckpointWriter.go_on` does."""
+    """Write the checkpoint of `state.iteration` below the run directory `run`, without a probe or a
+    memory of streams, and return when it is sealed. It removes old checkpoints as a training does.
+    Every rank calls it. Raises errors as `CheckpointWriter.begin` and `go_on` do."""
     writer = CheckpointWriter(parameters, optimizer, mesh)
     writer.begin(run, config, state, tokenizer)
     while writer.is_writing:
@@ -404,8 +414,9 @@ def as_ancestor(path: Path, iteration: int) -> Ancestor:
 
 
 def remove_old(run: Path, keep: int) -> None:
-    """Remove all complete checkpoints of a run but the newest `keep`, at least 1. Each is first
-    renamed to a hidden name, so that a kill leaves no half checkpoint under its own name."""
+    """Remove all complete checkpoints of the run directory `run` but the newest `keep`, at least 1.
+    Each is first renamed to a hidden name, so that a kill leaves no half checkpoint under its own
+    name."""
     for old in own_checkpoints(run)[:-keep]:
         hidden = hidden_beside(old, "old")
         # Renamed first: a kill while files are being removed must not leave half a checkpoint under
@@ -421,8 +432,8 @@ def resume(
     probe_loss: Callable[[Probe], float],
 ) -> TrainingState:
     """Load weights and optimizer from the newest checkpoint of `run` that can be trusted, and
-    return its progress. If the run has no checkpoint, load nothing and return the progress at
-    iteration 0.
+    return its progress, a TrainingState. If the run has no checkpoint, load nothing and return the
+    state at iteration 0.
 
     Digests, statistics and the loss that `probe_loss` computes on the probe are compared. If a
     checkpoint fails, the next older one is loaded; then the failed ones are set aside under hidden
@@ -472,10 +483,10 @@ def start_from(
     optimizer: FlatOptimizer,
     is_whole: bool,
 ) -> TrainingState:
-    """Load the weights of the checkpoint that a run starts from into the model and the optimizer's
-    master weights, read from the checkpoint's master weights if it has them. Return the progress at
-    iteration 0. If `is_whole`, load moments and step count too, and return the checkpoint's
-    progress.
+    """Load the weights of the checkpoint `path`, from which a new run starts, into the model and
+    the optimizer's master weights, from the checkpoint's master weights if it has them. Return the
+    TrainingState at iteration 0. If `is_whole`, load moments and step count too, and return the
+    checkpoint's TrainingState.
 
     Every rank calls it. Raises IntegrityFailure if the checkpoint is damaged, or no longer the one
     with `digest` that the run began with.
@@ -504,8 +515,9 @@ def start_from(
 def load_checkpoint(
     path: Path, parameters: Sequence[ShardedParameter], optimizer: FlatOptimizer
 ) -> tuple[TrainingState, Probe | None]:
-    """Fill parameters and optimizer from a checkpoint of any layout. Return the progress, whose
-    last ancestor is this checkpoint, and the probe or None.
+    """Fill parameters and optimizer from a checkpoint of any layout. Return (TrainingState, Probe
+    or None): the progress, whose last ancestor is this checkpoint, and the samples with their loss,
+    which are not compared here.
 
     Every rank calls it. Raises IntegrityFailure, on every rank, if files or tensors differ from the
     saved ones. Parameters and optimizer may then be partly overwritten.
@@ -552,9 +564,9 @@ def load_checkpoint(
 
 def _check_files(path: Path, mesh: ParallelMesh, is_read: Callable[[str], bool]) -> None:
     """Compare a checkpoint's files with its seal: the sizes of all files on every rank, and the
-    digest of each file whose name `is_read` accepts on a single rank, which shares out the reading.
-    Every rank calls it. Raises IntegrityFailure, on every rank, for a file that was changed, added
-    or removed."""
+    digest of each file whose name `is_read` accepts on one rank alone, so that the ranks share the
+    reading. Every rank calls it. Raises IntegrityFailure, on every rank, for a file that was
+    changed, added or removed."""
     with mesh.all_or_none():
         mine = set(sorted(filter(is_read, sealed_files(path)))[mesh.world.rank :: mesh.world.size])
         check_seal(path, mine.__contains__)
@@ -575,7 +587,8 @@ def _read_state(path: Path) -> TrainingState:
 
 
 def read_probe(path: Path) -> Probe | None:
-    """Return the samples and the loss stored with a checkpoint as its probe; None if it has no
-    probe, as imported weights."""
+    """Return the Probe in a checkpoint's probe.json: samples and the saved model's loss on them.
+    None if the checkpoint has no such file, as one of imported weights. Raises IntegrityFailure if
+    the file cannot be read."""
     place = path / PROBE
     return parse_document(read_object(place), Probe, str(place)) if place.is_file() else None

@@ -31,17 +31,19 @@ NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", tor
 # A name and no path: an index that was edited must not lead out of the checkpoint.
 FILE_NAME = re.compile(r"\w[\w.-]*")
 Entry = JSON
-"""{"shape": whole shape, "dim": int or None, "files": names in the order of the parts}"""
+"""Entry of a tensor in index.json: {"shape": whole shape, "dim": divided dim or None, "files":
+names in the order of the parts}."""
 Wanted = Iterable[tuple[str, ShardedParameter, int, Tensor]]
-"""(name, parameter, first element of the rank's part, target) of each tensor to read."""
+"""(name, parameter, index in this rank's part of the first element to read, target) of each tensor
+to read."""
 
 
 def write_shard(
     path: Path, shapes: Mapping[str, tuple[torch.dtype, Sequence[int]]], tensors: Iterable[Tensor]
 ) -> str:
-    """Write tensors to a safetensors file, sync it, and return its SHA-256. `shapes` has names,
-    dtypes and shapes; `tensors` come in the same order and are taken one at a time, so that memory
-    holds one.
+    """Write tensors to the safetensors file `path`, sync it, and return its SHA-256. `shapes` has
+    name → (dtype, shape); `tensors` come in the same order and are taken one at a time, so that
+    memory holds one.
 
     With names in alphabetical order, the file is the one that the safetensors library would write.
     Raises OSError when the file cannot be written.
@@ -74,9 +76,9 @@ def write_shard(
 def describe(
     parts: Iterable[tuple[str, ShardedParameter]], file: str, numbers: Mapping[str, Numbers]
 ) -> dict[str, Entry]:
-    """Return name → description of each tensor in one rank's file, for `write_index`: the whole
-    tensor's shape, the dim along which it is divided, the number of this rank's part, the file's
-    name and `numbers`, the statistics of this part."""
+    """Return a dict name → description of each tensor in one rank's file, for `write_index`. A
+    description is a dict: `shape` of the whole tensor, `dim` along which it is divided or None,
+    `part`, the number of this rank's part, `file`, and `numbers`, the statistics of this part."""
     return {
         name: {
             "shape": list(p.global_shape),
@@ -90,8 +92,9 @@ def describe(
 
 
 def write_index(directory: Path, descriptions: Iterable[dict[str, Entry]]) -> None:
-    """Merge `descriptions`, the result of `describe` from every rank, and write index.json and
-    statistics.json into the checkpoint's directory."""
+    """Merge `descriptions`, the results of `describe` on all ranks, and write two files into the
+    checkpoint's directory: index.json, tensor name → whole shape, divided dim and files, and
+    statistics.json, tensor name → statistics of the whole tensor."""
     merged: dict[str, dict[int, Entry]] = {}
     for name, part in chain.from_iterable(description.items() for description in descriptions):
         # A whole tensor comes from several ranks with equal bits; the first file that has it is
@@ -110,8 +113,9 @@ def write_index(directory: Path, descriptions: Iterable[dict[str, Entry]]) -> No
 
 @contextmanager
 def reading(place: Path) -> Iterator[None]:
-    """Context manager: turn a failure to read tensors or text into an IntegrityFailure that names
-    the path."""
+    """Context manager: turn the errors with which a file shows that it is unreadable or malformed
+    (SafetensorError, OSError, UnicodeDecodeError, KeyError, TypeError, IndexError, StopIteration)
+    into an IntegrityFailure that names `place`. Other errors pass."""
     try:
         yield
     except (
@@ -146,8 +150,9 @@ def read_into(directory: Path, index: dict[str, Entry], wanted: Wanted) -> None:
 
 
 def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
-    """Return the number format of the first tensor of the index, as its file states it, as a torch
-    dtype. All weights have the same format, but this is not checked.
+    """Return the number format of the tensor that comes first in `index`, as its file in the
+    checkpoint `directory` states it, as a torch dtype. All weights have the same format, but this
+    is not checked.
 
     Raises IntegrityFailure if it is not a training format, if the index is empty or if the file
     cannot be read.
@@ -166,9 +171,9 @@ def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
 
 
 def entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[int, ...]) -> Entry:
-    """Return a tensor's entry in the index: its shape, dim and file names. Raises IntegrityFailure
-    if the index has no such entry, one of a shape other than `shape`, or one that does not name
-    files of the checkpoint."""
+    """Return the entry of the tensor `name` in the index: a dict with its whole shape, divided dim
+    and file names. Raises IntegrityFailure if the index has no such entry, one of a shape other
+    than `shape`, or one that does not name files of the checkpoint."""
     if name not in index:
         raise IntegrityFailure(f"{directory}: tensor {name!r} is missing")
     entry = index[name]
@@ -189,7 +194,8 @@ def entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[i
 
 
 def check_file_name(directory: Path, name: str) -> None:
-    """Raise IntegrityFailure for anything but a plain file name, since a path could lead out of the
+    """Raise IntegrityFailure if `name`, from the index of the checkpoint `directory`, is not a
+    plain file name of letters, digits, `_`, `.` and `-`: a path could lead out of the
     checkpoint."""
     if not FILE_NAME.fullmatch(name):
         raise IntegrityFailure(
@@ -204,9 +210,9 @@ def _is_list_of(value: Any, kind: type) -> bool:
 def _read_run(
     name: str, entry: Entry, parameter: ShardedParameter, start: int, target: Tensor, file: Any
 ) -> None:
-    """Fill the target with consecutive elements of this rank's part of a tensor, from element
-    `start` of the part on. The target is flat, or is the whole part. `file` opens a file of the
-    checkpoint by its name."""
+    """Fill the target with consecutive elements of this rank's part of the tensor `name`, from
+    element `start` of the part on. `entry` is its entry in the index. The target is flat, or is the
+    whole part; an empty one is left alone. `file` opens a file of the checkpoint by its name."""
     shape = parameter.local.shape
     count = target.numel()
     if not count:
@@ -226,9 +232,10 @@ def _read_run(
 def _read_part(
     name: str, entry: Entry, parameter: ShardedParameter, first: int, target: Tensor, file: Any
 ) -> None:
-    """Fill the target with rows of this rank's part of a tensor, from row `first` of the part on.
-    `file` opens a file of the checkpoint by its name. Raises IntegrityFailure if the files hold
-    another shape, or numbers that are not floating-point."""
+    """Fill the target with rows, along dim 0, of this rank's part of the tensor `name`, from row
+    `first` of the part on. `entry`, from the index, says which files hold it; `file` opens one by
+    its name. Raises IntegrityFailure if the files hold another shape, numbers that are not
+    floating-point, or no equal parts."""
     dim = entry["dim"] or 0
     files = entry["files"]
     own = parameter.dim

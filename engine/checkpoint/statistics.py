@@ -25,12 +25,13 @@ ROUNDING = 1e-9
 """Largest allowed relative difference between sums of squares in float64 whose parts are added in
 another order."""
 PART = 1 << 18
-"""Numbers that are added together, so that their float64 copy stays in the cache."""
+"""Number of elements that are added together, so that their float64 copy stays in the cache."""
 Numbers = tuple[float, float, float, int, int]
 """(sum of squares, minimum, maximum, count of non-finite numbers, checksum) of a tensor or of a
 rank's part."""
 NOTHING: Numbers = (0.0, math.inf, -math.inf, 0, 0)
-"""Numbers of a tensor without elements, from which `merge` starts."""
+"""Numbers for a rank that has read no element of a tensor: as a part they change nothing in
+`merge`."""
 Loaded = dict[str, tuple[ShardedParameter, Numbers]]
 """Name of a tensor → its parameter, and the numbers of the elements that this rank has read."""
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -39,8 +40,8 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def measure(
     tensor: torch.Tensor, parameter: ShardedParameter | None = None, start: int = 0
 ) -> Numbers:
-    """Return sum of squares, minimum, maximum, count of non-finite numbers and checksum of a
-    tensor. The first three leave out non-finite elements, and are 0 if no element is finite.
+    """Return the tuple (sum of squares, minimum, maximum, number of non-finite elements, checksum)
+    of a tensor. The first three leave out non-finite elements, and are 0 if no element is finite.
 
     With a parameter, the tensor is a run of elements, from `start` on, of this rank's part of it.
     The checksum then counts each element at its index in the whole tensor, so that `merge` gives
@@ -80,15 +81,17 @@ def _range(flat: torch.Tensor) -> tuple[float, float, float, int]:
 
 
 def merge(parts: Iterable[Numbers]) -> Numbers:
-    """Return a whole tensor's numbers from its parts' numbers, at least one, each as `measure`
-    returns them."""
+    """Return a whole tensor's numbers, a tuple like `measure`'s, from the numbers of its parts, at
+    least one: the smallest minimum, the largest maximum, and sums of the others, of checksums
+    modulo 2⁶⁴."""
     squares, least, greatest, lost, checksums = zip(*parts, strict=True)
     return math.fsum(squares), min(least), max(greatest), sum(lost), sum(checksums) % 2**64
 
 
 def to_json(numbers: Numbers) -> dict[str, float | int]:
-    """Return a tensor's numbers, as `measure` returns them, under their names in `statistics.json`,
-    with the norm in place of the sum of squares."""
+    """Return a tensor's numbers, a tuple from `measure`, as a dict with the keys of
+    statistics.json: `norm` (the root of the sum of squares), `min`, `max`, `nonfinite` and
+    `checksum`."""
     squares, least, greatest, lost, checksum = numbers
     return {
         "norm": math.sqrt(squares),
@@ -100,9 +103,9 @@ def to_json(numbers: Numbers) -> dict[str, float | int]:
 
 
 def differs(measured: Numbers, stored: Mapping[str, Any]) -> str | None:
-    """Return a phrase for the first difference of measured numbers from `stored`, a tensor's entry
-    in `statistics.json`; None if they agree. The norm may differ by rounding, and a checksum that
-    is not stored is not compared."""
+    """Return a phrase that names the first difference of `measured`, a tuple from `measure`, from
+    `stored`, a tensor's entry in statistics.json; None if they agree. The norm may differ by
+    rounding, and a checksum that is not stored is not compared."""
     values = to_json(measured)
     # Another layout adds squares in another order; minimum, maximum and counts are exact at any.
     if not math.isclose(values["norm"], stored["norm"], rel_tol=ROUNDING, abs_tol=1e-300):
@@ -117,8 +120,8 @@ def differs(measured: Numbers, stored: Mapping[str, Any]) -> str | None:
 
 
 def has_checksums(directory: Path) -> bool:
-    """True if a checkpoint has statistics, with a checksum of every tensor, which tells any change
-    of a bit; early releases wrote none."""
+    """Return True if the checkpoint's statistics.json exists and has a checksum of every tensor,
+    which tells any change of a bit. Early releases wrote none."""
     stored = read_object(directory / FILE) if (directory / FILE).is_file() else {}
     return bool(stored) and all(
         isinstance(numbers, dict) and "checksum" in numbers for numbers in stored.values()
@@ -128,9 +131,9 @@ def has_checksums(directory: Path) -> bool:
 def check_written(
     file: Path, before: Mapping[str, Numbers], parameters: Mapping[str, ShardedParameter]
 ) -> None:
-    """Read the tensors named in `before` back from a written file, and compare them with these
-    numbers, taken in memory. A tensor named in `parameters` is this rank's part of that parameter;
-    another is whole.
+    """Read the tensors named in `before` back from a safetensors file, and compare their numbers
+    with the ones in `before`, which `measure` took in memory. A tensor named in `parameters` is
+    this rank's part of that parameter; any other is whole.
 
     Raises IntegrityFailure naming the first tensor that differs.
     """
@@ -151,12 +154,14 @@ def check_loaded(
     loaded: Loaded,
     owners: Axis | None = None,
 ) -> None:
-    """Compare the numbers of the tensors that this rank and its tensor-parallel peers have read
-    with the numbers stored in a checkpoint; a collective of these ranks.
+    """Compare the tensors that were read from a checkpoint with its statistics.json; without this
+    file nothing is compared. `loaded` has name → (parameter, numbers of the elements that this rank
+    has read). Every rank of the axis along which parameters are divided (tensor-parallel, or
+    data-parallel under ZeRO stage 3) calls it, because their numbers are merged.
 
-    With `owners`, each rank of that axis has read its own elements, and all of them call this.
+    With `owners`, each rank of that axis has read its own elements, and all of them call this too.
     Raises IntegrityFailure naming the first tensor that differs or that the statistics lack; other
-    ranks of the mesh do not learn of it. A checkpoint without statistics is not compared.
+    ranks of the mesh do not learn of it.
     """
     if not (directory / FILE).is_file():
         return

@@ -22,8 +22,8 @@ Places = tuple[int, ...]
 
 
 class StreamMemory:
-    """Memory that a Transformer-XL carries from one iteration to the next: the states of this
-    rank's layers, by the streams of a microbatch. Empty for a model without memory."""
+    """Memory that a Transformer-XL carries from one iteration to the next: for each microbatch, by
+    its stream indices, the states of this rank's layers. Empty for a model without memory."""
 
     def __init__(self, model: ModelConfig, mesh: ParallelMesh) -> None:
         self.mesh = mesh
@@ -42,21 +42,21 @@ class StreamMemory:
         return self._passing[places]
 
     def commit(self) -> None:
-        """Keep the states that this iteration's microbatches have left as the memory for the next
-        iteration."""
+        """Keep the states that the microbatches since the last `commit` or `discard` have left, as
+        the memory for the next iteration."""
         for places, recurrence in self._passing.items():
             self._states[places] = recurrence.after
         self._passing = {}
 
     def discard(self) -> None:
         """Drop the states that the microbatches since the last `commit` have left, as after a dry
-        run."""
+        run; the memory from before stays."""
         self._passing = {}
 
     def states(self) -> dict[str, torch.Tensor]:
-        """Return this rank's memory of streams for `save`: `LAYER.STREAM` → states [m, h], copied
-        to the host. Empty on tensor-parallel ranks but the first, because all hold the same
-        states."""
+        """Return this rank's memory of streams in the form that `save` writes: a dict
+        `LAYER.STREAM` → states [m, h], copied to the host. It is empty on every tensor-parallel
+        rank but the first, because all hold the same states."""
         named: dict[str, torch.Tensor] = {}
         for places, layers in self._states.items() if self.mesh.tp.rank == 0 else ():
             for (layer, states), (row, place) in product(layers.items(), enumerate(places)):
@@ -64,8 +64,8 @@ class StreamMemory:
         return named
 
     def save(self, directory: Path, states: dict[str, torch.Tensor]) -> None:
-        """Write `states`, the result of the method of that name, to this rank's file in the
-        directory of a checkpoint; do nothing if it is empty."""
+        """Write `states`, which the method `states` returned, into a checkpoint's directory as
+        `memory-ppNNN-dpNNNNN.safetensors`, a file of this rank. Write nothing if there are none."""
         # Stages and data-parallel ranks have layers and streams of their own, and each writes a
         # file.
         if states:

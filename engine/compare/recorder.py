@@ -35,10 +35,10 @@ class NameMap(Config):
     """
 
     outputs: dict[str, str]
-    """Names of modules → our names. A module's output is a tensor [s, b, ...] or a tuple that
-    begins with one."""
+    """Patterns of the engine's names of modules → our names. A module's output is a tensor [s, b,
+    ...] or a tuple that begins with one."""
     parameters: dict[str, str]
-    """Names of parameters → our names."""
+    """Patterns of the engine's names of parameters → our names."""
     batch_first: bool = False
     """True if the engine's activations are [b, s, ...]."""
     transposed: tuple[str, ...] = ()
@@ -51,30 +51,31 @@ class NameMap(Config):
     """Suffixes of our names of parameters → the dim that is divided over tensor-parallel ranks."""
 
     def ours(self, name: str, table: dict[str, str], first_layer: int) -> str | None:
-        """Return our name for one of the engine's names, or None if `table`, the map's `outputs` or
-        `parameters`, lacks it. Wrappers' names in front, such as `module.`, are left out first. The
-        engine's layer 0 is our `first_layer`."""
+        """Return our name for one of the engine's names, or None if `table` lacks it: the map's
+        `outputs` for a module, `parameters` for a parameter. Wrappers' names in front, such as
+        `module.`, are left out first. The engine's layer 0 is our `first_layer`."""
         named = _renamed(WRAPPERS.sub("", name), table.items())
         return named and re.sub(
             r"^layers\.(\d{1,6})", lambda match: f"layers.{int(match[1]) + first_layer}", named
         )
 
     def theirs(self, name: str) -> str | None:
-        """Return the engine's name for one of our parameters, the first if the map has several, or
-        None if it lacks it. Layers keep their numbers."""
+        """Return the other engine's name for one of our parameters; the first if the map has
+        several, None if it has none. Layers keep their numbers."""
         return _renamed(name, ((ours, theirs) for theirs, ours in self.parameters.items()))
 
     def in_our_order(self, ours: str, value: Tensor, heads: int) -> Tensor:
-        """Return another engine's parameter, whose name here is `ours`, in our layout. `heads` is
-        the number of attention heads that it holds."""
+        """Return `value`, another engine's parameter whose name here is `ours`, in our layout: [in,
+        out] becomes [out, in], and rows [3, n, d] become [n, 3, d], if the map says so for this
+        name. `heads` is n, the number of attention heads in `value`."""
         value = value.T if ours.endswith(self.transposed) else value
         if ours.endswith(self.grouped):
             value = value.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)
         return value
 
     def in_their_order(self, ours: str, value: Tensor, heads: int) -> Tensor:
-        """Return our parameter, named `ours`, in the engine's layout, the inverse of
-        `in_our_order`. `heads` is the number of attention heads that it holds."""
+        """Return `value`, our parameter named `ours`, in the other engine's layout, the inverse of
+        `in_our_order`. `heads` is the number of attention heads in `value`."""
         if ours.endswith(self.grouped):
             value = value.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
         return value.T if ours.endswith(self.transposed) else value
@@ -82,7 +83,8 @@ class NameMap(Config):
 
 def _renamed(name: str, patterns: Iterable[tuple[str, str]]) -> str | None:
     """Return the name translated by the first pair (pattern, translation) of `patterns` that
-    matches it, or None."""
+    matches the whole of it, or None. Each `*` or `**` of the translation becomes what the pattern's
+    matched in the same place."""
     for pattern, other in patterns:
         expression = re.escape(pattern).replace(r"\*\*", "(.+)").replace(r"\*", "([^.]+)")
         if match := re.fullmatch(expression, name):
@@ -102,7 +104,8 @@ def read_names(name: str) -> NameMap:
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Tensor-parallel coordinates of a rank, and the number of its first layer."""
+    """Place of a rank whose tensors are recorded: number of tensor-parallel ranks, its own among
+    them, whether the sequence is divided, and its first layer."""
 
     tp: int = 1
     tp_rank: int = 0
@@ -112,10 +115,11 @@ class RankPlace:
 
 
 class Recorder:
-    """Recorder of this rank's tensors in a training step. It passes each as a TensorPart to `take`,
-    with the number `iteration`, which the caller sets.
+    """Recorder of this rank's tensors in a training step. It calls the function `take` with each as
+    a TensorPart, under the iteration number in `iteration`, which the caller sets.
 
-    `heads` is the number of attention heads on this rank, n in the `grouped` rows.
+    `heads` is the number of attention heads on this rank, which orders the rows that the map calls
+    `grouped`.
     """
 
     def __init__(
@@ -162,8 +166,9 @@ class Recorder:
         return hooks.close
 
     def loss(self, value: Tensor, first: int, microbatch_size: int) -> None:
-        """Record a microbatch's mean loss as one element of the tensor `loss`, [microbatches].
-        `first` is the number of its first sequence in the global batch."""
+        """Record a microbatch's mean loss, a tensor of one element, as one element of the tensor
+        `loss`, [microbatches of the global batch]. `first` is the number of the microbatch's first
+        sequence in the global batch."""
         self.show("loss", value.view(1), (first // microbatch_size,))
 
     def _record(
@@ -199,21 +204,22 @@ class Recorder:
         self.show(name, value, tuple(start))
 
     def ours(self, name: str) -> str | None:
-        """Return our name for a parameter of the engine, given the engine's name, or None if the
-        map lacks it."""
+        """Return our name for one of the engine's parameters, by the map and with this rank's first
+        layer counted in, or None if the map lacks it."""
         return self.names.ours(name, self.names.parameters, self.place.first_layer)
 
     def parameter(self, kind: str, name: str, value: Tensor) -> None:
-        """Record a value that belongs to one of the engine's parameters, such as its gradient, in
-        our layout. Its name is the prefix `kind`, then our name for the parameter. Do nothing if
-        the map lacks the parameter."""
+        """Record `value`, which belongs to one of the engine's parameters, such as its gradient, in
+        our layout. Its name is the prefix `kind`, such as "gradient of ", then our name for the
+        parameter. Do nothing if the map lacks the parameter."""
         if (ours := self.ours(name)) is not None:
             value = self.names.in_our_order(ours, value.detach(), self.heads)
             self.show(f"{kind}{ours}", value, self.start(ours, value))
 
     def start(self, ours: str, value: Tensor) -> tuple[int, ...]:
-        """Return the index at which this rank's part, `value`, of a parameter begins in the whole
-        one, by the map's `divided`. `ours` is our name for the parameter."""
+        """Return, as a tuple, the index in the whole parameter at which this rank's part, `value`,
+        begins. `ours` is our name for the parameter; the map's `divided` says which dim
+        tensor-parallel ranks divide."""
         divided = next((dim for end, dim in self.names.divided.items() if ours.endswith(end)), None)
         return tuple(
             self.place.tp_rank * size if dim == divided else 0
@@ -222,25 +228,28 @@ class Recorder:
 
 
 def moved(value: Tensor, name: str, draw: int) -> Tensor:
-    """Return a weight w perturbed to w(1 + δ), with δ drawn uniformly from ± the unit round-off of
-    its number format. The weight's name and the number of the draw alone decide δ."""
+    """Return a copy of a weight w perturbed to w(1 + δ), with its shape and number format. Each δ
+    is drawn uniformly from ± the unit round-off of this format. The weight's name and the number of
+    the draw alone decide them."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {draw}".encode()))
     moves = torch.rand(value.shape, generator=generator, dtype=torch.float64).mul_(2).sub_(1)
     return (value.double() * (1 + torch.finfo(value.dtype).eps / 2 * moves)).to(value.dtype)
 
 
 def whole_gradients(optimizer: FlatOptimizer) -> Iterator[tuple[ShardedParameter, Tensor]]:
-    """Yield each parameter of this rank with its reduced gradient, gathered from the ranks that
-    share the optimizer. It has the parameter's local shape, a part if the parameter is divided over
-    other axes. Collective: each of these ranks must iterate to the end."""
+    """Yield (parameter, gradient) for each parameter of this rank: its reduced gradient, gathered
+    from the ranks that share the optimizer. It has the parameter's local shape, a part if the
+    parameter is divided over other axes. Collective: each of these ranks must iterate to the
+    end."""
     for group in optimizer.groups:
         yield from group.views(group.owners.all_gather(group.own_gradient, dim=0))
 
 
 def whole_state(optimizer: FlatOptimizer) -> Iterator[tuple[ShardedParameter, str, Tensor]]:
-    """Yield (parameter, name, tensor) for both moments and, in mixed precision, the master weights
-    of each parameter of this rank, gathered from the ranks that share the optimizer. The tensor has
-    the parameter's local shape. Collective: each of these ranks must iterate to the end."""
+    """Yield (parameter, name, tensor) for each parameter of this rank and each of its states:
+    `exp_avg`, `exp_avg_sq` and, in mixed precision, `master`. The tensor is gathered from the ranks
+    that share the optimizer, and has the parameter's local shape. Collective: each of these ranks
+    must iterate to the end."""
     for group in optimizer.groups:
         for name, part in group.state.items():
             for parameter, view in group.views(group.owners.all_gather(part, dim=0)):

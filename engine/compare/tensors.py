@@ -34,9 +34,9 @@ from mlm_repro.lineage.errors import IntegrityFailure
 
 Array = NDArray[np.floating[Any]]
 Key = tuple[int, str]
-"""Iteration, from 0, and tensor name."""
+"""(number of an iteration, from 0, tensor name)."""
 Box = tuple[tuple[int, ...], tuple[int, ...]]
-"""Begin and end of a part in the whole tensor."""
+"""(begin, end) of a part in the whole tensor: an index each, the end exclusive."""
 OUTPUT = "output of "
 OUTPUT_GRADIENT = "gradient of output of "
 PHASES = (
@@ -76,10 +76,10 @@ class TensorPart(NamedTuple):
 
 
 def computation_order(names: Iterable[str]) -> list[str]:
-    """Return the names of an iteration's tensors, each once, in the order in which they are
-    computed: forward pass, loss, gradients backward, update.
+    """Return a list of the names of an iteration's tensors, each once, in the order in which they
+    are computed: forward pass, loss, gradients backward, update.
 
-    Every name begins with one of `PHASES`. Names of outputs and of updated weights must be in the
+    Every name begins with one of `PHASES`. Names of outputs and of updated weights must come in the
     order of the forward pass.
     """
     names = list(dict.fromkeys(names))
@@ -99,8 +99,8 @@ def computation_order(names: Iterable[str]) -> list[str]:
 
 
 def assemble(parts: Iterable[TensorPart]) -> dict[Key, Array]:
-    """Return each whole tensor, joined from its parts, by (iteration, name). If several ranks
-    computed the same part, the last one counts.
+    """Return a dict (iteration, tensor name) → whole tensor, joined from its parts on all ranks. If
+    several ranks computed the same part, the last one counts.
 
     Raises IntegrityFailure if the parts of a tensor overlap or leave a hole.
     """
@@ -119,8 +119,8 @@ def assemble(parts: Iterable[TensorPart]) -> dict[Key, Array]:
 
 def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None = None) -> None:
     """Raise IntegrityFailure unless the boxes, each (begin, end) of a part, cover a tensor of shape
-    `whole` exactly once. Without `whole` the tensor ends where the boxes end. `what` names the
-    tensor in the message."""
+    `whole` exactly once: none may be missing, overlap, lie outside or have another number of dims.
+    Without `whole` the tensor ends where the boxes end. `what` names the tensor in the message."""
     if not boxes:
         raise IntegrityFailure(f"{what} has no shards")
     dims = {len(whole or boxes[0][0]), *map(len, chain.from_iterable(boxes))}
@@ -148,7 +148,8 @@ def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None =
 
 
 class TensorDifference(NamedTuple):
-    """Largest deviation of one tensor in one iteration from the reference's tensor."""
+    """Largest deviation of one tensor in one iteration from the reference's tensor: how large and
+    where, the number of elements compared, and the tolerance."""
 
     largest: float
     """Largest difference of an element; infinite if it is NaN or the tensor is missing."""
@@ -164,8 +165,9 @@ class TensorDifference(NamedTuple):
         return self.largest <= self.tolerance
 
     def sentence(self, reference: str, of: str = "iteration") -> str:
-        """Return a sentence that says by how much and where the tensor differs from `reference`, a
-        name. The word `of` stands before the number of the iteration, from 1."""
+        """Return a phrase that says by how much and where the tensor differs from `reference`, the
+        name of what it was compared with. The word `of` stands before the number of the iteration,
+        from 1."""
         return (
             f"{self.tensor} in {of} {self.iteration + 1} differs from {reference} by"
             f" {self.largest:.1e} {self.where}"
@@ -173,9 +175,9 @@ class TensorDifference(NamedTuple):
 
 
 def compare(part: TensorPart, whole: Array, rank: str, tolerance: float) -> TensorDifference:
-    """Return the largest difference between a part, computed on `rank`, and the reference's whole
-    tensor, with the given tolerance. A part outside the tensor differs infinitely, and so does a
-    NaN."""
+    """Return a TensorDifference: the largest difference of an element between a part, computed on
+    `rank`, and the reference's tensor `whole`, with the given tolerance. It is infinite for a NaN,
+    and for a part that lies outside the whole tensor."""
     expected = (
         whole[tuple(map(slice, part.start, part.end))]
         if len(part.start) == whole.ndim
@@ -199,9 +201,9 @@ def compare(part: TensorPart, whole: Array, rank: str, tolerance: float) -> Tens
 def merge(
     differences: Iterable[TensorDifference], reference: Mapping[Key, Array]
 ) -> list[TensorDifference]:
-    """Return the largest of the parts' differences for each tensor of the reference in each
-    iteration; infinite if fewer elements were compared than the tensor has. Elements that several
-    ranks computed count each time."""
+    """Return a list with one TensorDifference for each tensor of the reference in each iteration:
+    the largest of its parts' `differences`, or an infinite one if fewer elements were compared than
+    the tensor has. An element that several ranks computed counts for each of them."""
     merged_parts: dict[Key, list[TensorDifference]] = {key: [] for key in reference}
     for difference in differences:
         merged_parts[difference.iteration, difference.tensor].append(difference)
@@ -225,9 +227,9 @@ def merge(
 def tolerances(
     whole: Mapping[Key, Array], moved: Sequence[Mapping[Key, Array]], precision: str
 ) -> dict[Key, float]:
-    """Return the tolerance T (`tensor_tolerance`) of every tensor of the reference, `whole`, from
-    the same tensors in the perturbed runs, `moved`. The network's depth is read from the tensors'
-    names."""
+    """Return a dict (iteration, tensor name) → tolerance T (`tensor_tolerance`) for every tensor of
+    the reference, `whole`, from the same tensors in the perturbed runs, `moved`. The number of
+    layers is read from the tensors' names; `precision` is the weights' number format."""
     matches = [re.search(r"\blayers\.(\d+)", name) for _, name in whole]
     numbers = [int(match[1]) for match in matches if match]
     layers = max(numbers, default=-1) + 1
@@ -238,16 +240,22 @@ def tolerances(
 
 
 def factor(num_layers: int) -> float:
-    """Return TAIL · √R for a network of `num_layers` layers."""
+    """Return TAIL · √R, the factor of the tolerance for a network of `num_layers` layers, where R =
+    2 · (8 · num_layers + 4) is its number of roundings in a row."""
     return TAIL * math.sqrt(2 * (8 * num_layers + 4))
 
 
 def tensor_tolerance(
     tensor: str, first: ArrayLike, draws: Sequence[ArrayLike], num_layers: int, precision: str
 ) -> float:
-    """Return the tolerance T of the module's first lines for one tensor, from its value in the
-    reference, `first`, and in the perturbed runs, `draws`. Outputs, their gradients and updated
-    weights have bf16's round-off if `precision` is bf16."""
+    """Return by how much one tensor may differ from the reference through rounding alone: TAIL · √R
+    · (S + u₃₂ · |x|) + 2u · |x|. S is the largest distance of its values in the perturbed runs,
+    `draws`, from its value in the reference, `first`; |x| is its largest element; R is the number
+    of roundings in a network of `num_layers` layers.
+
+    u₃₂ is fp32's unit round-off. u is bf16's for outputs, their gradients and updated weights if
+    `precision` is bf16, else u₃₂.
+    """
     base = np.asarray(first, np.float64)
     spread = max(
         (float(np.abs(np.asarray(draw, np.float64) - base).max()) for draw in draws if base.size),
@@ -259,9 +267,9 @@ def tensor_tolerance(
 
 
 def curve_tolerance(first: ArrayLike, draws: Sequence[ArrayLike], num_layers: int) -> list[float]:
-    """Return the tolerance T of each number of an fp32 curve over iterations, from its values in
-    the reference, `first`, and in the perturbed runs, `draws`, at least one. The spread is the
-    largest so far."""
+    """Return the tolerance T (`tensor_tolerance`, fp32) of each number of a curve over iterations,
+    as a list, from the curve in the reference, `first`, and in the perturbed runs, `draws`, at
+    least one. The spread is the largest up to that iteration."""
     base = np.asarray(first, np.float64)
     spread = np.max([np.abs(np.asarray(draw, np.float64) - base) for draw in draws], axis=0)
     size = UNIT_FP32 * np.abs(base)

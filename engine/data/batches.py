@@ -32,8 +32,9 @@ Take = Callable[[Sequence[int], tuple[int, ...]], Microbatch]
 
 
 def text_of(sample: Callable[[int], NDArray[np.int64]]) -> Take:
-    """Return a function that stacks samples of text into a microbatch, from a function (sample
-    number) → the sample's tokens."""
+    """Return a function (sample numbers, their indices in the global batch) → Microbatch, which
+    stacks samples of text. `sample` is a function (sample number) → the sample's tokens, [s +
+    1]."""
     return lambda numbers, places: Microbatch(
         np.stack([sample(number) for number in numbers]), places
     )
@@ -42,23 +43,24 @@ def text_of(sample: Callable[[int], NDArray[np.int64]]) -> Take:
 @dataclass(frozen=True)
 class TrainingOrder:
     """Order of training, which gives each rank its microbatches of an iteration: the samples by
-    ascending number, each once. `take` makes a microbatch of sample numbers."""
+    ascending number, each once. The function `take` makes a Microbatch from sample numbers and
+    their indices in the global batch."""
 
     schedule: BatchSchedule
     microbatch_size: int
     take: Take
 
     def microbatches(self, iteration: int, dp_rank: int, dp: int) -> Iterator[Microbatch]:
-        """Yield the microbatches of `iteration` (from 0) for data-parallel rank `dp_rank` of
-        `dp`."""
+        """Yield the microbatches of `iteration` (from 0) for the data-parallel rank `dp_rank` of
+        `dp`: in order, its contiguous share of the global batch."""
         for places in place_groups(
             self.schedule.batch_size(iteration), self.microbatch_size, dp_rank, dp
         ):
             yield self.take([self.number(iteration, place) for place in places], places)
 
     def number(self, iteration: int, place: int) -> int:
-        """Return the number, counted through the training, of the sample at an index of the
-        iteration's global batch."""
+        """Return the number of the sample at the index `place` of the global batch of `iteration`,
+        counted from 0 through the whole training."""
         return self.schedule.samples_before(iteration) + place
 
 
@@ -66,9 +68,9 @@ class TrainingOrder:
 def place_groups(
     global_batch_size: int, microbatch_size: int, dp_rank: int, dp: int
 ) -> Iterator[tuple[int, ...]]:
-    """Yield, for each microbatch of data-parallel rank `dp_rank` of `dp`, the indices of its
-    sequences in the global batch. A rank's share of the batch is contiguous, and must be a multiple
-    of `microbatch_size`."""
+    """Yield, for each microbatch of data-parallel rank `dp_rank` of `dp`, a tuple of the indices of
+    its sequences in the global batch. A rank's share of the batch is contiguous, and must be a
+    multiple of `microbatch_size`."""
     share = global_batch_size // dp
     for first in range(dp_rank * share, (dp_rank + 1) * share, microbatch_size):
         yield tuple(range(first, first + microbatch_size))
@@ -98,7 +100,7 @@ class ValidationOrder:
 
 
 def validation_text(parts: Sequence[tuple[TokenFile, float]], seq_length: int) -> ValidationOrder:
-    """Return the order of a validation split's text, cut into consecutive sequences of `seq_length`
+    """Return the ValidationOrder of a split's text, cut into consecutive sequences of `seq_length`
     + 1 tokens that overlap by one, not shuffled. `parts` are the split's token files with their
     weights.
 

@@ -19,8 +19,8 @@ from mlm_repro.lineage.verified import check_seal_once
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """Digests, vocabulary and files of a dataset made by `mlm-data run`, or of several that are
-    blended."""
+    """Facts about a dataset made by `mlm-data run`, or about several that are blended: directories,
+    weights, digests and sizes of the vocabulary."""
 
     directories: tuple[Path, ...]
     weights: tuple[float, ...]
@@ -33,8 +33,8 @@ class DatasetFacts:
 
     @classmethod
     def read(cls, dataset: Path | Sequence[tuple[Path, float]]) -> "DatasetFacts":
-        """Return the facts of one complete dataset, or of several with their weights, without
-        reading token files.
+        """Return the DatasetFacts of one complete dataset's directory, or of several (directory,
+        weight), without reading token files.
 
         Raises DataMissing for a dataset that is missing or not split, IntegrityFailure for one that
         is incomplete or lacks its tokenizer, BadInput for several that differ in vocabulary,
@@ -59,36 +59,40 @@ class DatasetFacts:
 
     @property
     def digest(self) -> str:
-        """Digest of the dataset; with several datasets, of their digests and shares."""
+        """Digest of the dataset's content; with several datasets, one of their digests and
+        shares."""
         return (
             self.digests[0] if len(self.digests) == 1 else sha256_json([self.digests, self.weights])
         )
 
     @property
     def parents(self) -> dict[str, str]:
-        """Name → digest of the data that a run on it records: `dataset`, and for several datasets
-        also `dataset 1`, `dataset 2` and on."""
+        """Digests that a run records for its data, as a dict: `dataset` → the digest of the whole,
+        and for several datasets also `dataset 1`, `dataset 2` and on → their own."""
         # Each dataset by itself too, so that one of a blend can be followed to its text.
         several = {f"dataset {number}": digest for number, digest in enumerate(self.digests, 1)}
         return {"dataset": self.digest} | (several if len(several) > 1 else {})
 
     def check(self) -> None:
-        """Compare the datasets' files with their digests, as `check_seal_once` does: a dataset that
-        was not touched since this user's last check is not read. Raises IntegrityFailure naming the
+        """Compare all files of the datasets with the digests in their seals. A dataset that was not
+        touched since this user's last check is not read again. Raises IntegrityFailure naming the
         first file that differs."""
         for directory in self.directories:
             check_seal_once(directory)
 
     def prefixes(self, split: str) -> list[tuple[Path, float]]:
-        """Return (path without its ending, weight) for each token file of a split, such as `train`;
-        the shards of a dataset share its weight by size."""
+        """Return a list of (path without its ending, weight), one for each token file of a split,
+        such as `train`, whether it is there or not. The shards of a dataset share its weight by
+        size."""
         weighted = []
         for directory, weight in zip(self.directories, self.weights, strict=True):
             weighted += blend(split_prefixes(directory, split), weight)
         return weighted
 
     def token_files(self, split: str) -> list[tuple[TokenFile, float]]:
-        """Open the token files of a split, such as `train`, and return each with its weight."""
+        """Open the token files of a split, such as `train`, and return a list of (TokenFile,
+        weight), in the order of the datasets and their shards. Raises BadInput for a missing file,
+        IntegrityFailure for a damaged one."""
         return [(TokenFile(prefix), weight) for prefix, weight in self.prefixes(split)]
 
     @property
@@ -97,9 +101,10 @@ class DatasetFacts:
         return self.directories[0] / "tokenizer"
 
     def resize(self, model: ModelConfig) -> ModelConfig:
-        """Return a copy of the model configuration with this dataset's vocabulary size. A BERT's
-        has its special tokens too, after the dataset's entries unless the tokenizer has them.
-        Raises BadInput if cutoffs go beyond the vocabulary."""
+        """Return a copy of the model configuration with `vocab_size` and `padded_vocab_size` of
+        this dataset. A BERT's vocabulary has its special tokens too, after the dataset's entries
+        unless the tokenizer has them. Raises BadInput if a Transformer-XL's cutoffs go beyond the
+        vocabulary."""
         if (cutoffs := model.transformer_xl.cutoffs) and cutoffs[-1] >= self.vocab_size:
             raise BadInput(
                 f"cutoffs = {list(cutoffs)} go beyond the dataset's vocabulary of {self.vocab_size}"
@@ -118,9 +123,10 @@ class DatasetFacts:
 
 
 def _read_vocabulary(directory: Path) -> tuple[int, int, str, int | None]:
-    """Return a complete dataset's vocabulary: number of entries, padded number, digest of the
-    tokenizer, and id of the end-of-text token or None. Raises errors as `DatasetFacts.read`
-    does."""
+    """Return a complete dataset's vocabulary as a tuple: number of entries, padded number, SHA-256
+    of the tokenizer's file, and id of the end-of-text token or None. Raises DataMissing if the
+    dataset is missing or not split, IntegrityFailure if it is incomplete or its tokenizer cannot be
+    read."""
     # `os.path`, because it is also false for a name that no path can have.
     if not os.path.isdir(directory):
         raise DataMissing(f"there is no dataset at {directory}; `mlm-data run` makes one")

@@ -27,8 +27,8 @@ MNLI_LABELS = ("contradiction", "entailment", "neutral")
 
 @dataclass(frozen=True)
 class LabelledExample:
-    """Example with one right class or option: one pair of texts and its class, or a (question,
-    passage) pair for each option and the right option's index."""
+    """Example with one right answer, either of two kinds: one pair of texts and its class, or a
+    (question with option, passage) pair for each option and the right option's index."""
 
     pairs: tuple[tuple[str, str], ...]
     label: int
@@ -53,7 +53,8 @@ def read_mnli(path: Path) -> list[LabelledExample]:
     """Return an example for each row of a file of MNLI, labelled by its index in MNLI_LABELS. Rows
     with the gold label `-`, on which the annotators do not agree, are skipped.
 
-    Raises BadInput for any other label that is not MNLI's, and errors as `_rows` does.
+    Raises DataMissing if there is no such file, BadInput if it is not readable, lacks a column, or
+    has a row of another length or with another label.
     """
     examples = []
     for line, (first, second, label) in _rows(path, ("sentence1", "sentence2", "gold_label")):
@@ -67,8 +68,8 @@ def read_mnli(path: Path) -> list[LabelledExample]:
 
 def read_qqp(path: Path) -> list[LabelledExample]:
     """Return an example for each pair of questions in a file of QQP that is labelled 0 or 1
-    (duplicates). Other rows are skipped; the published file has a few truncated ones. Raises errors
-    as `_rows` does."""
+    (duplicates). Other rows are skipped; the published file has a few truncated ones. Raises
+    DataMissing if there is no such file, BadInput if it is not readable or lacks a column."""
     rows = _rows(path, ("question1", "question2", "is_duplicate"), skip_short=True)
     return [
         LabelledExample(((a, b),), int(label)) for _, (a, b, label) in rows if label in ("0", "1")
@@ -76,8 +77,9 @@ def read_qqp(path: Path) -> list[LabelledExample]:
 
 
 def read_squad(path: Path) -> list[SpanExample]:
-    """Return an example for every question of a SQuAD 1.1 or 2.0 file. Raises DataMissing if there
-    is no such file, BadInput if it has another form."""
+    """Return an example for every question of a SQuAD 1.1 or 2.0 file; one that the context does
+    not answer has no answers. Raises DataMissing if there is no such file, BadInput if it is not
+    readable or has another form."""
     examples = []
     try:
         for article in parse_json(_read(path))["data"]:
@@ -95,9 +97,10 @@ def read_squad(path: Path) -> list[SpanExample]:
 
 
 def read_race(folder: Path) -> list[LabelledExample]:
-    """Return an example for every RACE question in the `.txt` files below a folder, such as
-    `train/middle` or `train`. Raises DataMissing if there is no such file, BadInput for a line that
-    is not a passage."""
+    """Return an example for every RACE question in the `.txt` files anywhere below a folder, such
+    as `train/middle` or `train`: a (question with option, passage) pair for each option. Raises
+    DataMissing if there is no such file, BadInput for a file that is not readable or a line that is
+    not a passage."""
     files = sorted(folder.rglob("*.txt"))
     if not files:
         raise DataMissing(f"there are no .txt files in {folder}")
@@ -129,10 +132,11 @@ def _rows(
     path: Path, columns: tuple[str, ...], skip_short: bool = False
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield (line number, cells of the named columns in the order given) for each row below the
-    header of a tab-separated file.
+    header of a tab-separated file. Empty lines are skipped; cells are stripped of white space.
 
-    Raises DataMissing if there is no such file. Raises BadInput if a column is missing, or if a row
-    has not as many cells as the header; `skip_short` skips such a row instead.
+    Raises DataMissing if there is no such file. Raises BadInput if the file is not readable, if a
+    column is missing, or if a row has not as many cells as the header; `skip_short` skips such a
+    row instead.
     """
     lines = _read(path).split("\n")
     header = lines[0].rstrip("\r").split("\t")
@@ -150,8 +154,8 @@ def _rows(
 
 
 def _read(path: Path) -> str:
-    """Return a file's text. Raises DataMissing if there is no such file, BadInput if it is not
-    readable UTF-8."""
+    """Return a file's whole text. Raises DataMissing if there is no such file, BadInput if it
+    cannot be read or is not UTF-8."""
     try:
         return read_bytes(path).decode("utf-8")
     except FileNotFoundError as error:
@@ -161,8 +165,8 @@ def _read(path: Path) -> str:
 
 
 class FineTuneRecipe(Config):
-    """Hyper-parameters of a fine-tuning with AdamW, linear warm-up and linear decay to 0 after the
-    last step."""
+    """Settings of a fine-tuning with AdamW, whose learning rate rises linearly to its peak and then
+    falls linearly, to reach 0 one step after the last."""
 
     epochs: PositiveInt
     batch_size: PositiveInt
@@ -170,7 +174,7 @@ class FineTuneRecipe(Config):
     learning_rate: Positive
     """The peak learning rate."""
     warmup_share: Share = 0.065
-    """Share of the steps in which the learning rate rises."""
+    """Share of the steps, from the first on, in which the learning rate rises to its peak."""
     weight_decay: NotNegative = 0.1
     seed: NonNegativeInt = 1234
     """Seed of the examples' order, dropout and the new layer."""
@@ -178,8 +182,8 @@ class FineTuneRecipe(Config):
 
 @dataclass(frozen=True)
 class FineTuneTask:
-    """A fine-tuning task: the head's output width, its reader, its files below the data folder, and
-    its published recipe."""
+    """A fine-tuning task: output width of the new head, function that reads a file of examples,
+    paths of the training and evaluation files below the data folder, and published recipe."""
 
     outputs: int
     """Output width of the new head, for a pair, an option or a position."""
@@ -213,11 +217,11 @@ def find_task(name: str) -> FineTuneTask:
 
 
 def read_sets(name: str, data: Path) -> dict[str, Sequence[TaskExample]]:
-    """Return name of a set → examples, from a task's published files below `data`: each evaluation
-    set, then `train`.
+    """Return a dict name of a set → its examples, from a task's published files below `data`: first
+    the evaluation sets, then `train`.
 
-    Raises DataMissing or BadInput if a file is missing, is not readable or has no example, and
-    BadInput for an unknown task.
+    Raises DataMissing if a file is missing, BadInput if one is not readable or has no example, or
+    for an unknown task.
     """
     task = find_task(name)
     sets = {
@@ -231,8 +235,9 @@ def read_sets(name: str, data: Path) -> dict[str, Sequence[TaskExample]]:
 
 
 def squad_scores(predicted: Sequence[str], expected: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Return `exact_match` and `f1` in percent of predicted answers, one for each question, against
-    the question's expected ones: the best over these, averaged over questions (at least one).
+    """Return the dict of `exact_match` and `f1` in percent. `predicted` has an answer for each
+    question, at least one, and `expected` the question's right answers, of which the best match
+    counts. Both scores are means over questions.
 
     For a question without an answer, the empty answer is right (SQuAD 2.0, `evaluate-v2.0.py`; for
     answered questions `evaluate-v1.1.py` has the same rules).
@@ -247,8 +252,8 @@ def squad_scores(predicted: Sequence[str], expected: Sequence[Sequence[str]]) ->
 
 
 def normalize(text: str) -> str:
-    """Return the text in lower case, without punctuation, the articles a, an and the, and
-    superfluous white space, as SQuAD compares answers."""
+    """Return the text as SQuAD compares answers: in lower case, without punctuation and the
+    articles a, an and the, and with single spaces between words."""
     text = "".join(character for character in text.lower() if character not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 

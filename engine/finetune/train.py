@@ -52,28 +52,32 @@ from mlm_repro.lineage.progress import Progress, announce
 LONGEST_ANSWER = 30
 """Longest answer to a question of SQuAD, in tokens (BERT's own code)."""
 LONGEST_QUESTION = 64
-"""Longest question of SQuAD, in tokens (BERT's code)."""
+"""Number of tokens at which a question of SQuAD is cut (BERT's own code)."""
 LONGEST_OPTION = 128
-"""Longest question with an option of RACE, in tokens (Megatron-LM's code)."""
+"""Number of tokens at which a question of RACE, with an option, is cut (Megatron-LM's code)."""
 STRIDE = 128
-"""Tokens from the start of a window of a long context to the start of the next."""
+"""Largest number of tokens from the start of a window of a long context to the start of the
+next."""
 Scores = list[list[Tensor]]
-"""Scores of examples: a list of tensors for each, as `FineTuner.scores` returns them."""
+"""Scores of examples, as `FineTuner.scores` returns them: for each example a list of tensors, one
+with the scores of its classes or options, or one [s, 2] for each window of a span's context."""
 
 
 class EncodedPair(NamedTuple):
-    """Two texts as the token ids of [CLS] first [SEP] second [SEP]."""
+    """Two texts as the token ids of [CLS] first [SEP] second [SEP], with the place of the second
+    text in them."""
 
     tokens: list[int]
     second_start: int
     """Position of the second text's first token."""
     offsets: list[tuple[int, int]]
-    """Character range of each token of the second text."""
+    """(begin, end) in characters of each token of the second text, within that text."""
 
 
 @dataclass(frozen=True)
 class PairEncoder:
-    """Encoder of text pairs: a tokenizer and the ids of its special tokens."""
+    """Encoder of text pairs for a BERT: a tokenizer of the library, and the ids of [CLS], [SEP] and
+    the padding token."""
 
     backend: Any
     cls: int
@@ -82,10 +86,10 @@ class PairEncoder:
 
     @classmethod
     def of(cls, checkpoint: Path) -> "PairEncoder":
-        """Return an encoder with a checkpoint's tokenizer, the first of tokenizer/tokenizer.json,
-        huggingface/tokenizer.json and huggingface/vocab.txt in its directory. Raises BadInput if
-        there is none of them. If the tokenizer lacks a special token, all of them get the ids after
-        its last."""
+        """Return an encoder with the tokenizer of a checkpoint's directory: the first that exists
+        of tokenizer/tokenizer.json, huggingface/tokenizer.json and huggingface/vocab.txt. Raises
+        BadInput if none exists. If the tokenizer lacks a special token, all of them get the ids
+        after its last."""
         original = checkpoint / "huggingface"
         candidates = (
             checkpoint / "tokenizer" / FILE_NAME,
@@ -103,8 +107,8 @@ class PairEncoder:
         return cls(backend, start, end, padding)
 
     def pair(self, first: str, second: str, length: int) -> EncodedPair:
-        """Return two texts as [CLS] first [SEP] second [SEP], in at most `length` tokens; the
-        longer text, the second if they are equal, loses tokens at its end."""
+        """Return two texts as an EncodedPair, [CLS] first [SEP] second [SEP], of at most `length`
+        tokens; the longer text, the second if they are equal, loses tokens at its end."""
         a = self._encode(first)
         b = self._encode(second)
         room = length - 3
@@ -116,8 +120,9 @@ class PairEncoder:
     def windows(
         self, question: str, context: str, length: int, longest: int = LONGEST_QUESTION
     ) -> Iterator[EncodedPair]:
-        """Yield the question joined with each window of the context, at most `length` tokens
-        together; consecutive windows overlap. An empty context gives one window.
+        """Yield an EncodedPair for each window of the context: the question, then the window, at
+        most `length` tokens together with [CLS] and [SEP]. Consecutive windows overlap. An empty
+        context gives one window.
 
         The question is cut at `longest` tokens, or at half of the sequence if that is shorter.
         """
@@ -140,7 +145,8 @@ class PairEncoder:
 
 @dataclass(frozen=True)
 class FineTuned:
-    """Result of a fine-tuning: its inputs, and the metrics on each held-out set."""
+    """Result of a fine-tuning: its task, checkpoint and recipe, the sizes of the sets, the seconds,
+    and the metrics on each held-out set."""
 
     task: str
     checkpoint: str
@@ -149,16 +155,17 @@ class FineTuned:
     examples: dict[str, int]
     """Number of examples of each set."""
     metrics: dict[str, dict[str, float]]
-    """Held-out set → metrics in percent, the medians of several trainings."""
+    """Held-out set → metrics in percent, by name: the medians over the trainings."""
     seconds: float
     of_members: dict[str, list[dict[str, float]]]
-    """Held-out set → metrics of each training, in the order of their seeds."""
+    """Held-out set → metrics in percent of each training, in the order of their seeds."""
     ensemble: dict[str, dict[str, float]]
-    """Held-out set → metrics of the mean of the trainings' scores."""
+    """Held-out set → metrics in percent of the mean of the trainings' scores."""
 
 
 class Feature(NamedTuple):
-    """Model input made from an example or from a window of one."""
+    """Input of the model made from an example, or from one window of its context: pairs of texts as
+    token ids, and the label."""
 
     sequences: list[EncodedPair]
     """One pair, or a pair for each option."""
@@ -168,8 +175,8 @@ class Feature(NamedTuple):
 
 
 class FineTuneModel(StageModel):
-    """A BERT body with a linear head, whose scores are [b, c] for the classes or options of an
-    example, or [b, s, 2] for the ends of a span."""
+    """A BERT body with a new linear head. Its output is scores: [b, c] for the classes or options
+    of each example, or [b, s, 2] for the start and the end of a span at each position."""
 
     def __init__(self, body: BERT, outputs: int, over_positions: bool) -> None:
         super().__init__(body.config, body.mesh)
@@ -240,8 +247,8 @@ class FineTuner:
 
     def train(self, examples: Sequence[TaskExample], label: str) -> None:
         """Train the model on the examples for the recipe's epochs, shuffled anew in each; every
-        window of a long context counts as an example. `label` stands before the progress. Raises
-        UserError if a gradient is not finite."""
+        window of a long context counts as an example. Prints the progress, with `label` before it.
+        Raises UserError if a loss or gradient is not finite."""
         recipe = self.recipe
         size = self.recipe.batch_size
         features = list(chain.from_iterable(map(self.features, examples)))
@@ -280,9 +287,10 @@ class FineTuner:
 
     @torch.no_grad()
     def scores(self, examples: Sequence[TaskExample], label: str) -> Scores:
-        """Return a list of fp32 tensors on the host for each example: one tensor with the scores of
-        its classes or options, or for spans a tensor [s, 2] per window. `label` stands before the
-        progress. The model is left in evaluation mode."""
+        """Return a list of the examples' scores, in order. Each is a list of fp32 tensors on the
+        host: one tensor with the scores of the classes or options, or for a span a tensor [s, 2]
+        for each window of the context. `label` stands before the progress. The model is left in
+        evaluation mode."""
         self.model.eval()
         scored = []
         with Progress(f"{label}, evaluation", len(examples), "examples") as progress:
@@ -299,9 +307,9 @@ class FineTuner:
         return scored
 
     def metrics(self, examples: Sequence[TaskExample], scores: Scores) -> dict[str, float]:
-        """Return the task's metrics in percent for examples and the result of `scores` on them,
-        taking the answers with the best scores: `exact_match` and `f1` for spans, else `accuracy`.
-        There must be an example."""
+        """Return the task's metrics in percent, a dict, for examples and what `scores` returned for
+        them: `exact_match` and `f1` for spans, else `accuracy`. The answer with the best score
+        counts. There must be an example."""
         both = list(zip(examples, scores, strict=True))
         if self.is_span:
             spans = [
@@ -317,9 +325,9 @@ class FineTuner:
         return {"accuracy": 100 * sum(right) / len(right)}
 
     def ensemble(self, members: Sequence[Scores]) -> Scores:
-        """Return the mean of several trainings' scores of the same examples, in the same form: of
-        the probabilities of classes or options, as in Megatron-LM's script, or of positions' raw
-        scores."""
+        """Return the mean of `members`, several trainings' scores of the same examples, in the form
+        of one training's: for classes or options the mean of their probabilities, as in
+        Megatron-LM's script, for spans the mean of raw scores."""
         stacks = [
             [torch.stack(tensors) for tensors in zip(*member_scores, strict=True)]
             for member_scores in zip(*members, strict=True)
@@ -333,9 +341,9 @@ class FineTuner:
         ]
 
     def features(self, example: TaskExample) -> Iterator[Feature]:
-        """Yield the example as model inputs: one Feature if it has a class or options, whose long
-        passages are cut, or one for each window of a span's context. A span's label is its first
-        answer."""
+        """Yield the example as Features, inputs of the model: one if it has a class or options,
+        whose long texts are cut, or one for each window of a span's context. A span's label is
+        where its first answer lies in the window."""
         length = self.model.config.seq_length
         if isinstance(example, LabelledExample):
             if len(example.pairs) == 1:
@@ -386,8 +394,9 @@ class FineTuner:
         return self.model.run_stage(batch.tokens, batch).float().cpu()
 
     def _input(self, batch: Sequence[Feature], dropout: Dropout | None = None) -> PipelineInput:
-        """Return a batch of features as model input on the device: sequences [sequences, s] with
-        padding, and labels [b, 1] or [b, 2] as targets."""
+        """Return a batch of features as a PipelineInput on the device: token ids [sequences, s],
+        padded to the longest, with their segments, and the labels [b, 1], or [b, 2] for spans, as
+        targets."""
         pairs = list(chain.from_iterable(feature.sequences for feature in batch))
         tokens = torch.full((len(pairs), max(len(pair.tokens) for pair in pairs)), self.encoder.pad)
         types = torch.zeros_like(tokens)
@@ -405,9 +414,9 @@ class FineTuner:
 
 
 def _span_in(window: EncodedPair, answer: tuple[int, int] | None) -> tuple[int, int]:
-    """Return the positions of the answer's first and last token in a window, from the answer's
-    character range in the context; (0, 0) if there is no answer or the window does not have the
-    whole of it."""
+    """Return (first, last), the positions in a window of the first and the last token of an answer,
+    which is given as its character range in the context. They are (0, 0) if there is no answer or
+    the window does not have the whole of it."""
     if answer is None:
         return 0, 0
     start = next(
@@ -428,8 +437,9 @@ def finetune(
     recipe: FineTuneRecipe,
     members: int = 1,
 ) -> FineTuned:
-    """Fine-tune a BERT checkpoint on the set `train` of `read_sets`, evaluate it on the others and
-    return the results; the trained weights are not kept. Prints the cost and the progress.
+    """Fine-tune a BERT checkpoint on the set `train` of `sets`, evaluate it on the other sets, and
+    return a FineTuned; the trained weights are not kept. Prints the cost and the progress. Raises
+    BadInput for a checkpoint that is not a BERT, and UserError if a gradient is not finite.
 
     Several `members` are trained with seeds from the recipe's on. The metrics are then medians, as
     the 2019 paper's over five; the metrics of the members' mean scores are reported beside them.
@@ -477,8 +487,9 @@ def finetune(
 
 
 def describe(result: FineTuned) -> str:
-    """Return a result as text: the task and recipe in a line, then a line for each held-out set
-    with its metrics."""
+    """Return a result as text: a line with the task, the number of training examples and the
+    recipe, then a line for each held-out set with its metrics. After several trainings these are
+    medians, and the metrics of the ensemble follow in the line."""
     recipe = ", ".join(
         f"{name.replace('_', ' ')} {value:g}" for name, value in result.recipe.items()
     )

@@ -28,7 +28,8 @@ FILE = "model-tp00-pp000.safetensors"
 
 @dataclass(frozen=True)
 class Imported:
-    """A model read from another format, with whole tensors by our global names."""
+    """A model read from another program's files: its configuration, its whole tensors by our global
+    names, its tokenizer, where it came from, and files to copy beside it."""
 
     name: str
     model: ModelConfig
@@ -46,8 +47,9 @@ class Imported:
 
 
 def write_checkpoint(out: Path, imported: Imported) -> str:
-    """Write a sealed checkpoint for `load_for_inference`, in fp32, and return its digest. The
-    tensors in `imported` are replaced by fp32 ones.
+    """Write a model as the new sealed checkpoint directory `out`, in fp32, which
+    `load_for_inference` reads, and return its digest. The tensors in `imported` are replaced by
+    fp32 ones.
 
     There is no optimizer state, so no run can resume from it. Raises IntegrityFailure naming a
     tensor that is missing, unexpected, misshapen or not floating-point, and BadInput if `out`
@@ -87,8 +89,9 @@ def write_checkpoint(out: Path, imported: Imported) -> str:
 def check_tensors(
     tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], where: object
 ) -> None:
-    """Raise IntegrityFailure naming the first tensor that is missing, unexpected, misshapen or not
-    floating-point. `expected` has all names and shapes; `where` begins the message."""
+    """Compare `tensors` with `expected`, name → shape, which has all names. Raise IntegrityFailure
+    naming a tensor that is missing, unexpected, misshapen or not floating-point; `where` begins the
+    message."""
     if problem := sorted(tensors.keys() ^ expected.keys()):
         which = "unexpected" if problem[0] in tensors else "missing"
         raise IntegrityFailure(
@@ -107,9 +110,9 @@ def check_tensors(
 def check_settings(
     values: Mapping[str, Any], required: Mapping[str, Sequence[Any]], where: object
 ) -> None:
-    """Raise BadInput if a setting has none of its allowed values, which `required` lists by key. A
-    setting that is not given counts as the first of them; settings outside `required` are not
-    looked at."""
+    """Raise BadInput if a setting in `values` is not one of the values that `required` allows for
+    its key; `where` begins the message. A setting that is not given counts as the first allowed
+    one; settings outside `required` are not looked at."""
     for key, allowed in required.items():
         if (value := values.get(key, allowed[0])) not in allowed:
             raise BadInput(
@@ -118,10 +121,12 @@ def check_settings(
 
 
 def is_tied(head: Tensor, words: Tensor) -> bool:
-    """True if an output layer has the word embedding's number format, shape and values."""
+    """Return True if an output layer is the word embedding: the same number format, shape and
+    values."""
     return head.dtype == words.dtype and torch.equal(head, words)
 
 
 def digests(files: list[Path], directory: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file, by its path below `directory`."""
+    """Return a dict path of each file, relative to `directory` and with `/`, → its SHA-256. Every
+    file must lie below `directory`."""
     return {path.relative_to(directory).as_posix(): sha256_file(path) for path in files}

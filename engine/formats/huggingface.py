@@ -50,15 +50,16 @@ OVER_VOCABULARY = ("embedding.word_embeddings.weight", "masked_head.bias")
 
 
 class Format(NameMap):
-    """Names, row orders and settings of one Hugging Face `model_type`. Tensor names are without
-    `prefix`."""
+    """Names, row orders and settings of one `model_type` of Hugging Face, such as `gpt2`, read from
+    a TOML file. Tensor names are without `prefix`."""
 
     prefix: str
     """Beginning of the names of the body's tensors."""
     words: str
-    """Name of the word embedding."""
+    """Name, without `prefix`, of the word embedding in the files."""
     buffers: str
-    """Pattern of the names of tensors that are not weights."""
+    """Regular expression of the names, without `prefix`, of tensors in the files that are not
+    weights."""
     optional: tuple[str, ...] = ()
     """Beginnings of the names that a directory may lack; such a head becomes zeros."""
     first_norm: str = ""
@@ -68,12 +69,12 @@ class Format(NameMap):
     """Name in this format of a layer's last norm, with which our next layer begins; empty if the
     layers' norms match ours."""
     inner: str
-    """Key of config.json for the MLP's inner width."""
+    """Key in config.json of the width between the MLP's two products."""
     default_inner: int | None = None
     dropout: str
     """Key of config.json for the dropout probability."""
     sizes: dict[str, str]
-    """Our sizes → keys of config.json."""
+    """Name of one of our sizes in ModelConfig → its key in config.json."""
     tied: dict[str, str]
     """Name of a tensor that repeats a weight → name of that weight."""
     required: dict[str, tuple[Any, ...]]
@@ -84,8 +85,9 @@ class Format(NameMap):
     are `constants`."""
 
     def their_names(self, name: str, config: ModelConfig) -> list[str]:
-        """Return the names of the Hugging Face tensors that together are our tensor `name`. Raises
-        KeyError if the format has no such tensor."""
+        """Return the names, without `prefix`, of the Hugging Face tensors that together are our
+        tensor `name`: one, or three for query, key and value, in this order. Raises KeyError if the
+        format has no such tensor."""
         norm = re.fullmatch(r"(?:layers\.(\d+)\.input|final)_layernorm\.(\w+)", name)
         if self.closing_norm and norm:
             before = int(norm[1] or config.num_layers) - 1
@@ -100,8 +102,9 @@ class Format(NameMap):
         return [named.replace(".query.", f".{part}.") for part in parts]
 
     def join(self, name: str, parts: list[Tensor], config: ModelConfig) -> Tensor:
-        """Return our tensor `name`, made of its Hugging Face tensors `parts` in the order of
-        `their_names`. Padding rows of the vocabulary become zeros."""
+        """Return our tensor `name`, made of `parts`, its Hugging Face tensors in the order of
+        `their_names`, in our layout. Rows of the padded vocabulary beyond its entries become
+        zeros."""
         tensor = self.in_our_order(
             name, torch.cat(parts) if len(parts) > 1 else parts[0], config.num_heads
         )
@@ -113,8 +116,8 @@ class Format(NameMap):
         return tensor
 
     def split(self, name: str, tensor: Tensor, config: ModelConfig) -> list[Tensor]:
-        """Return a list of Hugging Face tensors in the order of `their_names`, made of our tensor
-        `name`; the inverse of `join`, without padding rows."""
+        """Return our tensor `name` as a list of contiguous Hugging Face tensors, in the order of
+        `their_names` and in their layout; the inverse of `join`, without padding rows."""
         tensor = tensor[: config.vocab_size] if name in OVER_VOCABULARY else tensor
         parts = self.in_their_order(name, tensor, config.num_heads).chunk(
             len(self.their_names(name, config))
@@ -124,8 +127,8 @@ class Format(NameMap):
     def their_tensors(
         self, tensors: Mapping[str, Tensor], config: ModelConfig
     ) -> dict[str, Tensor]:
-        """Return Hugging Face's tensors by their names without `prefix`, made of our tensors by
-        name."""
+        """Return a dict Hugging Face name, without `prefix`, → tensor, made of our tensors by our
+        names. Padding rows of the vocabulary are left out."""
         made: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
             made |= dict(
@@ -134,8 +137,8 @@ class Format(NameMap):
         return made
 
     def their_config(self, config: ModelConfig) -> JSON:
-        """Return the config.json that describes a model to transformers, as a dict, without token
-        ids."""
+        """Return the settings of a model's config.json for transformers as a dict, without the ids
+        of special tokens."""
         return self.constants | {
             theirs: attrgetter(ours)(config) for theirs, ours in self.written.items()
         }
@@ -148,9 +151,9 @@ FORMATS = {
 
 
 def format_of(config: ModelConfig, where: Path) -> Format:
-    """Return the format in which a model can be written for transformers; `where` names the model
-    in errors. Raises BadInput for a family, or an option of a family, that transformers does not
-    have."""
+    """Return the Format with which a model is written for transformers; `where` names the model in
+    errors. Raises BadInput for a family other than GPT-2 and BERT, or for options of the family
+    that its config.json cannot state."""
     if (theirs := FORMATS.get(config.family)) is None:
         raise BadInput(
             f"{where} is a {config.family}; only {' and '.join(FORMATS)} can be written in Hugging"
@@ -169,8 +172,9 @@ def format_of(config: ModelConfig, where: Path) -> Format:
 
 
 def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
-    """Write a model as a Hugging Face directory into `directory`: weights in fp32 without padding
-    rows of the vocabulary, configuration and tokenizer. `loaded.model` itself becomes fp32.
+    """Write a model into `directory` as a Hugging Face directory: model.safetensors in fp32 without
+    padding rows of the vocabulary, config.json, the tokenizer's files and, for a GPT-2,
+    generation_config.json. `loaded.model` itself becomes fp32.
 
     Raises BadInput for a model that transformers does not have, and IntegrityFailure if model and
     tokenizer differ in vocabulary size.
@@ -205,9 +209,9 @@ def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
 
 
 def read_ours(values: Any, otherwise: str, where: object) -> tuple[str, TwinScale | None]:
-    """Return a model's name and twin scale from `values`, this suite's own records in a directory:
-    the name `otherwise` if it is missing there or not a plain word, and None for a missing twin
-    scale.
+    """Return (name, twin scale) of a model from `values`, this suite's own records in a
+    config.json. The name is `otherwise` if it is missing there or not a plain word; the twin scale
+    is None if it is missing.
 
     Raises BadInput for an invalid twin scale.
     """
@@ -221,8 +225,8 @@ def read_ours(values: Any, otherwise: str, where: object) -> tuple[str, TwinScal
 
 
 def named_as_theirs(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Return a model's whole tensors, given by our names, under transformers' names and in its row
-    order, without padding rows of the vocabulary."""
+    """Return a dict transformers' name → tensor of a whole model, from its tensors by our names: in
+    transformers' row order, and without padding rows of the vocabulary."""
     theirs = FORMATS[config.family]
     converted = theirs.their_tensors(
         {name: tensor.detach() for name, tensor in tensors.items()}, config
@@ -240,9 +244,9 @@ def our_tensors(
     theirs: Format,
     directory: Path,
 ) -> dict[str, Tensor]:
-    """Return our tensors by name, converted from Hugging Face's, which `tensors` has by their names
-    without prefix; `tensors` is emptied. `stored` is the model with as many words as there are
-    rows.
+    """Return a dict our name → tensor, converted from Hugging Face's `tensors`, which have their
+    names without prefix; `tensors` loses them. `stored` is the model with as many words as the
+    files have rows, `config` with the words of the vocabulary.
 
     Heads that the directory may lack become zeros. Raises BadInput for a head that is not tied, and
     IntegrityFailure for a tensor or a number of layers that does not fit the model.
@@ -285,13 +289,14 @@ def our_tensors(
 def read_huggingface(
     directory: Path, vocab: Path | None = None, heads: int | None = None
 ) -> Imported:
-    """Return the model in a Hugging Face directory of a GPT-2 or BERT as an Imported. `vocab` is a
-    directory whose tokenizer replaces a GPT-2's; a BERT may have no tokenizer. `heads`, if given,
-    must be the model's number.
+    """Return the model in a Hugging Face directory of a GPT-2 or BERT as an Imported. The tokenizer
+    is the directory's or, for a GPT-2, the one in the directory `vocab` if it is given; a BERT may
+    have none. `heads`, if given, must be the model's number.
 
     Embedding rows beyond a GPT-2's entries are padding and become zeros; all other values keep
-    their bits. A BERT's other files are listed for `FOLDER`. Raises BadInput for another model and
-    IntegrityFailure for damaged files, naming the tensor or file.
+    their bits. A BERT's other files are listed to be copied into the folder `huggingface` of the
+    checkpoint. Raises BadInput for another model and IntegrityFailure for damaged files, naming the
+    tensor or file.
     """
     path = directory / CONFIG
     values = read_object(path)
@@ -338,8 +343,9 @@ def read_huggingface(
 
 
 def our_config(values: JSON, kind: str, vocab_size: int, path: Path) -> ModelConfig:
-    """Return the model that `values`, the content of a config.json, describes, with `vocab_size`
-    tokens. Raises BadInput if a setting makes it another model or is invalid."""
+    """Return the ModelConfig that `values`, the content of a config.json, describes, with
+    `vocab_size` tokens. `kind` is its family, `gpt2` or `bert`; `path` is named in errors. Raises
+    BadInput if a setting makes it another model or is invalid."""
     theirs = FORMATS[kind]
     check_settings(values, theirs.required, path)
     sizes = {name: values[key] for name, key in theirs.sizes.items()}
@@ -365,15 +371,15 @@ def our_config(values: JSON, kind: str, vocab_size: int, path: Path) -> ModelCon
 
 
 def companions(directory: Path) -> dict[str, Path]:
-    """Return name → path of a directory's files that match `COMPANIONS`: configuration, tokenizer,
-    licence and the like, and the index of the weights."""
+    """Return name → path of the files directly in a Hugging Face directory that match `COMPANIONS`:
+    configuration, tokenizer, licence and the like, and the index of the weights."""
     paths = chain.from_iterable(sorted(directory.glob(pattern)) for pattern in COMPANIONS)
     return {path.name: path for path in paths}
 
 
 def current_name(name: str) -> str:
-    """Return a tensor's name in today's transformers. Old BERTs call a norm's weight gamma and its
-    bias beta."""
+    """Return a tensor's name as today's transformers has it: at the end, `beta` becomes `bias`, and
+    `LayerNorm.gamma` becomes `LayerNorm.weight`, as old BERTs called them."""
     name = re.sub(r"\.beta$", ".bias", name)
     return re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
 
@@ -381,11 +387,12 @@ def current_name(name: str) -> str:
 def read_weights(
     directory: Path, prefix: str, buffers: str
 ) -> tuple[dict[str, Tensor], list[Path]]:
-    """Read all weights of a Hugging Face directory, by their names without `prefix`, and return
-    them with the files read, the index first. Names that match `buffers` are left out.
+    """Read all weights of a Hugging Face directory, and return a dict name without `prefix` →
+    tensor, and the list of the files read, the index first. Names that the regular expression
+    `buffers` matches are left out.
 
-    Raises IntegrityFailure if a file is damaged or disagrees with the index, or if a name comes
-    twice.
+    Raises IntegrityFailure if a file is missing, damaged or disagrees with the index, or if a name
+    comes twice.
     """
     tensors = {}
     single = directory / WEIGHTS
@@ -412,8 +419,9 @@ def read_weights(
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    """Return tensor name → name of its file, from the index of the weights. Raises IntegrityFailure
-    if the index is empty or names anything but a plain name of a `.safetensors` file."""
+    """Return a dict tensor name → name of its file, from the file that indexes a directory's
+    weights. Raises IntegrityFailure if it cannot be read, is empty, or names anything but a plain
+    name of a `.safetensors` file."""
     file_of = read_object(path).get("weight_map")
     if not isinstance(file_of, dict) or not file_of:
         raise IntegrityFailure(f"{path} has no weight_map")

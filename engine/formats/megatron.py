@@ -56,13 +56,15 @@ REQUIRED = {
     "multi_latent_attention": (False,),
     "add_bias_linear": (True,),
 }
-"""Allowed values of the arguments that decide whether a model is our GPT-2, the default first."""
+"""Name of an argument of Megatron-LM → its values with which a model is our GPT-2, the default
+first."""
 
 
 @dataclass(frozen=True)
 class RankFile:
-    """Content of one rank's Megatron-LM file: version, arguments, tensors and iteration. Arguments
-    and iteration are None if the file does not state them."""
+    """Content of one rank's Megatron-LM file, or of a distributed checkpoint: checkpoint version,
+    arguments, tensors and iteration. Arguments and iteration are None if the file does not state
+    them."""
 
     path: Path
     version: int
@@ -73,7 +75,8 @@ class RankFile:
 
     @property
     def layers(self) -> int:
-        """Number of layers in the pipeline stage that the file holds."""
+        """Number of transformer layers among the file's tensors, which are the layers of one
+        pipeline stage."""
         return len({name.split(".")[1] for name in self.tensors if name.startswith("layers.")})
 
 
@@ -119,8 +122,9 @@ def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None)
 
 
 def _newest(directory: Path) -> Path:
-    """Return the directory of the checkpoint that the tracker file in a `--save` directory names.
-    Raises IntegrityFailure if the file cannot be read or names none."""
+    """Return the directory of the checkpoint that the tracker file
+    (`latest_checkpointed_iteration.txt`) in a `--save` directory names. Raises IntegrityFailure if
+    the file cannot be read, or names no checkpoint that exists."""
     path = directory / TRACKER
     with reading(path):
         word = read_bytes(path, 1000).decode("utf-8").strip()
@@ -134,7 +138,8 @@ def _newest(directory: Path) -> Path:
 
 def _find_files(directory: Path) -> list[list[Path]]:
     """Return the files of a checkpoint's directory: a list for each pipeline stage, with one file
-    for each tensor-parallel rank. A distributed checkpoint counts as one file, its metadata.
+    for each tensor-parallel rank. Of a distributed checkpoint, return its metadata as the only
+    file.
 
     Raises IntegrityFailure if a rank's file is missing or there twice, or if there is no rank.
     """
@@ -159,8 +164,9 @@ def _find_files(directory: Path) -> list[list[Path]]:
 
 
 def _read_rank(path: Path) -> RankFile:
-    """Return the content of one rank's file, or of a distributed checkpoint, whose metadata is
-    given, as a RankFile. Arguments that are not numbers, texts or booleans are left out.
+    """Return a RankFile of the content of one rank's file, or, if `path` is the metadata of a
+    distributed checkpoint, of the whole checkpoint. Arguments that are not numbers, texts or
+    booleans are left out.
 
     Raises BadInput for interleaved stages or an unknown checkpoint version, IntegrityFailure if the
     file is not a checkpoint.
@@ -198,8 +204,9 @@ def _read_rank(path: Path) -> RankFile:
 def _read_config(
     files: list[list[RankFile]], tokenizer: Tokenizer, heads: int | None
 ) -> ModelConfig:
-    """Return the model configuration for all ranks' files, [stage][tensor-parallel rank]: sizes
-    from the tensors, the number of heads from the arguments or from `heads`.
+    """Return the ModelConfig of all ranks' files together, [stage][tensor-parallel rank]: sizes
+    from the tensors, the vocabulary from the tokenizer, the number of heads from the arguments or
+    from `heads`.
 
     Raises BadInput if neither states the heads, and BadInput or IntegrityFailure if tensors,
     arguments, `heads` and tokenizer contradict each other.
@@ -252,8 +259,8 @@ def _read_config(
 
 
 def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, Tensor]:
-    """Join the tensors of all ranks' files, [stage][tensor-parallel rank], and return whole tensors
-    by global name.
+    """Join the tensors of all ranks' files, [stage][tensor-parallel rank], and return a dict our
+    name, with the whole model's layer numbers, → whole tensor, its rows in our order.
 
     Raises IntegrityFailure naming a tensor that does not fit, and BadInput if the output layer is
     not the word embedding.
@@ -291,9 +298,9 @@ def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, Tensor
 
 
 def flatten(values: dict[Any, Any], prefix: str = "", depth: int = 5) -> JSON:
-    """Return the values in nested dicts by dotted names, such as `encoder.layers.0.weight`, without
-    `module.`, `model.` and `language_model.` at the beginning. A dict more than `depth` levels down
-    is a value itself."""
+    """Return nested dicts as one flat dict, dotted name → value, such as `encoder.layers.0.weight`,
+    without `module.`, `model.` and `language_model.` at the beginning. A dict more than `depth`
+    levels down is a value itself."""
     named: JSON = {}
     for key, value in values.items():
         if isinstance(value, dict) and depth:
@@ -304,11 +311,11 @@ def flatten(values: dict[Any, Any], prefix: str = "", depth: int = 5) -> JSON:
 
 
 def our_names(model: Any, where: object) -> dict[str, Tensor]:
-    """Return the tensors of one file's `model` entry by our names, with layers numbered within the
-    stage. Entries `_extra_state` are left out.
+    """Return a dict our name → tensor of `model`, the `model` entry of one file, with layers
+    numbered within the stage. Entries `_extra_state` are left out; `where` begins the messages.
 
-    Raises IntegrityFailure for a name that no version of Megatron-LM's GPT-2 had, for two names of
-    one tensor, and for a value that is not a tensor.
+    Raises IntegrityFailure if `model` is not a dict, for a name that no version of Megatron-LM's
+    GPT-2 had, for two names of one tensor, and for a value that is not a tensor on the CPU.
     """
     if not isinstance(model, dict):
         raise IntegrityFailure(f"{where}: its model is not a state dict")
@@ -347,8 +354,8 @@ def reorder_query_key_value(local: Tensor, version: int, heads: int) -> Tensor:
 
 
 def require_gpt2(args: JSON, where: object) -> None:
-    """Raise BadInput if Megatron-LM's arguments describe a model other than our GPT-2. An argument
-    that is not given counts as GPT-2's.
+    """Raise BadInput if `args`, the arguments of Megatron-LM in a file, describe a model other than
+    our GPT-2; `where` begins the message. An argument that is not given counts as GPT-2's.
 
     If either of `bias_gelu_fusion` and `openai_gelu` is given and neither is set, the model has the
     exact GeLU, not GPT-2's tanh.

@@ -58,7 +58,8 @@ STYLES = {"colwise": "columns", "rowwise": "rows", "replicated_with_grad_allredu
 """transformers' words for ways of dividing → ours. Layers with another word stay whole on every
 rank."""
 FUSED = {"c_attn": 3}
-"""Layers that hold several products side by side → their number."""
+"""Last part of the name of a layer that holds several products side by side → the number of
+products."""
 HEADS = frozenset(
     {
         "num_heads",
@@ -77,12 +78,14 @@ WIDTHS = frozenset({"inner_dim", "all_head_size", "split_size", "embed_dim", "hi
 TOLERANCE = 1e-10
 """Largest allowed difference between outputs in float64, relative to the largest output or to 1."""
 TOKENS = 24
-"""Length of the two random sequences on which outputs are compared."""
+"""Length of the two random sequences on which outputs are compared, unless the model's context is
+shorter."""
 
 
 class Division(NamedTuple):
-    """How a parameter is divided: each of its `pieces`, equal and side by side along `dim`, is
-    divided along `dim`. A `summed` one is whole on every rank, and its gradient is summed."""
+    """How a parameter is divided over the ranks. It consists of `pieces` equal pieces side by side
+    along `dim`, and each piece is divided along `dim`. A `summed` one is whole on every rank, and
+    its gradient is summed."""
 
     how: Literal["columns", "rows", "heads", "vocabulary", "summed"]
     dim: int = 0
@@ -90,15 +93,16 @@ class Division(NamedTuple):
 
 
 class TensorPlan(FileSchema):
-    """plan.json: the part of a model that each of `tp` ranks holds."""
+    """plan.json of a divided model: the number of ranks `tp`, and how each parameter is divided
+    over them."""
 
     tp: PositiveInt
     parameters: dict[str, Division]
     """Name of a parameter → its division; parameters without an entry are copied."""
 
     def part(self, name: str, whole: Tensor, rank: int) -> Tensor:
-        """Return a rank's part of the parameter `name`, whose whole value is `whole`; `whole`
-        itself if the parameter is copied or summed."""
+        """Return the part that rank `rank` holds of the parameter `name`, from its whole value
+        `whole`: a new tensor, or `whole` itself if the parameter is copied or summed."""
         if name not in self.parameters or self.parameters[name].how == "summed":
             return whole
         _, dim, pieces = self.parameters[name]
@@ -116,9 +120,9 @@ class TensorPlan(FileSchema):
 
 
 def make_plan(model: nn.Module, tp: int) -> TensorPlan:
-    """Return the plan for a transformers model on `tp` ranks: transformers' own, or from NAMES if
-    it has none. In either case embeddings of the vocabulary and the output head are divided by
-    vocabulary."""
+    """Return the TensorPlan of a transformers model for `tp` ranks: by transformers' own plan or,
+    if the model has none, by the names of layers in NAMES. In either case embeddings of the
+    vocabulary and the output head are divided by vocabulary."""
     theirs: dict[str, str] = getattr(model, "_tp_plan", None) or {}
     names: dict[str, str] = NAMES.get(model.config.model_type, {})  # type: ignore[union-attr, arg-type]
     vocabulary = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
@@ -160,14 +164,15 @@ def make_plan(model: nn.Module, tp: int) -> TensorPlan:
 
 
 def kind_of(name: str) -> str:
-    """Return the name of a module or parameter with its layer number as `*`, as in transformers'
-    plans, so that equal layers share it."""
+    """Return the name of a module or parameter with each number between dots as `*`, as in
+    transformers' plans, so that equal layers share it."""
     return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
 
 
 def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
-    """Write a Hugging Face model as the new directory `out`, one file for each of `tp` ranks, and
-    return lines of text for the user: how each kind of parameter is divided, and the comparison.
+    """Write the model of a Hugging Face directory as the new sealed directory `out`, one file for
+    each of `tp` ranks, and return lines of text for the user: how each kind of parameter is
+    divided, and how the outputs compare.
 
     Every weight keeps its value and number format. The ranks, run as threads in float64, must give
     the undivided model's outputs; the last line says so, or that memory is too small to compare.
@@ -209,9 +214,9 @@ def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
 
 
 def read_model(directory: Path, has_weights: bool = True) -> Any:
-    """Return the transformers model of a directory, in evaluation mode, with its weights, or
-    without `has_weights` with random ones, built of config.json alone. Runs no code from the
-    directory.
+    """Return the transformers model of a Hugging Face directory, in evaluation mode, with its
+    weights; without `has_weights`, one with random weights, made from config.json alone. Runs no
+    code from the directory.
 
     Raises BadInput if transformers cannot build it, or if tensors are missing, unexpected or
     misshapen.
@@ -244,8 +249,8 @@ def read_model(directory: Path, has_weights: bool = True) -> Any:
 def load_rank(
     directory: Path, axis: Axis, seed: int = 0, dtype: torch.dtype | None = None
 ) -> nn.Module:
-    """Load this rank's part of a model that `shard_model` wrote, as a transformers model that is
-    used like the whole one. All ranks of the axis call the model together.
+    """Return this rank's part of a model that `shard_model` wrote to `directory`, as a transformers
+    model that is used like the whole one. All ranks of the axis call the model together.
 
     `dtype` None keeps the files' number format, or takes fp32 if they have several. `seed` seeds
     dropout in divided layers. Raises BadInput if the axis has another number of ranks than there
@@ -266,10 +271,11 @@ def load_rank(
 
 
 def merge_model(checkpoint: Path, out: Path) -> Path:
-    """Write what `shard_model` divided as the Hugging Face directory `out`, and return `out`.
+    """Write the divided model in `checkpoint`, which `shard_model` made, as the new Hugging Face
+    directory `out`, and return `out`.
 
-    Every tensor has the original bits; all are in one file. Raises BadInput if `out` exists or
-    cannot be written, IntegrityFailure if the checkpoint is incomplete or changed.
+    Every tensor has the original bits; all are in one file, model.safetensors. Raises BadInput if
+    `out` exists or cannot be written, IntegrityFailure if the checkpoint is incomplete or changed.
     """
     check_output(out)
     check_seal(checkpoint)
@@ -289,11 +295,12 @@ def _file(rank: int) -> str:
 
 
 def _check(directory: Path, model: nn.Module, tp: int) -> str:
-    """Compare the outputs of the ranks' parts in `directory` with the undivided model's, and return
-    the result as a sentence. `model`, the undivided one, becomes fp64.
+    """Run the parts in `directory` on `tp` ranks, as threads in float64, compare their outputs with
+    the undivided model's, and return the result as a sentence. `model`, the undivided one, becomes
+    fp64.
 
-    The sentence says so if memory is too small to compare. Raises BadInput if outputs differ or the
-    parts do not run.
+    If memory is too small, nothing is compared, and the sentence says so. Raises BadInput if
+    outputs differ or the parts do not run.
     """
     needed = 24 * sum(parameter.numel() for parameter in model.parameters())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
@@ -326,8 +333,9 @@ def _check(directory: Path, model: nn.Module, tp: int) -> str:
 
 
 def some_tokens(model: nn.Module) -> dict[str, Tensor]:
-    """Return two sequences of random token ids, equal in every call, as the model's keyword
-    arguments."""
+    """Return a model's keyword arguments for a forward pass: `input_ids` and, for an
+    encoder-decoder, `decoder_input_ids`, the same two sequences of random token ids, equal in every
+    call."""
     config: Any = model.config
     length = min(TOKENS, getattr(config, "max_position_embeddings", None) or TOKENS)
     tokens = torch.randint(
@@ -338,16 +346,17 @@ def some_tokens(model: nn.Module) -> dict[str, Tensor]:
 
 
 def outputs(model: nn.Module) -> Tensor:
-    """Return the logits that the model computes from the inputs that `some_tokens` returns, or its
-    last hidden states if it has no head, batch and sequence first, without gradients."""
+    """Return the logits [2, n, v] of a transformers model on two fixed sequences of random token
+    ids (`some_tokens`), or its last hidden states [2, n, h] if it has no head, without
+    gradients."""
     with torch.no_grad():
         answer: Tensor = model(**some_tokens(model))[0]
     return answer
 
 
 def divide(model: nn.Module, plan: TensorPlan, axis: Axis, seed: int = 0) -> nn.Module:
-    """Turn a whole model into this rank's part of it, in place, and return it. All ranks of the
-    axis call the divided model together.
+    """Turn a whole transformers model into this rank's part of it by the plan, in place, and return
+    it. All ranks of the axis call the divided model together.
 
     Inputs, outputs and gradients of copied parameters are whole on every rank. Between layers by
     columns and the layer by rows, dropout differs on each rank (by `seed`); elsewhere it is equal
@@ -378,19 +387,21 @@ def divide(model: nn.Module, plan: TensorPlan, axis: Axis, seed: int = 0) -> nn.
 
 
 class _Region:
-    """Region of a model in which activations are divided: inputs enter, the ranks' sum leaves, and
-    random numbers inside differ by rank."""
+    """Divided layers of one rank's part of a transformers model. Where activations enter them from
+    the undivided layers, and where the ranks' sum leaves, torch's random state is exchanged, so
+    that dropout inside differs by rank."""
 
     def __init__(self, axis: Axis, seed: int) -> None:
         self.axis = axis
         self.is_inside = False
         self.other = torch.Generator().manual_seed(seed + 1 + axis.rank).get_state()
-        """Random state to swap in at the region's border: the divided region's, and while inside it
-        the undivided layers'."""
+        """Torch's random state for the other side of the border: the divided layers' while a pass
+        is among undivided ones, and the undivided layers' while it is among divided ones."""
 
     def divide(self, module: Any, how: str, rows: int) -> None:
-        """Make a module compute this rank's part, divided as `how` says, in place; `heads` needs no
-        change. `rows` is the number of rows of its whole weight."""
+        """Change a module in place to compute this rank's part, divided as `how` says: `columns`,
+        `rows` or `vocabulary`; `heads` needs no change. `rows` is the number of rows of its whole
+        weight."""
         if how == "columns":
             if hasattr(module, "nf"):
                 module.nf = module.weight.shape[1]
@@ -408,23 +419,25 @@ class _Region:
                 module.forward = partial(_look_up, whole, start, stop, self.axis)
 
     def swap(self) -> None:
-        """Cross the region's border: exchange torch's random state for the other side's."""
+        """Cross the border between undivided and divided layers, in either direction: store torch's
+        random state, and set the one that was stored at the last crossing."""
         current = torch.get_rng_state()
         self.is_inside = not self.is_inside
         torch.set_rng_state(self.other)
         self.other = current
 
     def enter(self, column: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
-        """Return the input of a layer by columns, which is whole on every rank and whose gradient
-        is summed over the ranks. Crosses into the region of divided activations if the pass is not
-        in it yet."""
+        """Forward pre-hook of a layer by columns: return its input, whole on every rank, with a
+        gradient that is summed over the ranks. If the pass is not yet among divided activations,
+        swap the random state."""
         if not self.is_inside:
             self.swap()
         return enter_tensor_parallel(inputs[0], self.axis)
 
     def leave(self, row: Any, x: Tensor) -> Tensor:
-        """Return the output of a layer by rows, from this rank's part `x` of its input: the sum of
-        the ranks' products, plus the bias once. Leaves the region of divided activations."""
+        """Forward pass of a layer by rows, from this rank's part `x` of its input: return the sum
+        of the ranks' products, plus the bias once. If the pass is among divided activations, swap
+        the random state back."""
         if self.is_inside:
             self.swap()
         product = x @ (row.weight.T if isinstance(row, nn.Linear) else row.weight)
@@ -433,8 +446,9 @@ class _Region:
 
 
 def _divide_heads(module: nn.Module, tp: int) -> None:
-    """Divide an attention module's counts of heads and their widths, and the counts in its own copy
-    of the configuration, by `tp`. Do nothing to a module without a count of heads."""
+    """Divide, in place by `tp`, an attention module's attributes that count heads or state the
+    width of all heads, and the counts of heads in a copy of its configuration. Do nothing to a
+    module without a count of heads."""
     if HEADS.isdisjoint(vars(module)):
         return
     # A copy: all modules of a model share one configuration, which would be divided repeatedly.
@@ -450,8 +464,9 @@ def _divide_heads(module: nn.Module, tp: int) -> None:
 def _look_up(
     forward: Callable[[Tensor], Tensor], start: int, stop: int, axis: Axis, ids: Tensor
 ) -> Tensor:
-    """Return the embeddings of token ids, whole on every rank. This rank's table has rows [start,
-    stop) of the whole; the ranks' results are summed, which is collective."""
+    """Return the embeddings of token ids, whole on every rank. `forward` looks ids up in this
+    rank's table, which has rows [start, stop) of the whole; the results of all ranks of the axis
+    are summed, so all call it."""
     inside = (ids >= start) & (ids < stop)
     rows = forward((ids - start).where(inside, 0)) * inside[..., None]
     return leave_tensor_parallel(rows, axis)
@@ -460,6 +475,7 @@ def _look_up(
 def _score(
     forward: Callable[[Tensor], Tensor], axis: Axis, start: int, whole: int, x: Tensor
 ) -> Tensor:
-    """Return the scores of states x over the whole vocabulary of `whole` words, on every rank. This
-    rank computes the columns from `start` on, and a collective gathers the others."""
+    """Return the scores of states x over the whole vocabulary of `whole` words, on every rank.
+    `forward` computes this rank's columns, which begin at `start`; the columns of the other ranks
+    are gathered, so all ranks of the axis call it."""
     return gather_features(forward(enter_tensor_parallel(x, axis)), axis, start, whole)

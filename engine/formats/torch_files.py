@@ -79,7 +79,8 @@ OPTIMIZER = re.compile(r"(.*\.)?optimizer\..*")
 
 
 class Unread:
-    """An object of a class in `UNREAD`, without its content."""
+    """Stand-in for an object in a checkpoint that no model needs, of a class in `UNREAD`: it takes
+    any arguments and state, and keeps none."""
 
     def __new__(cls, *_: Any) -> Self:
         return super().__new__(cls)
@@ -120,8 +121,9 @@ def read_torch_file(path: Path) -> Any:
 
 
 def _read_pickle(path: Path) -> Any:
-    """Return the object in a pickled file. The file may name the classes KNOWN and PLANS, the
-    latter becoming `Unread`. Raises IntegrityFailure for any other name and for a damaged file."""
+    """Return the object in the pickled metadata of a distributed checkpoint. The file may name the
+    classes in KNOWN, and the ones that PLANS matches, whose objects become `Unread`. Raises
+    IntegrityFailure for any other name and for a damaged file."""
 
     # Not the unpickler in C: it reserves memory for any size that a damaged file states.
     class Restricted(pickle._Unpickler):
@@ -147,14 +149,15 @@ def _refused(path: Path, name: str) -> IntegrityFailure:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the first line of an error, cut at a word, without torch's advice to load unsafely."""
+    """Return the first line of an error's text, of at most 200 characters and cut at a word,
+    without torch's advice to load unsafely; the error's class if it has no text."""
     message = str(error).rpartition("WeightsUnpickler error: ")[2].strip() or type(error).__name__
     return shorten(message.splitlines()[0], 200, placeholder=" …")
 
 
 class _Reader(distributed.FileSystemReader):
-    """Torch's reader of a distributed checkpoint, given the metadata: torch would unpickle it
-    without restriction."""
+    """Torch's reader of a distributed checkpoint's directory, which is given the metadata `known`
+    and does not read the file: torch would unpickle it without restriction."""
 
     def __init__(self, directory: Path, known: metadata.Metadata) -> None:
         super().__init__(directory)
@@ -223,7 +226,7 @@ def read_torch_dist(directory: Path) -> JSON:
 
 
 def files_of(directory: Path) -> list[Path]:
-    """Return the files of a distributed checkpoint: metadata, common values and shards. Empty for a
-    directory of another kind."""
+    """Return the paths of a distributed checkpoint's files that exist: metadata, common values,
+    then shards by name. Empty for a directory of another kind."""
     named = [path for path in (directory / METADATA, directory / COMMON) if path.is_file()]
     return [*named, *sorted(directory.glob("*.distcp"))]

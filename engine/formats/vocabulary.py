@@ -23,8 +23,10 @@ MERGES = "merges.txt"
 def write_vocabulary(
     tokenizer: Tokenizer, out: Path, seq_length: int, is_bert: bool = False
 ) -> None:
-    """Write a tokenizer's files into the directory `out` for Hugging Face's AutoTokenizer, a BERT's
-    with its special tokens. `seq_length` is the longest sequence in tokens."""
+    """Write a tokenizer's files for Hugging Face's AutoTokenizer into the directory `out`:
+    tokenizer.json, tokenizer_config.json and, for a byte-level one that is not a BERT's, vocab.json
+    and merges.txt. A BERT's encodes pairs of texts with the special tokens. `seq_length` is the
+    longest sequence in tokens."""
     tokenizer.save(out)
     if is_bert:
         _write_pairs(tokenizer, out, seq_length)
@@ -48,8 +50,9 @@ def write_vocabulary(
 
 
 def _write_pairs(tokenizer: Tokenizer, out: Path, seq_length: int) -> None:
-    """Rewrite tokenizer.json in `out` so that it encodes a pair of texts as [CLS] first [SEP]
-    second [SEP], and write a tokenizer_config.json beside it."""
+    """Rewrite tokenizer.json in `out`, with a BERT's special tokens added, so that it encodes a
+    pair of texts as [CLS] first [SEP] second [SEP], and write tokenizer_config.json beside it.
+    `seq_length` is the longest sequence in tokens."""
     file = out / FILE_NAME
     backend: Any = Backend.from_file(str(file))
     backend.add_special_tokens(list(SPECIAL_TOKENS))
@@ -72,10 +75,10 @@ def _write_pairs(tokenizer: Tokenizer, out: Path, seq_length: int) -> None:
 
 
 def read_vocabulary(directory: Path) -> tuple[Tokenizer, list[Path]]:
-    """Return the tokenizer of a Hugging Face directory and the files that were read: tokenizer.json
-    if it exists, else vocab.json and merges.txt.
+    """Return the tokenizer of a Hugging Face directory, and the list of the files that were read:
+    tokenizer.json if it exists, else vocab.json and merges.txt.
 
-    Raises BadInput if the directory has no tokenizer, IntegrityFailure if it is damaged.
+    Raises BadInput if the directory lacks them, IntegrityFailure if a file is damaged.
     """
     path = directory / FILE_NAME
     if path.is_file():
@@ -89,7 +92,8 @@ def read_vocabulary(directory: Path) -> tuple[Tokenizer, list[Path]]:
 
 
 def read_vocabulary_files(directory: Path) -> tuple[Tokenizer, list[Path]]:
-    """Return the tokenizer of a directory's vocab.json and merges.txt, and the paths of both files.
+    """Return the tokenizer that a directory's vocab.json and merges.txt make, and the list of the
+    two paths.
 
     Raises BadInput if one is missing, IntegrityFailure if one is damaged.
     """
@@ -105,7 +109,8 @@ def read_vocabulary_files(directory: Path) -> tuple[Tokenizer, list[Path]]:
 
 
 def check_vocabulary(tokenizer: Tokenizer, rows: int, where: object) -> None:
-    """Raise IntegrityFailure if the tokenizer has more entries than the word embedding has rows."""
+    """Raise IntegrityFailure if the tokenizer has more entries than the word embedding has `rows`;
+    fewer are allowed. `where` begins the message."""
     if tokenizer.vocab_size > rows:
         entries = f"the tokenizer has {tokenizer.vocab_size} entries"
         raise IntegrityFailure(f"{where}: {entries}, the word embedding only {rows} rows")

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Iteration:
-    """One training iteration as guards see it: its batch, its gradient, and its line of the
-    metrics."""
+    """One training iteration as guards see it: its number, its batch, this rank's microbatches, its
+    gradient, and its line of the metrics."""
 
     number: int
     """Number of the iteration, counted from 0."""
     batch_size: int
-    """Number of sequences of all ranks together."""
+    """Number of sequences in the global batch, over all ranks."""
     microbatches: "Sequence[PipelineInput]"
     """This rank's microbatches."""
     gradient: "Gradient"
@@ -32,11 +32,13 @@ class Iteration:
 
 
 class Guard:
-    """Base class of a check on every iteration. All ranks call their guards in the same order, so
-    guards may communicate."""
+    """Base class of a check that a training calls on every iteration, with methods to override; by
+    default they do nothing. All ranks call their guards in the same order, so a guard may
+    communicate."""
 
     def before(self, number: int) -> None:
-        """Prepare for iteration `number` (from 0), before its microbatches are computed."""
+        """Prepare for the iteration `number`, counted from 0. Every rank calls this before the
+        iteration's microbatches are computed."""
 
     def skips(self, iteration: Iteration) -> bool:
         """Return True if the iteration's update must be skipped; every rank must return the same.
@@ -45,9 +47,11 @@ class Guard:
         return False
 
     def after(self, iteration: Iteration) -> str:
-        """Inspect an iteration after its update was made or skipped; may add to its metrics line.
-        Return a warning for the user, or an empty text."""
+        """Inspect an iteration after its update was made or skipped, when `iteration.line`, its
+        line of the metrics, is set; a guard may change that line. Return a warning for the user, or
+        an empty text for none, as by default."""
         return ""
 
     def before_checkpoint(self) -> None:
-        """Check the state before a checkpoint is written. Raise an error if it must not be kept."""
+        """Check the training's state before a checkpoint of it is written; every rank calls this.
+        Raise an error if the state must not be kept; nothing is returned."""

@@ -36,8 +36,9 @@ DEVIATIONS = 6.0
 def guards_of(
     config: RunConfig, step: TrainingStep, memory: PeakMemory, recent: "RecentIterations"
 ) -> list[Guard]:
-    """Return the guards of a run, in the order in which they are called: slow ranks, spikes, values
-    that are not finite, memory, replicas."""
+    """Return a list of one rank's guards for a training run, in the order in which they are called:
+    slow ranks, spikes, values that are not finite, memory, replicas. `memory` measures this
+    process; `recent` has the last losses and gradient norms."""
     return [
         # A spike is judged before the finite guard may end the run, so that its line of the metrics
         # names both.
@@ -50,12 +51,12 @@ def guards_of(
 
 
 class RecentIterations:
-    """Losses and gradient norms of the last iterations. Checkpoints keep them, so a resumed run
-    decides alike.
+    """Losses and gradient norms of the last 128 iterations, by which spikes are told. Checkpoints
+    keep them, so a resumed run decides alike.
 
-    A spike is a loss or a gradient norm above the mean of the last 128 by more than 6 standard
-    deviations, once 64 are known (OLMo-core, `optim/skip_step_optimizer.py`, which also counts
-    leaps downwards). Spikes are remembered too, so a lasting level soon stops being a spike.
+    A spike is a loss or a gradient norm above their mean by more than 6 standard deviations, once
+    64 are known (OLMo-core, `optim/skip_step_optimizer.py`, which also counts leaps downwards).
+    Spikes are remembered too, so a lasting level soon stops being a spike.
     """
 
     def __init__(self) -> None:
@@ -64,10 +65,12 @@ class RecentIterations:
         them."""
 
     def add(self, loss: float, gradient_norm: float) -> dict[str, float]:
-        """Remember an iteration, and return its spikes as a dict: `loss` or `gradient_norm` → the
-        limit that the value exceeds. The dict is empty if neither is a spike.
+        """Remember an iteration's loss and gradient norm, and return which of them are spikes, as a
+        dict: `loss` or `gradient_norm` → the limit that the value exceeds. The dict is empty if
+        neither is.
 
-        An iteration with a value that is not finite, such as an fp16 overflow, is not remembered.
+        An iteration with a value that is not finite, such as an fp16 overflow, is not remembered
+        and is no spike.
         """
         # An fp16 run overflows while its loss scale is found; remembered, such an iteration would
         # hide every later spike.
@@ -84,7 +87,8 @@ class RecentIterations:
 
 
 class SpikeGuard(Guard):
-    """Notes spikes in the metrics, warns of each and, if `skip`, skips their updates."""
+    """Guard that notes spikes of loss and gradient norm in the metrics' lines, warns of each and,
+    if `skip`, has their updates skipped. `recent` tells what a spike is."""
 
     def __init__(self, recent: RecentIterations, skip: bool) -> None:
         self._recent = recent
@@ -108,16 +112,17 @@ class SpikeGuard(Guard):
 
 
 class FiniteGuard(Guard):
-    """Ends a run whose loss or gradient is not finite. In fp16 an overflow of the gradient only
-    lowers the loss scale."""
+    """Guard that ends a run, with NotFinite, if its loss or gradient is not finite. In fp16 an
+    overflow of the gradient ends nothing, because the loss scale is lowered for it."""
 
     def __init__(self, step: TrainingStep) -> None:
         self._step = step
 
     def skips(self, iteration: Iteration) -> bool:
-        """Return False, or raise NotFinite on every rank with the first values that are not finite.
-        The weights have not changed. Every rank calls it, because the search computes the iteration
-        again."""
+        """Return False if loss and gradient are finite, or if only the gradient of an fp16 run
+        overflowed. Otherwise raise NotFinite on every rank, with the first values that are not
+        finite; the weights have not changed. Every rank calls it, because the search computes the
+        iteration again."""
         gradient = iteration.gradient
         # In fp16 an infinite norm is ordinary and halves the scale; an infinite loss is not, for
         # the scale is applied after it.
@@ -131,9 +136,10 @@ class FiniteGuard(Guard):
 
 
 def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
-    """Compute the iteration's gradient again, and return a phrase that names the data-parallel
-    ranks, the first output and the first gradient, and the samples that are not finite; an empty
-    text if all are finite. Collective, and overwrites the gradients.
+    """Compute the iteration's gradient again from this rank's `microbatches`, and return a phrase
+    that names what is not finite: data-parallel ranks, the first output, the first gradient, and
+    samples by their index in the global batch; an empty text if all is finite. Every rank calls it,
+    and all get the same phrase. Overwrites the gradients.
 
     The weights have not changed and all randomness is keyed, so the same values come up. Outputs
     are named in the order of the forward pass, gradients in the order of the backward pass.
@@ -190,8 +196,9 @@ def _note(names: list[str], name: str, *tensors: Tensor) -> None:
 def _note_output(
     names: list[str], name: str, module: nn.Module, inputs: Any, output: Tensor
 ) -> None:
-    """Forward hook: append `name` to `names` if the module's output, or one of its own parameters,
-    is not finite. Parameters count because a later kernel may add the module's bias."""
+    """Forward hook of a module: append `name` to the list `names` if the module's output, or one of
+    its own parameters, is not finite. Parameters count because a later kernel may add the module's
+    bias."""
     _note(names, name, output, *module.parameters(recurse=False))
 
 
@@ -200,17 +207,19 @@ SHOWN = 8
 WINDOW = 10
 """Number of iterations over which a rank's times are added up before ranks are compared."""
 RATIO = 1.5
-"""A rank is slow if its own work takes at least this many times as long as the others'."""
+"""A rank is slow only if its own work takes more than this many times the median of the other ranks
+of its pipeline stage."""
 LEAST_SECONDS = 0.5
-"""A rank is slow only if it loses at least this many seconds to the others in a window."""
+"""A rank is slow only if its own work in a window takes at least this many seconds more than the
+median of the other ranks of its pipeline stage."""
 INTERVAL = 100
 """Number of iterations between comparisons of replicas; they are also compared before every
 checkpoint."""
 
 
 class SlowRankGuard(Guard):
-    """Warns, every 10 iterations, of each rank that has become slow: its own work, without
-    communication, takes longer than the other ranks' of its pipeline stage.
+    """Guard that warns, every 10 iterations, of each rank that has newly become slow: its own work,
+    without communication, takes longer than the work of the other ranks of its pipeline stage.
 
     It sees no difference on GPUs, where communication is not waited for, and with ZeRO stage 3.
     """
@@ -246,8 +255,9 @@ class SlowRankGuard(Guard):
 
 
 def slow_ranks(seconds: Sequence[float], layout: Layout) -> dict[int, float]:
-    """Return, for each slow rank, the median seconds of the other ranks of its pipeline stage. A
-    rank is slow if it exceeds this median by the factor `RATIO` and by `LEAST_SECONDS`.
+    """Return a dict of the slow ranks: global rank → median seconds of the other ranks of its
+    pipeline stage. A rank is slow if it takes more than `RATIO` times this median, and at least
+    `LEAST_SECONDS` more.
 
     `seconds` has the own work of every rank in one window, in rank order.
     """
@@ -263,8 +273,8 @@ def slow_ranks(seconds: Sequence[float], layout: Layout) -> dict[int, float]:
 
 
 class ReplicaGuard(Guard):
-    """Compares the parameters, or parts of them, that several ranks hold, every 100 iterations and
-    before each checkpoint: all must have the same bits.
+    """Guard that compares the parameters, or parts of them, which several ranks hold, every 100
+    iterations and before each checkpoint: all must have the same bits, else it raises Diverged.
 
     BLOOM's layer norms drifted apart between tensor-parallel ranks for weeks before anyone looked
     (bigscience, tr11 chronicles, March 2022).
@@ -332,8 +342,9 @@ def _sum_of_bits(weight: Tensor) -> int:
 
 
 def _describe_parting(ranks: Sequence[int], sums: Sequence[int]) -> str:
-    """Return a phrase that says which of `ranks` differ from which, by their `sums`. The smaller
-    group counts as the one that differs."""
+    """Return a phrase that says which of the global ranks `ranks` differ from which, by `sums`, one
+    sum of a tensor's bits for each of them. The smaller group counts as the one that differs; if no
+    sum has a majority, the phrase says that the right one cannot be told."""
     # The majority is taken for right. Of two replicas that differ nobody can say which one changed.
     usual, count = Counter(sums).most_common(1)[0]
     same = [rank for rank, value in zip(ranks, sums, strict=True) if value == usual]
@@ -343,7 +354,7 @@ def _describe_parting(ranks: Sequence[int], sums: Sequence[int]) -> str:
 
 
 def joined(numbers: Sequence[int]) -> str:
-    """Return numbers as text, separated by commas: at most the first 8, then how many more there
-    are."""
+    """Return numbers as text, separated by commas: the first 8 and, if there are others, how
+    many."""
     shown = ", ".join(str(number) for number in numbers[:SHOWN])
     return shown + (f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else "")

@@ -50,8 +50,8 @@ class PeakMemory:
             self.measured_by = "growth of the peak resident set"
 
     def bytes(self) -> int:
-        """Return the peak of this process's memory in bytes: CUDA allocations, or growth of the
-        resident set on a CPU."""
+        """Return the peak of this process's memory so far in bytes: on a GPU what torch has
+        allocated there, on a CPU the growth of the resident set."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         return max(_resident_bytes("VmHWM") - self._before, 0)
@@ -78,8 +78,9 @@ def _resident_bytes(field: str) -> int:
 
 
 class MemoryGuard(Guard):
-    """Stores the peak memory of the first iteration, and warns once, in the metrics too, when
-    training runs too close to a GPU's memory.
+    """Guard that stores the peak memory up to the end of the first iteration in
+    `memory.first_iteration_bytes`, and warns once, in the metrics too, when training runs too close
+    to a GPU's memory.
 
     Torch's caching allocator then finds no room, waits for the GPU, returns its cache and tries
     again, which cost "Scaling Transformer-XL to 128 GPUs" up to 30 % of its speed.
@@ -100,11 +101,11 @@ class MemoryGuard(Guard):
         return warning
 
     def look(self, statistics: Mapping[str, int]) -> str:
-        """Return a warning the first time that allocation retries have grown since the last call,
-        otherwise an empty text.
+        """Return a warning, as text, when the number of the allocator's retries has grown since the
+        last call, but only once; otherwise an empty text.
 
-        `statistics` comes from `torch.cuda.memory_stats`. Retries before the first call do not
-        count.
+        `statistics` comes from `torch.cuda.memory_stats`, and is empty on a CPU. Retries before the
+        first call do not count.
         """
         before = self._retries
         self._retries = statistics.get("num_alloc_retries", 0)
@@ -163,8 +164,9 @@ def _is_first_to_say() -> bool:
 
 
 def describe_memory(run: ResolvedRun) -> str:
-    """Return the memory of a run as a table in text, in GiB: the closed form of the largest rank,
-    and the largest rank's total with each remedy, or a sentence that no setting needs less."""
+    """Return a table in text, in GiB, of the memory of the run's largest rank by the closed form:
+    model and optimizer, activations, a checkpoint's copy if there is one, the total, and the total
+    with each remedy. Without a remedy a last line says that no setting needs less."""
     memory = run.memory
     offered = remedies(run)
     rows = [("model and optimizer", memory.state), ("activations", memory.activations)]
@@ -177,8 +179,9 @@ def describe_memory(run: ResolvedRun) -> str:
 
 
 def remedies(run: ResolvedRun) -> list[tuple[str, int]]:
-    """Return the changes of a single setting that the run allows and that need less memory:
-    (options of the command line, the largest rank's bytes), the change that needs the least first.
+    """Return a list of (options of the command line, bytes of the largest rank): each change of a
+    single setting that the run allows and that needs clearly less memory, the one that needs the
+    least first.
 
     A change of `tp` or `pp` may need more ranks, which its options then name.
     """

@@ -26,22 +26,23 @@ class BertForms(ClosedForms):
     is_causal = False
 
     def parameters(self, stage: PipelineStage, tp: int = 1) -> int:
-        """Return the number of parameters on one tensor-parallel rank of a stage: GPT-2's, on the
-        first stage segments, and on the last the masked head's dense layer, norm and bias, pooler
-        and sentence order."""
+        """Return the number of parameters that one of `tp` tensor-parallel ranks holds of a
+        pipeline stage: a GPT-2's; on the first stage also the segment embeddings; on the last also
+        the masked head's dense layer, norm and bias, the pooler and the sentence-order head."""
         h = self.h
         head = (h * h + 3 * h + self.v // tp) + (h * h + h) + (2 * h + 2)
         return super().parameters(stage, tp) + stage.is_first * 2 * h + stage.is_last * head
 
     def head_columns(self) -> float:
-        """Return the average number of output columns that the head computes for a position: h for
-        its dense layer, plus the padded vocabulary at the masked share of positions."""
+        """Return the number of output columns that the head computes for a position, averaged over
+        positions: h for its dense layer, which runs everywhere, plus the padded vocabulary times
+        the share of masked positions."""
         return self.v * MASKED_SHARE + self.h
 
 
 def pairs_of(samples: PairSamples) -> Take:
-    """Return a function (sample numbers, their indices in the global batch) → microbatch of
-    sentence pairs, taken from `samples`."""
+    """Return a function (sample numbers, their indices in the global batch) → Microbatch of the
+    sentence pairs that `samples` has under these numbers."""
 
     def take(numbers: Sequence[int], places: tuple[int, ...]) -> Microbatch:
         pairs = [samples.sample(number) for number in numbers]
@@ -55,7 +56,7 @@ def read_vocabulary(tokenizer: Path | None, vocab_size: int) -> Vocabulary:
     sentences or are special.
 
     Without a tokenizer, for random tokens, each of `vocab_size` tokens begins a word and every
-    fourth ends a sentence; the special tokens follow.
+    fourth ends a sentence; the special tokens have the ids after these.
     """
     if tokenizer is not None:
         return Vocabulary.of(Tokenizer.load(tokenizer))

@@ -40,8 +40,10 @@ from mlm_repro.engine.rng import Dropout
 
 
 class BidirectionalAttention(SelfAttention):
-    """Attention from every position to every token but padding, [s, b, h] → [s, b, h], with heads
-    divided over the tp axis. The output is without the last product's bias."""
+    """Attention from every position to every token that is not padding, with heads divided over the
+    tp axis: [s, b, h] → [s, b, h], where `is_token` [b, s] is False at padding. Under sequence
+    parallelism input and output are this rank's positions, [s/t, b, h]. The output is without the
+    last product's bias."""
 
     def forward(self, x: Tensor, dropout: Dropout | None, is_token: Tensor) -> Tensor:  # type: ignore[override]
         qkv = self.query_key_value(x).unflatten(
@@ -68,15 +70,17 @@ class BidirectionalAttention(SelfAttention):
 
 
 class ExactMLP(MLP):
-    """MLP, h → 4h → h, with exact GeLU; the output is without the last product's bias."""
+    """A layer's MLP, h → 4h → h, with exact GeLU and its width divided over the tensor-parallel
+    axis; the output is without the last product's bias."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.dense_4h_to_h(F.gelu(self.dense_h_to_4h(x)), add_bias=False)
 
 
 class BertLayer(TransformerLayer):
-    """BERT's layer, [s, b, h] → [s, b, h]: attention and MLP, each after a norm. The residual is
-    taken before the norm, or in the original order after it."""
+    """BERT's layer, [s, b, h] → [s, b, h]: attention and MLP, each after a norm. Under sequence
+    parallelism input and output are this rank's positions, [s/t, b, h]. The residual is taken
+    before the norm, or in the original order after it."""
 
     attention_class = BidirectionalAttention
     mlp_class = ExactMLP
@@ -99,9 +103,9 @@ class BertLayer(TransformerLayer):
 
 
 class BertEmbedding(Embedding):
-    """Word, position and segment embeddings, then dropout: token ids and segments [b, s] → [s, b,
-    h], or this rank's part of the sequence under sequence parallelism. The last stage of a pipeline
-    holds the word embedding alone."""
+    """Sum of word, position and segment embeddings, then dropout: token ids and segments (0 or 1),
+    each [b, s], → [s, b, h], or this rank's part of the sequence under sequence parallelism. The
+    last stage of a pipeline holds the word embedding alone."""
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, is_first: bool) -> None:
         super().__init__(config, mesh, is_first)
@@ -116,8 +120,8 @@ class BertEmbedding(Embedding):
 
 
 class MaskedHead(nn.Module):
-    """Prediction of masked tokens: dense layer, GeLU, layer norm, then the word embedding and a
-    bias."""
+    """Prediction of masked tokens by a BERT's last stage: dense layer, GeLU, layer norm, then
+    logits by the word embedding and a bias, both divided over the tensor-parallel axis."""
 
     shard_dims: ClassVar[dict[str, int]] = {"bias": 0}
     roles: ClassVar[Roles] = {"bias": Role.BIAS}
@@ -131,8 +135,9 @@ class MaskedHead(nn.Module):
 
     def forward(self, hidden: Tensor, words: Tensor, where: Tensor) -> Tensor:
         """Return this rank's logits [m, v/t] at the m positions where the mask `where` [s, b] is
-        True, in the order of its elements, from states [s, b, h] and this rank's part of the word
-        embedding, [v/t, h]."""
+        True, in the order of its elements. `hidden` are states [s, b, h], or this rank's part of
+        the sequence [s/t, b, h] under sequence parallelism, and `words` is this rank's part of the
+        word embedding, [v/t, h]."""
         states = self.layernorm(F.gelu(self.dense(hidden)))
         states = enter_tensor_parallel(states, self.mesh.tp, self.mesh.sequence_parallel)
         return linear(states[where], words, self.bias)
@@ -165,7 +170,7 @@ class BERT(StageModel):
     def pooled(self, hidden: Tensor) -> Tensor:
         """Return the summary of each pair, [b, h], from the first position of the last stage's
         states [s, b, h]. With sequence parallelism only the first tensor-parallel rank has that
-        position; the others' result is meaningless."""
+        position, and the result of any other rank is meaningless."""
         return torch.tanh(self.pooler(hidden[0]))
 
     def logits(self, tokens: Tensor) -> Tensor:
@@ -178,7 +183,8 @@ class BERT(StageModel):
 
     def masked_losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Return the cross-entropy [b, s] at each masked position, 0 where the target is negative,
-        from the last stage's states [s, b, h] and targets [b, s]. Collective over the tp axis."""
+        from targets [b, s] and the last stage's states [s, b, h], or [s/t, b, h] under sequence
+        parallelism. Collective over the tp axis; the result is whole on every rank."""
         where = targets.T >= 0  # [s, b]
         logits = self.masked_head(hidden, self.embedding.word_embeddings.weight, where)  # [m, v/t]
         masked_losses = vocab_parallel_cross_entropy(
@@ -189,11 +195,13 @@ class BERT(StageModel):
         return losses.T
 
     def batch_loss(self, hidden: Tensor, batch: PipelineInput) -> Tensor:
-        """Return the scalar loss: the sum over masked positions, divided by their number in the
+        """Return the scalar loss of a microbatch from the last stage's states. In training it is
+        the sum of the cross-entropies of masked positions, divided by their number in the
         microbatch or by `batch.mean_targets` (`train.normalise`), plus the loss of sentence order.
 
-        In evaluation mode it leaves sentence order out and averages over each sequence, then over
-        sequences. So the exponential is the masked-LM perplexity and does not depend on batches.
+        In evaluation mode it leaves sentence order out, and averages over the masked positions of
+        each sequence, then over sequences. So the exponential is the masked-LM perplexity and does
+        not depend on batches. Collective over the tp axis.
         """
         pairs = _pairs_of(batch)
         losses = self.masked_losses(hidden, batch.targets)
@@ -211,7 +219,7 @@ class BERT(StageModel):
 
 
 def _pairs_of(batch: PipelineInput) -> SentencePairs:
-    """Return the batch's sentence pairs. For a batch without pairs, return one segment per sequence
-    and no padding."""
+    """Return the SentencePairs of a batch: token types, padding and order. A batch without pairs
+    counts as one segment per sequence, without padding."""
     zeros = torch.zeros_like(batch.tokens)
     return batch.pairs or SentencePairs(zeros, zeros == 0, zeros[:, 0])

@@ -27,8 +27,9 @@ class TransformerXLForms(ClosedForms):
     the segment."""
 
     def parameters(self, stage: PipelineStage, tp: int = 1) -> int:
-        """Return the number of parameters on one tensor-parallel rank of a stage: its layers, and
-        on the first and the last stage the embedding, which is adaptive if there are cutoffs."""
+        """Return the number of parameters that one of `tp` tensor-parallel ranks holds of a
+        pipeline stage: its layers and, on the first and the last stage, the embedding. An adaptive
+        embedding, which cutoffs make, is whole on every rank."""
         model = self.model
         h = self.h
         xl = self.model.transformer_xl
@@ -60,8 +61,9 @@ class TransformerXLForms(ClosedForms):
 
     def flops(self, sequences: int, recompute: bool, causal: bool) -> float:
         """Return the FLOPs of `sequences` sequences, forward and backward: products with weights,
-        scores by content and by distance, values and output head. `flops_per_token` explains the
-        other arguments."""
+        scores by content and by distance, products with values, and the output head. With
+        `recompute` the layers' forward pass counts twice; with `causal` the masked half of a
+        segment's own keys is left out."""
         model = self.model
         s = self.s
         h = self.h
@@ -101,9 +103,9 @@ class ValidationStreams(ValidationOrder):
     def microbatches(
         self, num_samples: int, batch_size: int, dp_rank: int, dp: int
     ) -> Iterator[Microbatch]:
-        """Yield the microbatches of data-parallel rank `dp_rank` of `dp`, of training's size
-        whatever `batch_size` is: all of one group of streams, in the order of the text, then all of
-        the next.
+        """Yield the microbatches of data-parallel rank `dp_rank` of `dp`, with training's
+        microbatch size whatever `batch_size` is: all of one group of streams, in the order of the
+        text, then all of the next group.
 
         The ranks together read `num_samples` sequences, rounded down to whole global batches, but
         at least one batch and no more than the split has.
@@ -117,8 +119,9 @@ class ValidationStreams(ValidationOrder):
 def training_streams(
     config: RunConfig, parts: TokenFiles, iterations: int, _: Path | None
 ) -> TrainingStreams:
-    """Return the order in which `iterations` iterations of training read the first of the token
-    files as streams; other files are not read."""
+    """Return the order in which `iterations` iterations of training read text as streams, one for
+    each sequence of the largest global batch. Only the first file of `parts`, (token file, weight),
+    is read."""
     train = config.train
     schedule = BatchSchedule(config.train)
     count = iterations * schedule.batch_size(iterations - 1)
@@ -129,9 +132,9 @@ def training_streams(
 
 
 def validation_streams(config: RunConfig, parts: TokenFiles, _: Path) -> ValidationStreams:
-    """Return the order in which validation reads the first of the token files as streams, one for
-    each sequence of a global batch. Raises BadInput if the file is too short for one sequence per
-    stream."""
+    """Return the order in which validation reads text as streams, one for each sequence of a global
+    batch. Only the first file of `parts`, (token file, weight), is read. Raises BadInput if it is
+    too short for one sequence per stream."""
     file = parts[0][0]
     s = config.model.seq_length
     streams = config.train.global_batch_size

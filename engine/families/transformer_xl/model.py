@@ -38,8 +38,8 @@ from mlm_repro.engine.rng import Dropout
 
 
 class TiedEmbedding(nn.Module):
-    """Word embedding at full width, divided over the tensor-parallel axis, which is the output head
-    too."""
+    """Word embedding at full width, with its rows divided over the tensor-parallel axis. It is the
+    output head too: it gives embeddings of token ids, logits and losses."""
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         super().__init__()
@@ -55,12 +55,13 @@ class TiedEmbedding(nn.Module):
         return self.word_embeddings(tokens)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return this rank's logits [..., v/t] for states [..., h]."""
+        """Return this rank's logits [..., v/t], the products of states [..., h] with its rows of
+        the embedding."""
         return linear(enter_tensor_parallel(hidden, self.axis), self.word_embeddings.weight)
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross-entropy [n] of each target [n] from states [n, h]. Collective over the
-        tensor-parallel axis."""
+        """Return the cross-entropy [n] of each target [n] from states [n, h], whole on every rank.
+        Collective over the tensor-parallel axis."""
         return vocab_parallel_cross_entropy(
             self.logits(hidden), targets, self.vocab_size, self.axis
         )
@@ -121,8 +122,8 @@ class AdaptiveEmbedding(nn.Module):
         return losses
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the log-probabilities [..., words] of all words, without padding, for states [...,
-        h]."""
+        """Return the log-probabilities of all words of the vocabulary, [..., words], the same on
+        every rank, for states [..., h]; padding has none."""
         first = self.bounds[1]
         head = self._head(hidden)
         clusters = range(1, len(self.words))
@@ -139,8 +140,8 @@ class AdaptiveEmbedding(nn.Module):
         return _log_softmax(linear(hidden @ self.projections[cluster - 1], self.words[cluster]))
 
     def _members(self, tokens: Tensor, cluster: int) -> tuple[Tensor, Tensor]:
-        """Return two tensors for the ids [n] that lie in a cluster: their indices among the n, and
-        their ids within the cluster."""
+        """Return a pair of tensors for the ids of `tokens` [n] that lie in a cluster, numbered from
+        the head, 0: their indices in `tokens`, and their ids less the cluster's first."""
         low = self.bounds[cluster]
         high = self.bounds[cluster + 1]
         rows = ((tokens >= low) & (tokens < high)).nonzero().squeeze(1)
@@ -225,10 +226,10 @@ class RelativeAttention(nn.Module):
 
 
 def _shift(scores: Tensor) -> Tensor:
-    """Return scores [b, n, s, k] with columns by key, from scores with columns by distance k − 1 …
-    0.
+    """Return scores [b, n, s, k] with a column for each key, from `scores` [b, n, s, k] with a
+    column for each distance, k − 1 … 0.
 
-    Column j of row i is then the distance i + m − j. Row i moves left by s − 1 − i (Dai et al.
+    Column j of row i then has the distance i + m − j. Row i moves left by s − 1 − i (Dai et al.
     2019, Appendix B). Columns of future keys are undefined.
     """
     b, n, s, k = scores.shape
@@ -236,8 +237,8 @@ def _shift(scores: Tensor) -> Tensor:
 
 
 class TransformerXLLayer(nn.Module):
-    """Post-LN layer: LN(x + attention(x, memory)), then LN(x + MLP(x)), each branch with dropout,
-    [s, b, h] → [s, b, h]."""
+    """Layer of a Transformer-XL with norms after the additions: LN(x + attention(x, memory)), then
+    LN(x + MLP(x)), each branch with dropout, [s, b, h] → [s, b, h]."""
 
     def __init__(
         self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute_attention: bool = False
@@ -274,8 +275,8 @@ class TransformerXLLayer(nn.Module):
 
 
 class TransformerXL(CausalModel):
-    """Language model with memory, or one pipeline stage of it. Post-LN layers need no scaling by
-    depth."""
+    """Transformer-XL as a language model with memory, or one pipeline stage of it. Since its norms
+    follow the additions, no initial weight is scaled down by depth."""
 
     embedding: TiedEmbedding | AdaptiveEmbedding
     scales_residual = False
@@ -299,9 +300,10 @@ class TransformerXL(CausalModel):
     def forward(
         self, inputs: Tensor, dropout: Dropout | None = None, recurrence: Recurrence | None = None
     ) -> Tensor:
-        """Return the output of the stage, [s, b, h]. With a recurrence, read each layer's memory
-        from `before`, and write the states for the next segment to `after`, both by layer number;
-        without one the segment has no memory."""
+        """Return the output of the stage, [s, b, h], from token ids [b, s] on the first stage,
+        elsewhere from the previous stage's output. With a recurrence, read each layer's memory [m,
+        b, h] from its dict `before`, and write the last states, for the next segment, into its dict
+        `after`, both by layer number; without one the segment has no memory."""
         x = inputs
         if self.stage.is_first:
             x = drop(
