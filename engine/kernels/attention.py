@@ -156,7 +156,7 @@ def _blocks(s: int, heads: int, element_size: int) -> list[tuple[slice, slice, s
     """Return the blocks that attention computes one by one, by ascending heads and then queries,
     each as three slices: of the `heads`, counted over all sequences, of the s queries, and of the
     keys up to the last of these queries. A block of scores, with `element_size` bytes each, has
-    about 2 MiB."""
+    about 2 MiB, or more if one head's queries need it."""
     # A block's keys end with its last query: the shorter it is, the fewer products are of later
     # keys.
     at_once = QUERY_BYTES // element_size

@@ -73,7 +73,7 @@ def softmax_gradient(
     sums: torch.Tensor,
     factor: float,
 ) -> None:
-    """Turn logits [n, v/t], of which `columns` are real, into `factor` × (softmax − 1 at the
+    """Turn logits [n, v/t], with `columns` real ones in a row, into `factor` × (softmax − 1 at the
     target), and padding into 0, in place. `top` and `sums` are over all ranks; `own_top` is not
     read."""
     _softmax_gradient[(len(logits),)](
