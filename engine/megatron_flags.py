@@ -45,8 +45,8 @@ NO_EFFECT, NOTED = (re.compile("|".join(FLAGS[table])) for table in ("no_effect"
 
 
 class Translation(NamedTuple):
-    """A configuration translated from a command line, and the flags that did not become
-    settings."""
+    """A configuration translated from a command line of Megatron-LM, and the flags that did not
+    become settings, each with its values as text."""
 
     config: RunConfig
     data: list[str]
@@ -67,8 +67,9 @@ class MegatronFlags(NamedTuple):
 
 
 def script_or_arguments(given: Sequence[str]) -> list[str]:
-    """Return the given arguments, or, if the only one is the path of a script, the arguments in it.
-    Raises BadInput if the script is unreadable."""
+    """Return the given arguments, or, if the only one does not begin with `--`, the arguments in
+    the shell script at that path, as `read_script` finds them. Raises BadInput if the script is
+    unreadable, and as `read_script` does."""
     if len(given) == 1 and not given[0].startswith("--"):
         try:
             return read_script(Path(given[0]).read_text(encoding="utf-8"))
@@ -118,8 +119,8 @@ def from_megatron(words: Sequence[str]) -> Translation:
     """Return the configuration that Megatron-LM would train with these arguments, with the flags
     that did not become settings.
 
-    Raises BadInput for an invalid value, a missing flag, and flags of another model or another
-    training.
+    Raises BadInput for an invalid value, a missing flag, a word before the first flag, and flags of
+    another model or another training.
     """
     flags = _flags(words)
     shown = {name: " ".join([f"--{name}", *texts]) for name, texts in flags.items()}
@@ -159,8 +160,8 @@ def from_megatron(words: Sequence[str]) -> Translation:
 
 
 class _Given:
-    """Flags by name, and the set of flag names that were read, so that the others can be
-    reported."""
+    """Flags of a command line by name, each with its list of values, and the set of flag names that
+    were read, so that the others can be reported."""
 
     def __init__(self, flags: dict[str, list[str]]) -> None:
         self.flags = dict(flags)
@@ -196,9 +197,9 @@ class _Given:
 
 
 def _count_in_batches(given: _Given) -> JSON:
-    """Return the settings of `[train]` for clock, warm-up and decay, counted in batches; None for a
-    setting that keeps its default. Sets --global-batch-size in `given` if it is missing, and
-    --train-iters from a length in samples.
+    """Return by name the settings of `[train]` for clock, warm-up and decay, counted in batches;
+    None for a setting that keeps its default. Sets --global-batch-size in `given` if it is missing,
+    and --train-iters from a length in samples.
 
     The rules are Megatron-LM's (`training.py`: `update_train_iters`,
     `get_optimizer_param_scheduler`). Raises BadInput for settings that its `arguments.py` refuses,
@@ -397,8 +398,8 @@ def _schedule_flags(train: TrainConfig) -> dict[str, str]:
 
 
 def _flags(words: Iterable[str]) -> dict[str, list[str]]:
-    """Return each flag's values by the flag's current name; a repeated flag has its last values.
-    Raises BadInput for a word before the first flag."""
+    """Return each flag's list of values, as texts, by the flag's current name without dashes; a
+    repeated flag has its last values. Raises BadInput for a word before the first flag."""
     flags = {}
     values = []
     for word in words:

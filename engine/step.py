@@ -28,12 +28,14 @@ SHORT_SECONDS = 0.5
 
 
 class NotFinite(Diverged):
-    """Error for a loss or gradient that is not finite (exit code 3)."""
+    """Error for a training whose loss or gradient is not finite, or that made no update (exit code
+    3)."""
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """Results of forward and backward, before the weights change; the same on every rank."""
+    """Results of forward and backward over one global batch, before the weights change: loss, norm
+    and a sum of signals, the same on every rank."""
 
     loss: float
     """Mean loss over the sequences of the global batch."""
@@ -65,7 +67,8 @@ class TrainingStep:
 
     @property
     def loss_scale(self) -> float:
-        """Factor of the loss in the backward pass; 1 unless the precision is fp16."""
+        """Factor of the loss in the backward pass, by which gradients are divided again; 1 unless
+        the precision is fp16."""
         return self.scaler.scale if self.scaler else 1.0
 
     def gradient(self, microbatches: Sequence[PipelineInput], signal: int = 0) -> Gradient:
@@ -189,6 +192,7 @@ class TrainingStep:
 def build_step(
     model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, mesh: ParallelMesh
 ) -> tuple[PartitionedModel, TrainingStep]:
-    """Build the configured model on this rank and the step that trains it, and return both."""
+    """Return this rank's part of the configured model, with initial values, and the training step
+    over it. Every rank calls it."""
     partitioned = partition(model, parallel, mesh, DTYPES[train.precision], train.seed)
     return partitioned, TrainingStep(partitioned, train, parallel.shard_optimizer)

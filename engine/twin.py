@@ -68,8 +68,9 @@ def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
 
 
 def describe_scale(scale: TwinScale, rates: str = "", kept: str = "initialisation, ") -> str:
-    """Return a sentence that states the rule of a twin. `rates` says what else sets the learning
-    rates, `kept` what else stays the same."""
+    """Return a sentence that states by which factors a twin is smaller than its published recipe.
+    `rates`, if given, replaces the phrase about learning rates; `kept` begins the list of what
+    stays the same."""
     return (
         f"A twin is the published recipe with hidden size and vocabulary ÷ {scale.hidden_size} and"
         f" ÷ {scale.vocab_size}, heads ÷ {scale.num_heads}, layers ÷ {scale.num_layers} (rounded"
@@ -87,6 +88,6 @@ def initial_deviation(width: int) -> float:
 
 
 def twin_seconds(flops: float, ranks: int) -> float:
-    """Return an estimate of the seconds that a twin trains for `flops` operations on `ranks`
-    ranks."""
+    """Return an estimate of the seconds that a twin trains for `flops` floating-point operations on
+    `ranks` ranks, at 30 billion a second on each."""
     return flops / (TWIN_FLOPS * ranks)

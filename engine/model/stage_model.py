@@ -110,8 +110,7 @@ class CausalModel(StageModel):
     @abstractmethod
     def forward(self, inputs: Tensor, dropout: Dropout | None = None) -> Tensor:
         """Return the output of the stage, [s, b, h], from its inputs: token ids [b, s], or the
-        previous stage's output. On the last stage it is the input of `logits`, after the final
-        layer norm."""
+        previous stage's output. On the last stage it is the input of `logits`."""
 
     def hidden_states_at(self, inputs: Tensor, positions: Tensor) -> Tensor:
         """Run the model on `inputs`, without dropout, and return the last stage's output at

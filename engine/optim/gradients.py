@@ -23,8 +23,8 @@ link."""
 
 @dataclass
 class _Bucket:
-    """A contiguous slice of a group's flat gradient, reduced as soon as the last of its parameters
-    has its gradient."""
+    """A contiguous slice of the flat gradient of several parameters, summed together over
+    data-parallel ranks as soon as the last of these parameters has its gradient."""
 
     gradient: Tensor
     size: int
@@ -45,8 +45,8 @@ class _Bucket:
 
 @dataclass
 class GradientReducer:
-    """Brings a model's gradients to one rank's flat groups, by hooks that it registers on the
-    parameters, and sums them over ranks.
+    """Reducer of one rank's gradients: brings them from the model to the optimizer's flat groups,
+    by hooks that it registers on the parameters, and sums them over ranks.
 
     A parameter's first gradient in an iteration is copied into the flat gradient, and later
     microbatches are added; in mixed precision on a GPU the product that computes a weight's
@@ -111,13 +111,15 @@ class GradientReducer:
             bucket.is_launched = False
 
     def arm(self, parameters: Sequence[ShardedParameter]) -> None:
-        """Mark these parameters: the next gradient of each is its last in this iteration."""
+        """Mark these parameters: the next gradient of each is its last in this iteration, after
+        which its reduction may start."""
         self._armed.update(id(parameter.local) for parameter in parameters)
 
     def finish(self, divisor: float) -> None:
-        """Complete the reduction, a collective. The gradients are then sums over microbatches and
-        data-parallel ranks, zero for a parameter that got none; the optimizer divides them by
-        `FlatGroup.divisor`, set here to `divisor` times the number of ranks.
+        """Complete the reduction of an iteration's gradients. Every rank calls it. The gradients
+        are then sums over microbatches and data-parallel ranks, zero for a parameter that got none;
+        the optimizer divides them by `FlatGroup.divisor`, set here to `divisor` times the number of
+        ranks.
 
         If the optimizer is divided, only the slice that this rank owns is valid afterwards.
         Gradients that ranks of one replica share are summed over these ranks too: the tied
@@ -141,9 +143,9 @@ class GradientReducer:
             group.divisor = divisor * self.mesh.dp.size
 
     def _share(self) -> list[Tensor]:
-        """Sum the gradients of parameters that several ranks of a model hold, a collective. Return
-        the tied gradients that only the first stage has summed, which the caller broadcasts to the
-        last stage."""
+        """Sum the gradients of parameters that several ranks of one model hold, in place; all of
+        these ranks call it. Return views of the tied embedding's gradients that only the first
+        stage has summed, which the caller broadcasts to the last stage."""
         tied = []
         for parameter, view in self._gradients():
             if self._is_tied(parameter) and self.mesh.dp.size == 1:
@@ -201,8 +203,8 @@ class GradientReducer:
                 self._launch(bucket)
 
     def _launch(self, bucket: _Bucket) -> None:
-        """Start to sum a bucket over the data-parallel ranks, unless it has started or is a copy
-        that another stage reduces."""
+        """Start to sum the gradients of a bucket, a slice of the flat gradient, over the
+        data-parallel ranks, unless it has started or is a copy that another stage reduces."""
         if not bucket.is_launched and not bucket.is_copy:
             dp = self.mesh.dp
             bucket.works = [dp.start_reduce(part, owner) for owner, part in bucket.owned]
@@ -223,8 +225,9 @@ def _in_buckets(
     dp: int,
 ) -> list[list[tuple[ShardedParameter, Tensor]]]:
     """Return the pairs of parameter and gradient, which come in flat order, cut into buckets. A
-    bucket ends when it has a least number of elements. A parameter that `is_alone` has a bucket of
-    its own, and the bucket before it may be smaller, as the last one may."""
+    bucket ends when it has 4 million elements, or 1 million for each of the `dp` data-parallel
+    ranks if that is more. A parameter that `is_alone` has a bucket of its own, and the bucket
+    before it may be smaller, as the last one may."""
     buckets: list[list[tuple[ShardedParameter, Tensor]]] = []
     # At the least size, so that the first parameter opens a bucket.
     count = least = max(BUCKET_ELEMENTS, OF_RANK * dp)

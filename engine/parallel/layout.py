@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout:
-    """Degrees of tensor, pipeline and data parallelism.
+    """Layout of a run: its degrees of tensor, pipeline and data parallelism, and the ranks' order.
 
     Global rank = tp + TP·(dp + DP·pp): tensor-parallel neighbours are adjacent, then data, then
     pipeline (Megatron-LM v2, `mpu/initialize.py`).
@@ -62,7 +62,8 @@ class PipelineStage:
 
 
 def split_layers(num_layers: int, pp: int, chunks: int) -> list[PipelineStage]:
-    """Return the stages in pipeline order; stage = chunk · pp + rank.
+    """Return the pipeline's stages, pp · chunks in number, in order, each with its layers; stage =
+    chunk · pp + rank.
 
     If the layers do not divide evenly, the earlier stages hold one more: the last stage also
     computes the output head. Raises BadInput when there are fewer layers than stages.

@@ -72,13 +72,14 @@ class ShardedParameter:
 
     @property
     def is_counted(self) -> bool:
-        """True if this rank counts the parameter in sums over the tensor- and pipeline-parallel
-        axes."""
+        """True if this rank counts its part of the parameter in sums over the tensor- and
+        pipeline-parallel axes, so that each element is counted once."""
         # A norm would count a whole parameter once for each rank, and the tied embedding twice.
         return not self.is_copy and (self.dim is not None or self.axis.rank == 0)
 
     def shard(self, whole: Tensor) -> Tensor:
-        """Return this rank's part of a tensor of the global shape, as a view."""
+        """Return this rank's part of a tensor of the global shape, as a view; the tensor itself if
+        the parameter is not divided."""
         return (
             whole if self.dim is None else whole.chunk(self.axis.size, dim=self.dim)[self.axis.rank]
         )
@@ -122,8 +123,9 @@ def sharded_parameters(model: nn.Module, mesh: ParallelMesh) -> list[ShardedPara
 
 
 def _declared(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Return the module whose `roles` declare a parameter, and its name there. A list of parameters
-    is declared under the list's name."""
+    """Return the module that has to declare the role of the model's parameter `name`, the innermost
+    that holds it, and the parameter's name there. A list of parameters is declared under the list's
+    name."""
     prefix, _, own_name = name.rpartition(".")
     owner = model.get_submodule(prefix)
     return _declared(model, prefix) if isinstance(owner, nn.ParameterList) else (owner, own_name)

@@ -57,8 +57,8 @@ class PartitionedModel:
         self.storage_mesh = replace(mesh, tp=mesh.dp, dp=LoneAxis()) if self.is_zero3 else mesh
 
     def reducer(self, groups: Sequence[FlatGroup]) -> GradientReducer:
-        """Build the reducer that brings the gradients to the optimizer's flat groups. It puts hooks
-        on the parameters, so one model gets one."""
+        """Return a new reducer, which sums gradients over ranks and brings them to the optimizer's
+        flat groups. It puts hooks on the parameters, so one model gets one."""
         if self.is_zero3:
             from mlm_repro.engine.optim.zero3 import ShardedReducer
 
@@ -103,9 +103,9 @@ class PartitionedModel:
         return executor.run(self._program(len(microbatches), training=True), before_backward)
 
     def capture(self, batch: PipelineInput, reducer: GradientReducer) -> None:
-        """Capture CUDA graphs of forward and backward, which replay microbatches of this shape from
-        now on. Runs passes over zeros, which overwrite the gradients. An earlier pass must have
-        used every dropout site."""
+        """Capture CUDA graphs of forward and backward, which `forward_backward` replays from now on
+        for microbatches of this shape. Runs passes over zeros, which overwrite the gradients. An
+        earlier pass must have used every dropout site."""
         # A copy of the batch: the graphs read these very tensors at each replay.
         program = self._program(1, training=True)
         own = deepcopy(self.with_keys(batch))

@@ -15,7 +15,8 @@ from mlm_repro.engine.pipeline.schedule import Compute, Op
 
 
 class Message(NamedTuple):
-    """One end of a point-to-point transfer."""
+    """Instruction of a rank's program: send to another pipeline rank, or receive from it, an
+    activation or the gradient of one."""
 
     send: bool
     payload: Op
@@ -31,7 +32,8 @@ Instruction = Compute | Message
 
 
 class Interval(NamedTuple):
-    """A computation with its start and end in simulated time."""
+    """A forward or backward pass with its start and end in simulated time, in units of a forward
+    pass."""
 
     compute: Compute
     start: float
@@ -63,9 +65,9 @@ class Lowered:
 
 
 def lower(orders: Sequence[Sequence[Compute]], chunks: int) -> Lowered:
-    """Return each rank's program and the timeline of its passes. A program has the passes, and
-    every message where the computation that produces it ends. All ranks are walked in time
-    together.
+    """Return each pipeline rank's program and the timeline of its passes. `orders` has, for each
+    rank with `chunks` stages, its passes in order. A program has these passes, and every message
+    where the computation that produces it ends. All ranks are walked in time together.
 
     A pass starts when its input has arrived, which for the loss's own backward pass is when its
     forward pass has ended; so no rank waits for what comes later. Raises ValueError if an order is

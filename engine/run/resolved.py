@@ -72,7 +72,8 @@ began at another loss scale."""
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """The checkpoint whose weights, or whole state, a run starts from."""
+    """The checkpoint from which a run starts: with its weights alone (`kind` init_from) or with its
+    whole state (`kind` continues)."""
 
     kind: str
     place: Path
@@ -99,7 +100,7 @@ class ResolvedRun:
 
     @cached_property
     def parameters(self) -> int:
-        """Number of the model's trainable parameters."""
+        """Number of the model's trainable parameters, with the vocabulary's padding."""
         return parameter_count(self.config.model)
 
     @cached_property
@@ -110,8 +111,8 @@ class ResolvedRun:
 
     @cached_property
     def memory(self) -> RankMemory:
-        """Memory of the pipeline rank that needs the most, in closed form; with the copy for a
-        checkpoint if this machine has no GPU."""
+        """Memory in bytes, by its parts, of the pipeline rank that needs the most, in closed form;
+        with the copy for a checkpoint if this machine has no GPU."""
         fullest = fullest_rank(
             self.config.model, self.config.train, self.config.parallel, self.layout.dp
         )
@@ -127,11 +128,12 @@ class ResolvedRun:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Size of one checkpoint in bytes."""
+        """Size in bytes of one checkpoint of the whole model and its optimizer."""
         return checkpoint_bytes(self.config.model, self.config.train.precision)
 
     def flops(self, causal: bool = False) -> float:
-        """Return the FLOPs of the whole training, with attention in full or its causal half."""
+        """Return the number of floating-point operations (FLOPs) of the whole training. Attention
+        counts in full, or with `causal` its causal half alone."""
         return self.tokens * flops_per_token(self.config.model, causal=causal)
 
     @property
@@ -170,7 +172,8 @@ class ResolvedRun:
 
     @property
     def _asked(self) -> Manifest:
-        """Manifest with which this run would begin."""
+        """Manifest with which this run would begin, without time and environment. Raises BadInput
+        if the configuration names no dataset."""
         described = self.config.model_dump(mode="json")
         settings = settings_of(self.config)
         return asked_for(
@@ -179,7 +182,8 @@ class ResolvedRun:
 
     def directory(self, root: Path) -> RunDirectory:
         """Return the directory for this run below `root`, whether it was begun or not; nothing is
-        written. Raises BadInput if the name is too long or leads to a run of another kind."""
+        written. Raises BadInput if the configuration names no dataset, or the run's name is too
+        long or leads to a run of another kind."""
         return RunDirectory.find(root, self._asked)
 
     def begin(self, root: Path) -> RunDirectory:
@@ -218,8 +222,9 @@ class ResolvedRun:
                     yield path.parent
 
     def check_not_longer(self, root: Path) -> None:
-        """Raise BadInput if the complete run to which this run's name leads has the same settings
-        but fewer iterations. A run that continues another is not checked."""
+        """Raise BadInput if the run at `root`/name, this run's name, is complete and has the same
+        settings but fewer iterations; the error names `--continue`. A run that continues another is
+        not checked."""
         named = root / self.config.name
         train = self.config.train
         if not is_sealed(named) or train.continues or not (named / MANIFEST).is_file():
@@ -286,7 +291,8 @@ class ResolvedRun:
         )
 
     def describe_work(self, iterations_done: int = 0) -> str:
-        """Return the remaining work as a phrase: iterations, FLOPs and ranks."""
+        """Return the work that remains after `iterations_done` iterations as a phrase such as
+        "1,000 iterations, 1.0e+18 FLOPs on 8 ranks"."""
         train = self.config.train
         ranks = self.layout.world_size
         left = train.iterations - iterations_done
@@ -316,8 +322,9 @@ def resolve(
 
 
 def checked_layout(config: RunConfig, ranks: int) -> Layout:
-    """Return the layout of a run on `ranks` ranks. Raises BadInput if it does not divide sizes,
-    layers or microbatches."""
+    """Return the layout of a run on `ranks` ranks: the configured tensor and pipeline parallelism,
+    all other ranks data-parallel. Raises BadInput if it does not divide the model's sizes, its
+    layers or the batch's microbatches."""
     layout = layout_of(config, ranks)
     parallel = config.parallel
     split_layers(config.model.num_layers, layout.pp, parallel.chunks)
@@ -396,8 +403,9 @@ def continue_run(config: RunConfig, run: Path) -> RunConfig:
     """Return the configuration that continues a run from its newest checkpoint. Prints a note about
     settings of `[train]` in the run that this program does not know.
 
-    Raises BadInput for anything but a training run, for no more iterations than it has, for another
-    precision, and for a Transformer-XL, whose streams of text are cut by the number of iterations.
+    Raises BadInput for anything but a training run, for no more iterations than it has, for a run
+    without its number of samples in metrics.jsonl, for another precision, and for a Transformer-XL,
+    whose streams of text are cut by the number of iterations.
     """
     directory = RunDirectory.open(run, "training")
     if config.model.family == "transformer-xl":
@@ -472,8 +480,9 @@ def read_run(
 ) -> ResolvedRun:
     """Return the run of a shipped model or a TOML file, which continues `earlier` if that is given.
 
-    Raises BadInput if the file or an override states a vocabulary that its dataset does not have.
-    The vocabulary that a twin's rule gives does not count as stated.
+    Raises the errors of `read_run_config`, `continue_run` and `resolve`, and BadInput if the file
+    or an override states a vocabulary that its dataset does not have. The vocabulary that a twin's
+    rule gives does not count as stated.
     """
     config = read_run_config(model, overrides, twin)
     run = resolve(continue_run(config, earlier) if earlier else config, ranks)
