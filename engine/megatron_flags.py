@@ -58,7 +58,8 @@ class Translation(NamedTuple):
 
 
 class MegatronFlags(NamedTuple):
-    """Megatron-LM's flags for a configuration, and the settings that they do not express."""
+    """Megatron-LM's flags for a configuration, as words of a command line, and the settings that
+    they do not express."""
 
     words: list[str]
     missing: list[str]
@@ -168,7 +169,7 @@ class _Given:
         self.taken = set[str]()
 
     def has(self, name: str) -> bool:
-        """Return True if the flag is given. Count it as read."""
+        """Return True if the flag is on the command line. It counts as read in either case."""
         self.taken.add(name)
         return name in self.flags
 
@@ -373,8 +374,8 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
 
 
 def _schedule_flags(train: TrainConfig) -> dict[str, str]:
-    """Return the values of the schedule's flags by name: lengths in iterations if Megatron-LM takes
-    them and they are integers, else in samples."""
+    """Return the flags for the lengths of the learning rate's schedule, as name → text of the
+    value: in iterations if Megatron-LM takes them and they are integers, else in samples."""
     end = end_of_schedule(train)
     named_lengths = {
         "lr-decay": end,

@@ -24,7 +24,7 @@ def key_of(*parts: object) -> int:
 
 def initial_normal(seed: int, name: str, shape: tuple[int, ...], std: float) -> Tensor:
     """Return random values of N(0, std) for the undivided parameter `name`, a tensor of `shape` in
-    torch's default dtype on the CPU; the same for the same seed, name and shape."""
+    fp32 on the CPU; the same for the same seed, name and shape."""
     # A generator for each name: parameters can be drawn in any order, and on several threads.
     generator = torch.Generator().manual_seed(key_of(seed, "init", name))
     return torch.empty(shape).normal_(0.0, std, generator=generator)
@@ -32,7 +32,8 @@ def initial_normal(seed: int, name: str, shape: tuple[int, ...], std: float) -> 
 
 @dataclass(frozen=True)
 class Dropout:
-    """Dropout masks of one microbatch in one iteration.
+    """Source of the dropout masks of one microbatch in one iteration, at any site (place in the
+    model).
 
     `samples` are the indices of its sequences in the global batch.
     """

@@ -73,7 +73,7 @@ class TrainingStep:
 
     def gradient(self, microbatches: Sequence[PipelineInput], signal: int = 0) -> Gradient:
         """Run forward and backward over this rank's microbatches, reduce the gradient, and return
-        loss and norm.
+        its norm and the mean loss over all ranks. The weights stay.
 
         Every rank calls it, with equally many microbatches. `signal` is summed over all ranks with
         the loss. The host waits for a GPU once in a step, at the end of this method.
@@ -143,8 +143,8 @@ class TrainingStep:
 
     def capture(self, microbatches: Sequence[PipelineInput]) -> None:
         """Capture CUDA graphs of forward and backward, which replay microbatches of the first one's
-        shape from now on, if they give the eager step's loss and norm; else print a line.
-        Overwrites the gradients.
+        shape from now on, if they give exactly the loss and norm that the same passes give without
+        graphs; else print a line. Overwrites the gradients.
 
         Does nothing without a GPU, on several ranks, and for models with sentence pairs or memory.
         """
@@ -173,8 +173,9 @@ class TrainingStep:
             )
 
     def _computed(self, microbatches: Sequence[PipelineInput]) -> list[float] | str:
-        """Compute the gradient of microbatches, and return this rank's sum of (loss × sequences)
-        and the whole gradient's norm; the weights stay. Every rank calls it."""
+        """Compute the gradient of microbatches, and return a list of two numbers, this rank's sum
+        of (loss × sequences) and the whole gradient's norm; the weights stay. Every rank calls
+        it."""
         total = self.model.forward_backward(microbatches, self.reducer)
         self.reducer.finish(1.0)
         return torch.stack([total, self.optimizer.gradient_norm()]).tolist()

@@ -155,7 +155,8 @@ class Trainer:
         `prepare`.
 
         Raises Interrupted, after a checkpoint, if a signal or iteration `until` stops it before the
-        end, and NotFinite or Diverged as guards and validations do.
+        end, NotFinite or Diverged as guards and validations do, and IntegrityFailure if a file of
+        the dataset has changed.
         """
         train = self.config.train
         first = self.state.iteration

@@ -15,8 +15,9 @@ DIVIDED = ("hidden_size", "num_heads", "seq_length", "vocab_size")
 
 
 def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
-    """Return the twin of a published recipe, shrunk by the rule that `describe_scale` states.
-    Raises BadInput for a growing batch.
+    """Return the twin of a published recipe, a small copy: the model's sizes, batch, iterations and
+    warm-up divided, and the learning rates multiplied, by the factors in `scale`, by default
+    `TwinScale()`. Raises BadInput for a growing batch.
 
     The twin is in fp32 and undivided, with default records and with intervals and validation
     samples of its own, whatever `config` says.

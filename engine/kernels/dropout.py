@@ -38,8 +38,8 @@ LOW = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class DropoutMask:
-    """Description of one site's dropout masks in a microbatch: the probability and a key for each
-    sequence. Any rows of the masks can be drawn from it."""
+    """Description of the dropout masks at one site, a place in the model, in a microbatch: the
+    probability and a key for each sequence. Any rows of the masks can be drawn from it."""
 
     probability: float
     keys: tuple[int, ...] | torch.Tensor
@@ -49,8 +49,8 @@ class DropoutMask:
 
     @property
     def threshold(self) -> int:
-        """Number of 16 bits, p · 2¹⁶ rounded: elements with smaller random bits are dropped. The
-        probability is exact to 1/65536."""
+        """Integer p · 2¹⁶, rounded: an element is dropped if its 16 random bits, read as a number,
+        are below it. The probability is exact to 1/65536."""
         return round(self.probability * 2**16)
 
     @property
@@ -89,8 +89,8 @@ def keys_on(
 
 
 def mask_keys(mask: DropoutMask | None) -> tuple[Array, int, np.int32, np.float32]:
-    """Return a dropout mask as four arguments of a compiled loop: keys as a uint64 array, first
-    row, threshold, scale. If `mask` is None, the keys are empty."""
+    """Return a dropout mask as a tuple of four arguments of a compiled loop: keys as a uint64
+    array, first row, threshold, scale. If `mask` is None, the keys are empty."""
     if mask is None:
         return np.empty(0, dtype=np.uint64), 0, np.int32(0), np.float32(1.0)
     return (

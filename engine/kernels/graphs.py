@@ -50,8 +50,9 @@ class Captured:
         return [given.shape for given in inputs] == [own.shape for own in self.inputs]
 
     def total(self, calls: Sequence[list[torch.Tensor]], factor: float) -> torch.Tensor:
-        """Replay an iteration's calls, given by the inputs of each, with this factor, and return
-        the sum of their results. Does not call `begin`: the caller does that before."""
+        """Replay an iteration's calls, given by the input tensors of each, with this factor, the
+        loss scale, and return the sum of their results. Does not call `begin`: the caller does that
+        before."""
         self.factor.fill_(factor)
         total = torch.zeros_like(self.graphs[0][1])
         for number, inputs in enumerate(calls):

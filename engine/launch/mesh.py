@@ -82,8 +82,8 @@ def join_ranks() -> None:
     gloo on CPUs. Choose this rank's GPU. SIGQUIT makes a rank print its stack from then on. Does
     nothing for one rank and for ranks that are threads; a group that exists stays.
 
-    Raises RanksMissing if not every rank came in time, BadInput if the launcher's variables are
-    incomplete or MLM_JOIN_SECONDS is no number.
+    Raises RanksMissing if not every rank came in time, BadInput if RANK, MASTER_ADDR or MASTER_PORT
+    is missing or MLM_JOIN_SECONDS is no number.
     """
     ranks = launched_world_size()
     if ranks == 1 or current_rank():

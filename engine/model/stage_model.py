@@ -64,8 +64,8 @@ class StageModel(nn.Module, ABC):
         `__init__` calls it once, and `initialize` fills the parameters afterwards."""
 
     def initialize(self, seed: int) -> None:
-        """Fill every parameter with its initial value, which depends only on (seed, global name,
-        global shape).
+        """Fill every parameter of this stage, or this rank's part of it, with its initial value,
+        which depends only on (seed, global name, global shape).
 
         Its distribution follows from the parameter's role
         (`mlm_repro.engine.parallel.sharding.Role`).
@@ -104,8 +104,8 @@ class StageModel(nn.Module, ABC):
 
 
 class CausalModel(StageModel):
-    """A model that predicts each token from the tokens before it, so that it can be scored and
-    sampled from."""
+    """Base class of the models that predict each token from the tokens before it, so that they can
+    be scored and sampled from. A subclass also defines `forward` and `logits`."""
 
     @abstractmethod
     def forward(self, inputs: Tensor, dropout: Dropout | None = None) -> Tensor:

@@ -209,8 +209,9 @@ def recomputed(is_wanted: bool, function: Callable[..., Any], *arguments: Any) -
 
 
 def drop_weights(weights: Tensor, layer: int, dropout: Dropout | None, axis: Axis) -> Tensor:
-    """Return a layer's attention weights, [b, n/t, s, k], after dropout: the tensor itself if
-    `dropout` is None."""
+    """Return a layer's attention weights, [b, n/t, s, k], after dropout, as a tensor of that shape:
+    the tensor itself if `dropout` is None. `axis` is the tensor-parallel axis, which divides the
+    heads."""
     if dropout is None:
         return weights
     rows = weights.size(1) * weights.size(2)

@@ -85,7 +85,8 @@ class FlatLamb(FlatOptimizer):
 
 
 class ClampedLamb(FlatLamb):
-    """LAMB of cybertronai/pytorch-lamb since 2019-06-16: no bias correction, φ(z) = min(z, 10)."""
+    """LAMB optimizer of cybertronai/pytorch-lamb since 2019-06-16: the moments' bias is not
+    corrected, and the weights' norm counts as 10 at most in the ratio, φ(z) = min(z, 10)."""
 
     is_corrected = False
     largest_norm = 10.0

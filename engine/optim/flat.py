@@ -77,8 +77,8 @@ class FlatGroup:
         return self.main_gradient[self.own]
 
     def publish(self) -> None:
-        """Gather the other owners' updated weights into the model, a collective over `owners`;
-        nothing with one owner."""
+        """Gather the other owners' updated weights into the model's flat tensor. Every rank of
+        `owners` calls it; with one owner nothing happens."""
         if self.owners.size > 1:
             self.flat.copy_(self.owners.all_gather(self.flat[self.own], dim=0))
 

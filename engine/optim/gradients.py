@@ -97,8 +97,8 @@ class GradientReducer:
                         )
 
     def begin(self) -> None:
-        """Prepare for the first backward pass of an iteration: the parameters' own gradients become
-        None. The flat gradients stay until new ones overwrite them."""
+        """Prepare the reducer for the first backward pass of an iteration: the parameters' own
+        gradients become None. The flat gradients stay until new ones overwrite them."""
         self._armed.clear()
         self.arrived.clear()
         for parameter, _ in self._gradients():
@@ -188,8 +188,9 @@ class GradientReducer:
         self._count(bucket, id(parameter))
 
     def _add(self, bucket: _Bucket, main: Tensor, key: int, a: Tensor, b: Tensor) -> None:
-        """Write the product a·b, a weight's gradient, to `main` in fp32, or add it after the first
-        microbatch; called instead of the hook."""
+        """Write the product a·b, a weight's gradient, to `main`, its slice of the flat gradient, in
+        fp32, or add it after the first microbatch, and start the bucket's reduction if it is
+        complete. A product calls it in backward instead of the hook."""
         add_product(main, a, b, key in self.arrived)
         self.arrived.add(key)
         self._count(bucket, key)

@@ -30,7 +30,8 @@ class Layout:
         return self.tp * self.pp * self.dp
 
     def rank(self, tp: int, pp: int, dp: int) -> int:
-        """Return the global rank at these coordinates."""
+        """Return the global rank whose indices along the tensor-, pipeline- and data-parallel axes
+        these are."""
         # Tensor-parallel ranks exchange the most and are neighbours, so that they share a node.
         return tp + self.tp * (dp + self.dp * pp)
 

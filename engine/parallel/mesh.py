@@ -109,7 +109,7 @@ class Axis(ABC):
         order, on every rank."""
 
     def barrier(self) -> None:
-        """Wait for every rank of the axis."""
+        """Wait until every rank of the axis has called it."""
         self.gather_objects(None)
 
     @abstractmethod
@@ -270,6 +270,6 @@ class ParallelMesh:
 
 
 def serial_mesh(device: str | torch.device = "cpu") -> ParallelMesh:
-    """Return the mesh of one rank, on this device."""
+    """Return the mesh of a single rank, which communicates with no other, on this device."""
     axis = LoneAxis()
     return ParallelMesh(Layout(), axis, axis, axis, LoneAxis(), torch.device(device))

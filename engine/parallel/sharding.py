@@ -36,7 +36,8 @@ class Role(Enum):
 
     @property
     def is_decayed(self) -> bool:
-        """True for matrices and embeddings; vectors, biases and norms are not decayed."""
+        """True if weight decay applies to parameters of this kind: to matrices and embeddings, not
+        to vectors, biases and norms."""
         return self in (Role.WEIGHT, Role.LAST_WEIGHT, Role.EMBEDDING, Role.TIED_EMBEDDING)
 
 
@@ -51,7 +52,8 @@ ROLES_IN_TORCH: dict[type[nn.Module], Roles] = {
 
 @dataclass(frozen=True)
 class ShardedParameter:
-    """One parameter of this rank, and which part of the whole model's parameter it is."""
+    """One parameter as this rank holds it, with its name in the whole model, its role, and the axis
+    and dim along which it is divided."""
 
     name: str
     local: nn.Parameter

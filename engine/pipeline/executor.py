@@ -37,7 +37,7 @@ from mlm_repro.engine.pipeline.schedule import (
 
 class PartitionedModel:
     """This rank's stages of a model, run over microbatches in training and evaluation. On a mesh of
-    one rank, the serial model."""
+    one rank it is the whole model."""
 
     def __init__(
         self, chunks: Sequence[StageModel], parallel: ParallelConfig, mesh: ParallelMesh
@@ -73,7 +73,7 @@ class PartitionedModel:
     ) -> Tensor:
         """Run forward and backward in training mode and return this rank's sum of (loss ×
         sequences), without the loss scale, float64, zero off the last stage. The scaled gradients
-        go to the reducer, and `finish` is left to the caller. Every rank calls it."""
+        go to the reducer, whose `finish` the caller has to call. Every rank calls it."""
         for chunk in self.chunks:
             # Asked first, because the flag is set on every module, which takes time.
             if not chunk.training:
@@ -154,9 +154,9 @@ class PartitionedModel:
 def partition(
     model: ModelConfig, parallel: ParallelConfig, mesh: ParallelMesh, dtype: torch.dtype, seed: int
 ) -> PartitionedModel:
-    """Return this rank's stages of the configured model, with initial values drawn from `seed`,
-    the same in every layout. Raises BadInput for fewer layers than stages, and for ZeRO stage 3
-    over several data-parallel ranks that are threads."""
+    """Return this rank's stages of the configured model, one object that runs them, with initial
+    values drawn from `seed`, the same in every layout. Raises BadInput for fewer layers than
+    stages, and for ZeRO stage 3 over several data-parallel ranks that are threads."""
     stages = split_layers(model.num_layers, parallel.pp, parallel.chunks)
     model_class = family_of(model).model_class()
     chunks = []
@@ -190,8 +190,9 @@ def _programs(
 
 
 class PipelineExecutor:
-    """Executor of one rank's program over the microbatches of one iteration. It alone sends
-    messages, and keeps each forward pass's graph for the backward pass."""
+    """Executor of one rank's program, a list of passes, sends and receives, over the microbatches
+    of one iteration. It alone sends messages, and keeps each forward pass's graph for the backward
+    pass."""
 
     def __init__(
         self,
@@ -226,9 +227,10 @@ class PipelineExecutor:
         program: Sequence[Instruction],
         before_backward: Callable[[int], None] = lambda chunk: None,
     ) -> Tensor:
-        """Execute the program and return the sum of (loss × sequences), float64; zero on ranks
-        without the last stage. `before_backward` is called with the chunk before each backward
-        pass.
+        """Execute the program, a list of passes, sends and receives, and return the sum of (loss ×
+        sequences), without the loss scale, float64; zero on ranks without the last stage.
+        `before_backward` is called with the index of the chunk, this rank's stage, before each
+        backward pass.
 
         Gradients of the loss scale × loss, summed over microbatches, are added to the parameters'.
         """
@@ -282,8 +284,9 @@ class PipelineExecutor:
         return inputs.grad
 
     def _put(self, compute: Compute, payload: Tensor | None) -> None:
-        """Store a pass's result, unless it is None, where the message that sends it, or this rank's
-        own next chunk, takes it. If messages are divided, only this rank's part is stored."""
+        """Store a pass's result, unless it is None, under the stage that consumes it, from where
+        the message that sends it, or this rank's own next chunk, takes it. If messages are divided,
+        only this rank's part is stored."""
         if payload is not None:
             stage = self._stage(compute) + (1 if compute.op is Op.FORWARD else -1)
             flat = payload.contiguous().view(-1)

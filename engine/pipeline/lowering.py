@@ -47,7 +47,8 @@ DURATIONS = {Op.FORWARD: 1.0, Op.BACKWARD: 2.0}
 
 @dataclass(frozen=True)
 class Lowered:
-    """Programs of all ranks, and the timing that was assumed when they were lowered."""
+    """Programs of all pipeline ranks, lists of passes, sends and receives, and the simulated time
+    of their passes; both have a list for each rank."""
 
     programs: list[list[Instruction]]
     timeline: list[list[Interval]]

@@ -13,7 +13,8 @@ from mlm_repro.lineage.errors import BadInput
 
 
 class Op(StrEnum):
-    """Direction of a pass: forward or backward."""
+    """Direction of a pass of one microbatch through a stage of the pipeline: forward or
+    backward."""
 
     FORWARD = "F"
     BACKWARD = "B"

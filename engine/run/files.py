@@ -41,7 +41,8 @@ class Step(FileSchema, frozen=False, strict=True):
 
 
 class TensorNumbers(FileSchema):
-    """Statistics of one tensor in a checkpoint's statistics.json."""
+    """Entry of a checkpoint's statistics.json for one tensor: its norm, extremes, number of
+    non-finite values and checksum."""
 
     norm: float
     min: float

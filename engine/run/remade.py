@@ -198,8 +198,8 @@ def checkpoints(run: Path) -> Comparisons:
 
 
 def datasets(run: Path) -> Comparisons:
-    """Yield a Parent for each dataset that a training's manifest names: its place, and its digest,
-    by which the verification checks it."""
+    """Yield a Parent, a directory to check in turn, for each dataset that a training's manifest
+    names; its digest is compared with the one in the manifest."""
     for dataset in named_datasets(run):
         yield Parent(dataset.place, dataset.parent, dataset_digest)
 
@@ -295,8 +295,9 @@ def _numbers(bits: Bits, kind: str) -> dict[str, float | int]:
 
 
 def _tensors(file: Path) -> dict[str, tuple[str, Bits]]:
-    """Return the number format and the bits, in the tensor's shape, of each tensor of a safetensors
-    file, by name. The file is mapped, not read."""
+    """Return for each tensor of a safetensors file, by name, a pair: its number format, such as
+    F32, and its values' bits as an integer array in the tensor's shape. The file is mapped, not
+    read."""
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         header = parse_json(opened.read(size))

@@ -148,7 +148,8 @@ class ResolvedRun:
     @property
     def parents(self) -> dict[str, str]:
         """Digests of the run's inputs by name: its dataset, each dataset of a blend, and the
-        checkpoint that it starts from. Raises BadInput as `data` does."""
+        checkpoint that it starts from, under `init_from` or `continues`. Raises BadInput as `data`
+        does."""
         return self.data.parents | ({self.origin.kind: self.origin.digest} if self.origin else {})
 
     def _epochs(self) -> str:
@@ -377,7 +378,7 @@ def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, Starting
 
 def settings_of(config: RunConfig) -> JSON:
     """Return the run's name and, by section, the settings that differ from their defaults and
-    affect the result, as plain JSON. The sections in `PLACES` are left out."""
+    affect the result, as plain JSON. The sections `data`, `parallel` and `record` are left out."""
     return config.model_dump(mode="json", exclude_defaults=True, exclude=set(PLACES))
 
 

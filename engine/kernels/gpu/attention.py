@@ -59,8 +59,8 @@ def parts_of(d: int, dtype: torch.dtype) -> tuple[int, int]:
 
 
 def compute_capability() -> int:
-    """Return the current GPU's compute capability, times 10. Without a GPU, as under Triton's
-    interpreter, it is an H100's."""
+    """Return the current GPU's compute capability, times 10: 90 for 9.0. Without a GPU, as under
+    Triton's interpreter, it is an H100's."""
     try:
         return int(driver.active.get_current_target().arch)
     except RuntimeError:
@@ -86,8 +86,8 @@ def tiles_for(d: int, dtype: torch.dtype) -> tuple[Tiles, Tiles, Tiles]:
 
 
 def flash(query_key_value: torch.Tensor, mask: DropoutMask | None) -> torch.Tensor:
-    """Return causal attention's outputs of all heads, [s, b, n·d], from queries, keys and values
-    [s, b, n, 3, d]. `mask` drops softmax weights; None means no dropout."""
+    """Return causal attention's outputs of all heads, [s, b, n·d], from one tensor of queries, keys
+    and values, [s, b, n, 3, d], on a GPU. `mask` drops softmax weights; None means no dropout."""
     if mask is None:
         with sdpa_kernel(BACKENDS, set_priority=True):
             return reference(query_key_value, None)
