@@ -73,7 +73,7 @@ class TrainingStep:
 
     def gradient(self, microbatches: Sequence[PipelineInput], signal: int = 0) -> Gradient:
         """Run forward and backward over this rank's microbatches, reduce the gradient, and return
-        its norm and the mean loss over all ranks. The weights stay.
+        its norm and the mean loss of the global batch, the same on every rank. The weights stay.
 
         Every rank calls it, with equally many microbatches. `signal` is summed over all ranks with
         the loss. The host waits for a GPU once in a step, at the end of this method.

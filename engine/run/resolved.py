@@ -147,9 +147,9 @@ class ResolvedRun:
 
     @property
     def parents(self) -> dict[str, str]:
-        """Digests of the run's inputs by name: its dataset, each dataset of a blend, and the
-        checkpoint that it starts from, under `init_from` or `continues`. Raises BadInput as `data`
-        does."""
+        """Digests of the run's inputs by name: `dataset`, for a blend each of its datasets too
+        (`dataset 1` and on), and the checkpoint that it starts from, as `init_from` or `continues`.
+        Raises BadInput as `data` does."""
         return self.data.parents | ({self.origin.kind: self.origin.digest} if self.origin else {})
 
     def _epochs(self) -> str:
