@@ -36,11 +36,12 @@ WHERE = "the arguments"
 ASSIGNMENT = re.compile(
     r"""(?m)^\s*(?:export\s+)?(\w+)=(?:\(([^)]*)\)|"([^"]*)"|'([^']*)'|(\S*))"""
 )
-"""An assignment in a shell script: name, then an array, a quoted or a plain value."""
+"""Regular expression for an assignment in a shell script, with a group for the name and one for
+each kind of value: an array, in double or single quotes, plain."""
 DATA = re.compile(
     r"((train|valid|test)-)?data-path|data-args-path|split|vocab-file|merge-file|tokenizer-(model|type)|mock-data"
 )
-"""Names of flags about the data."""
+"""Regular expression for the names, without dashes, of flags about the data."""
 NO_EFFECT, NOTED = (re.compile("|".join(FLAGS[table])) for table in ("no_effect", "noted"))
 
 
@@ -256,8 +257,9 @@ def _count_in_batches(given: _Given) -> JSON:
 
 
 def _derive(values: dict[str, JSON], given: _Given) -> list[str]:
-    """Set in `values` the settings that follow from several flags; return a sentence for each given
-    flag with another value than this engine derives from other flags."""
+    """Set in `values`, settings by section and name, what follows from several flags. Return a list
+    with a sentence for each given flag with another value than this engine derives from other
+    flags."""
     model = values["model"]
     train = values["train"]
     parallel = values["parallel"]
@@ -295,8 +297,9 @@ def _derive(values: dict[str, JSON], given: _Given) -> list[str]:
 
 
 def _start(values: dict[str, JSON], given: _Given, shown: dict[str, str]) -> list[str]:
-    """Set in `values` the weights that the training starts from; return one sentence about them, or
-    an empty list if it starts anew."""
+    """Set `train.init_from` in `values`, settings by section and name, to the weights that the
+    training starts from. Return a list of one sentence about them, or an empty list if it starts
+    anew."""
     load = given.flags.get("load")
     if not load or (load == given.flags.get("save") and "finetune" not in given.flags):
         return []  # without a checkpoint there yet, it starts anew; later the same command resumes

@@ -55,8 +55,8 @@ class Trainer:
     the run with the other ranks."""
 
     def __init__(self, run: ResolvedRun, directory: RunDirectory, mesh: ParallelMesh) -> None:
-        """Build model, inputs, checkpoint writer and guards. No step is computed and no checkpoint
-        read before `prepare`."""
+        """Build model, optimizer, inputs, checkpoint writer and guards of this rank. Every rank
+        calls it. No step is computed and no checkpoint read before `prepare`."""
         self.run = run
         self.directory = directory
         self.mesh = mesh
@@ -90,8 +90,9 @@ class Trainer:
         self.is_save_due = self.is_ready = False
 
     def prepare(self) -> None:
-        """Rehearse an iteration, then load the checkpoint that the run resumes or starts from.
-        Every rank calls it."""
+        """Rehearse an iteration, which allocates memory and measures the time but leaves the
+        weights, then load the checkpoint that the run resumes or starts from. Every rank calls
+        it."""
         # In this order, because a rehearsed update clears the moments that are loaded next.
         self._rehearse()
         self._resume()
@@ -366,8 +367,8 @@ class Trainer:
         )
 
     def _describe_validation(self, now: Validation) -> str:
-        """Return a sentence for the console about a validation: its loss and perplexity, and the
-        lowest loss so far."""
+        """Return a sentence for the console about the validation `now`: its loss and perplexity,
+        and whether its loss is the lowest so far, else the lowest and its iteration."""
         text = f"{self.config.name}: validation after {now.iteration:,}: loss {now.loss:.4f}"
         if self.validations:
             best = min(self.validations, key=attrgetter("loss"))
@@ -423,8 +424,8 @@ class Trainer:
 
     @contextmanager
     def _saving(self) -> Iterator[None]:
-        """Context manager: complete a checkpoint in progress if training diverges, and give it up
-        after any other error."""
+        """Context manager around the training loop: complete a checkpoint in progress if training
+        diverges, and give it up after any other error."""
         try:
             yield
         except Diverged:

@@ -15,7 +15,7 @@ from mlm_repro.engine.kernels import registry
 from mlm_repro.engine.kernels.products import linear, multiply
 
 CHUNK_BYTES = 1 << 27
-"""Largest block of logits in memory, in bytes."""
+"""Largest block of logits in memory on a CPU, in bytes."""
 HALF_SCALE = 2.0**15
 """Slopes of logits, between -1 and 1, are stored in fp16 times this: small probabilities do not
 underflow."""

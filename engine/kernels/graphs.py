@@ -46,7 +46,8 @@ class Captured:
             self.graphs.append((graph, result))
 
     def fits(self, inputs: list[torch.Tensor]) -> bool:
-        """Return True if these inputs have the shapes with which the graphs were captured."""
+        """Return True if these tensors, the inputs of one call, have the shapes with which the
+        graphs were captured."""
         return [given.shape for given in inputs] == [own.shape for own in self.inputs]
 
     def total(self, calls: Sequence[list[torch.Tensor]], factor: float) -> torch.Tensor:

@@ -170,7 +170,8 @@ class World:
             self.wake(other)
 
     def leave(self, rank: int) -> None:
-        """Mark a rank as ended. If all remaining ranks wait, end them with a deadlock's error."""
+        """Mark a rank as ended. If all remaining ranks wait, record a deadlock as the failure,
+        which ends them."""
         self._ended.add(rank)
         self._fall_asleep(rank)
 

@@ -16,8 +16,8 @@ from mlm_repro.engine.rng import Dropout
 
 @dataclass(frozen=True)
 class Recurrence:
-    """Memory of one microbatch: the previous segment's states by layer, [m, b, h], and the states
-    that this segment leaves.
+    """Memory of one microbatch in a model with memory (Transformer-XL): the previous segment's
+    states by layer, [m, b, h], and the states that this segment leaves.
 
     A model with memory reads `before` and writes `after`, so a recomputed pass reads the same
     values. Where nothing is recomputed, both may be one dict.

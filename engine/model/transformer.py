@@ -199,8 +199,8 @@ def run_layers(layers: Sequence[nn.Module], x: Tensor, *others: object, at_once:
 
 
 def recomputed(is_wanted: bool, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return function(*arguments). If `is_wanted`, intermediate results are recomputed in the
-    backward pass, not kept."""
+    """Return function(*arguments), differentiable. If `is_wanted`, the function runs again in the
+    backward pass, and its intermediate results are not kept."""
     # Without gradients nothing is kept, and nothing needs to be recomputed.
     if not (is_wanted and torch.is_grad_enabled()):
         return function(*arguments)

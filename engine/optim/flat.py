@@ -56,7 +56,7 @@ class FlatGroup:
         """Number by which `main_gradient` is still to be divided; on a GPU the update divides in
         its own pass."""
         self.gradients = list(self.views(self.main_gradient))
-        """Each parameter with its view of the gradient."""
+        """Pairs of a parameter and its view of `main_gradient`, in the group's order."""
         self.exp_avg = torch.zeros_like(self.master)
         self.exp_avg_sq = torch.zeros_like(self.master)
 

@@ -15,7 +15,7 @@ from mlm_repro.engine.parallel.mesh import ParallelMesh, Pending
 from mlm_repro.engine.parallel.sharding import Role, ShardedParameter
 
 BUCKET_ELEMENTS = 4_000_000
-"""Minimum number of elements in a bucket."""
+"""Minimum number of elements in a bucket, a slice of the flat gradient that is reduced together."""
 OF_RANK = 1_000_000
 """Minimum number of elements in a bucket for each rank, whose share of the reduction must fill a
 link."""
@@ -170,8 +170,9 @@ class GradientReducer:
         return self.mesh.sequence_parallel and parameter.dim is None
 
     def _take(self, bucket: _Bucket, main: Tensor, is_mixed: bool, parameter: Tensor) -> None:
-        """Hook: copy a parameter's new gradient to its slice `main` of the flat gradient, or add it
-        after the first microbatch, and start the bucket's reduction if it is complete."""
+        """Hook that autograd calls after a parameter's gradient: copy the gradient to its slice
+        `main` of the flat gradient, or add it after the first microbatch, and start the bucket's
+        reduction if it was the bucket's last."""
         # Without mixed precision autograd itself adds to the view after the first microbatch.
         if parameter.grad is not None and parameter.grad is not main:
             if id(parameter) in self.arrived:
@@ -189,8 +190,8 @@ class GradientReducer:
 
     def _add(self, bucket: _Bucket, main: Tensor, key: int, a: Tensor, b: Tensor) -> None:
         """Write the product a·b, a weight's gradient, to `main`, its slice of the flat gradient, in
-        fp32, or add it after the first microbatch, and start the bucket's reduction if it is
-        complete. A product calls it in backward instead of the hook."""
+        fp32, or add it after the first microbatch, and start the bucket's reduction if it was the
+        bucket's last. A product calls it in backward instead of the hook."""
         add_product(main, a, b, key in self.arrived)
         self.arrived.add(key)
         self._count(bucket, key)

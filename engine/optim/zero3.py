@@ -56,7 +56,8 @@ class ShardedReducer(GradientReducer):
     """Gradient reducer for ZeRO stage 3: adds the gradients of shards, which FSDP2 reduces in every
     backward pass, to the optimizer's flat groups.
 
-    FSDP2 is made to read the shards from the groups' storage, which the optimizer writes to.
+    Building one gives the model new parameters, so that FSDP2 reads the shards from the groups'
+    storage, which the optimizer writes to.
     """
 
     def __init__(self, model: StageModel, groups: Sequence[FlatGroup]) -> None:

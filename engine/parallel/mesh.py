@@ -41,7 +41,8 @@ class Waiting:
 
 
 class Pending(Protocol):
-    """Interface of a communication in progress."""
+    """Interface of a communication in progress, as the methods of an `Axis` that begin one return
+    it."""
 
     def wait(self) -> object:
         """Wait until the communication is complete."""

@@ -117,8 +117,8 @@ class PartitionedModel:
         self._graded = set(reducer.arrived)
 
     def with_keys(self, batch: PipelineInput) -> PipelineInput:
-        """Return a copy of the microbatch that has, on this rank's GPU, the keys of all dropout
-        sites used so far; without dropout the microbatch itself."""
+        """Return a copy of the microbatch that has, on this rank's GPU, the random keys of all
+        dropout sites (places in the model) used so far; without dropout the microbatch itself."""
         dropout = batch.dropout
         return (
             replace(batch, dropout=dropout.on_device(self.mesh.device, self.sites))

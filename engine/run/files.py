@@ -54,7 +54,8 @@ class TensorNumbers(FileSchema):
 
 
 class Validation(FileSchema, extra="forbid", strict=True):
-    """Line of metrics.jsonl for a validation after `iteration` iterations."""
+    """Line of metrics.jsonl for a validation after `iteration` iterations: its kind, number of
+    sequences, mean loss and perplexity."""
 
     kind: Literal["validation", "final-validation"]
     iteration: int

@@ -31,7 +31,7 @@ class Session(NamedTuple):
 
 
 Start = Callable[[Path], Session]
-"""Function (run directory) that begins a logger's session."""
+"""Type of a function (run directory) → `Session`, which begins a logger's session."""
 
 
 def start_tensorboard(run: Path) -> Session:

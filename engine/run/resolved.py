@@ -213,8 +213,9 @@ class ResolvedRun:
         return run
 
     def _earlier_identities(self, root: Path, own: Path) -> Iterator[Path]:
-        """Yield the directories of runs below `root`, other than `own`, that were begun with the
-        same name, settings and inputs. Runs that cannot be read are left out."""
+        """Yield the directories of trainings below `root`, other than `own`, that were begun with
+        this run's name, settings and inputs, in order of their names. Runs that cannot be read are
+        left out."""
         for path in sorted(root.glob(f"{self.config.name}-*/{MANIFEST}")):
             with suppress(UserError):
                 manifest = RunDirectory.open(path.parent, "training").manifest
@@ -304,8 +305,9 @@ class ResolvedRun:
 def resolve(
     config: RunConfig, ranks: int | None = None, origin: StartingPoint | None = None
 ) -> ResolvedRun:
-    """Return a configuration resolved on `ranks` ranks, by default as many as this machine has GPUs
-    or cores for. With `origin` given, neither vocabulary nor starting point is looked up.
+    """Return the run of a configuration, with its dataset, layout and starting point, on `ranks`
+    ranks, by default as many as this machine has GPUs or cores for. With `origin` given, neither
+    vocabulary nor starting point is looked up.
 
     Raises DataMissing, IntegrityFailure or BadInput for a dataset or starting point that is
     missing, incomplete or does not fit, and BadInput for a layout that does not divide the model or
@@ -401,8 +403,9 @@ def read_config(manifest: Mapping[str, Any], path: Path) -> RunConfig:
 
 
 def continue_run(config: RunConfig, run: Path) -> RunConfig:
-    """Return the configuration that continues a run from its newest checkpoint. Prints a note about
-    settings of `[train]` in the run that this program does not know.
+    """Return `config` with `train.continues` set, so that it continues a run from its newest
+    checkpoint; `train.init_from` is dropped. Prints a note about settings of `[train]` in the run
+    that this program does not know.
 
     Raises BadInput for anything but a training run, for no more iterations than it has, for a run
     without its number of samples in metrics.jsonl, for another precision, and for a Transformer-XL,

@@ -17,7 +17,8 @@ ROWS, MASK_BLOCKS, STEPS = 4, 4, 16
 """Rows per tile, columns per tile in blocks of the mask, and tiles per program in backward. With a
 norm a tile has one whole row."""
 WIDEST = 8192
-"""Widest row that a program with a norm holds in registers."""
+"""Largest number of elements in a row that a program with a norm holds in registers; wider rows go
+to the reference."""
 
 
 class _AddNorm(torch.autograd.Function):

@@ -12,7 +12,7 @@ import triton.language as tl
 from mlm_repro.engine.kernels.dropout import DropoutMask, keys_on
 
 Context = Any
-"""Autograd's context."""
+"""Type of autograd's context, in which a forward pass keeps what its backward pass needs."""
 BLOCK = 128
 """Columns of a random row that come from 16 counters."""
 
