@@ -118,8 +118,8 @@ def read_script(text: str) -> list[str]:
 
 
 def from_megatron(words: Sequence[str]) -> Translation:
-    """Return the configuration that Megatron-LM would train with these arguments, with the flags
-    that did not become settings.
+    """Return the configuration that Megatron-LM would train with these arguments, and lists of the
+    flags that did not become settings.
 
     Raises BadInput for an invalid value, a missing flag, a word before the first flag, and flags of
     another model or another training.
@@ -187,8 +187,8 @@ class _Given:
         return values[0]
 
     def number(self, name: str, default: str | None = None) -> float:
-        """Return the flag's value, or `default`, as a number. Raises BadInput as `text` does, and
-        if it is not a finite number."""
+        """Return the flag's value, or `default`, as a number. Raises BadInput unless there is
+        exactly one value and it is a finite number."""
         text = self.text(name, default)
         try:
             if math.isfinite(number := float(text)):
@@ -315,8 +315,8 @@ def _start(values: dict[str, JSON], given: _Given, shown: dict[str, str]) -> lis
 
 
 def to_megatron(config: RunConfig) -> MegatronFlags:
-    """Return the flags with which Megatron-LM trains a configuration, and sentences about settings
-    that flags do not express. It is the inverse of `from_megatron`.
+    """Return the flags with which Megatron-LM trains a configuration, as words of a command line,
+    and sentences about settings that flags do not express. It is the inverse of `from_megatron`.
 
     Raises BadInput for a model other than GPT-2.
     """
@@ -422,7 +422,7 @@ def _flags(words: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _equal(text: str, values: list[str]) -> bool:
-    """Return True if there is one value and it equals `text`, as text or as a number."""
+    """Return True if `values` is one text and it equals `text`, as text or as a number."""
     try:
         return len(values) == 1 and (text == values[0] or float(text) == float(values[0]))
     except ValueError:

@@ -121,8 +121,8 @@ class TrainingStep:
 
     def rehearse(self, microbatches: Sequence[PipelineInput]) -> tuple[float, float]:
         """Run a few iterations that leave the weights as they are, so that memory is allocated and
-        loops are compiled before the first real one, and call `capture`. Every rank calls it,
-        before the first step.
+        loops are compiled before the first real one. On a single GPU, `capture` then makes CUDA
+        graphs of the passes. Every rank calls it, before the first step.
 
         Overwrites the gradients and clears the optimizer's moments and step count. Returns the
         seconds of forward and backward over the microbatches, and of the update: medians without

@@ -109,8 +109,9 @@ class CausalModel(StageModel):
 
     @abstractmethod
     def forward(self, inputs: Tensor, dropout: Dropout | None = None) -> Tensor:
-        """Return the output of the stage, [s, b, h], from its inputs: token ids [b, s], or the
-        previous stage's output. On the last stage it is the input of `logits`."""
+        """Return the output of the stage, [s, b, h], or [s/t, b, h] where the sequence is divided,
+        from its inputs: token ids [b, s], or the previous stage's output. On the last stage it is
+        the input of `logits`."""
 
     def hidden_states_at(self, inputs: Tensor, positions: Tensor) -> Tensor:
         """Run the model on `inputs`, without dropout, and return the last stage's output at

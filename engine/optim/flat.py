@@ -266,8 +266,8 @@ class FlatOptimizer(ABC):
         model's 16-bit weights stay as they are.
 
         `fill` is called for each group and each name that it has. It gets a list of (parameter,
-        name, first element, tensor) and fills each tensor, which may be empty, with this owner's
-        elements.
+        name, first, tensor) and fills each tensor, which may be empty, with this owner's elements
+        of that parameter's state, from element `first` on.
         """
         self.steps = steps
         for group in self.groups:

@@ -296,9 +296,9 @@ class PipelineExecutor:
             self._payloads[compute.op, compute.microbatch, stage] = DONE, part
 
     def _take(self, compute: Compute) -> Tensor | None:
-        """Wait for the input of a pass, an activation or a gradient, and remove it from the stored
-        payloads. None for a forward pass of the first stage, and for a backward pass of the last
-        stage. Collective over the tp axis if messages are divided."""
+        """Return the input of a pass, an activation or a gradient, once it has come, and remove it
+        from the stored payloads. None for a forward pass of the first stage, and for a backward
+        pass of the last stage. Collective over the tp axis if messages are divided."""
         stage = self._stage(compute)
         if stage == (0 if compute.op is Op.FORWARD else self._last):
             return None

@@ -60,7 +60,8 @@ class Lowered:
 
     @property
     def bubble(self) -> float:
-        """Idle time of the busiest rank, divided by the time that it computes."""
+        """Idle time of the pipeline rank that computes longest, from the first pass to the last of
+        all ranks, divided by the time that it computes."""
         busiest = max(sum(i.end - i.start for i in intervals) for intervals in self.timeline)
         return self.makespan / busiest - 1.0
 

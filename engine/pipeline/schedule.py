@@ -21,8 +21,8 @@ class Op(StrEnum):
 
 
 class Compute(NamedTuple):
-    """One forward or backward pass of one microbatch through one chunk, a rank's stage by its index
-    on that rank."""
+    """One forward or backward pass of one microbatch through one stage of a rank; `chunk` is the
+    stage's index on that rank."""
 
     op: Op
     microbatch: int
@@ -54,7 +54,8 @@ def compute_orders(
     name: ScheduleName, pp: int, chunks: int, microbatches: int
 ) -> list[list[Compute]]:
     """Return for every rank the list of its passes, forward and backward, in the order in which the
-    schedule `name` computes them. Raises BadInput where `check_schedule` does."""
+    schedule `name` computes them. Raises BadInput for several chunks without interleaving, and for
+    interleaving with a number of microbatches that is not a multiple of pp."""
     every = passes(pp, chunks, microbatches)
     return [
         [every[number] for number in order] for order in pass_orders(name, pp, chunks, microbatches)
@@ -91,7 +92,8 @@ def passes(pp: int, chunks: int, microbatches: int) -> list[Compute]:
 
 def pass_orders(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> list[list[int]]:
     """Return for every rank the order of its passes, as a list of indices into the list that
-    `passes` returns. Raises BadInput where `check_schedule` does.
+    `passes` returns. Raises BadInput for several chunks without interleaving, and for interleaving
+    with a number of microbatches that is not a multiple of pp.
 
     GPipe: all forward passes, then all backward passes, so m activations are in flight. 1F1B
     (PipeDream-Flush): warm-up forwards, one forward and one backward in turn, the remaining
@@ -129,7 +131,8 @@ def peaks_in_flight(name: ScheduleName, pp: int, chunks: int, microbatches: int)
     """Return for each pipeline rank the largest number of forward passes, over all its chunks, that
     wait for their backward pass at one time.
 
-    Raises BadInput where `check_schedule` does.
+    Raises BadInput for several chunks without interleaving, and for interleaving with a number of
+    microbatches that is not a multiple of pp.
     """
     check_schedule(name, pp, chunks, microbatches)
     # Every forward pass precedes every backward pass, so all activations wait.

@@ -120,8 +120,8 @@ class ResolvedRun:
 
     @cached_property
     def written_bytes(self) -> int:
-        """Largest number of bytes that one rank writes of a checkpoint, from a copy in the host's
-        memory."""
+        """Number of bytes of one checkpoint that the rank with the most writes, which it copies to
+        the host's memory for that."""
         return written_bytes(
             self.config.model, self.config.train.precision, self.config.parallel, self.layout.dp
         )
@@ -149,7 +149,7 @@ class ResolvedRun:
     def parents(self) -> dict[str, str]:
         """Digests of the run's inputs by name: `dataset`, for a blend each of its datasets too
         (`dataset 1` and on), and the checkpoint that it starts from, as `init_from` or `continues`.
-        Raises BadInput as `data` does."""
+        Raises BadInput if the configuration names no dataset."""
         return self.data.parents | ({self.origin.kind: self.origin.digest} if self.origin else {})
 
     def _epochs(self) -> str:
@@ -194,8 +194,9 @@ class ResolvedRun:
         The name below `root` follows from what the run computes. A run that was begun before is
         therefore found again, and the trainer resumes from its newest checkpoint
         (`mlm_repro.engine.checkpoint.checkpoint.resume`). For a new run, a printed note names the
-        runs of the same recipe that have an older identity. Raises BadInput as `directory` does,
-        and if the directory cannot be made or holds other work.
+        runs of the same recipe that have an older identity. Raises BadInput if the configuration
+        names no dataset, the run's name is too long or leads to a run of another kind, or the
+        directory cannot be made or holds other work.
         """
         if self.begun:
             return self.begun
@@ -463,7 +464,8 @@ def read_run_config(
     """Return the configuration of a shipped model or a TOML file, or its twin.
 
     With `twin`, overrides of `twin.` are factors by which it is shrunk; all others apply after
-    that. Raises BadInput if there is no such model or file, and as `load_config` does.
+    that. Raises BadInput if there is no such model or file, if the file is not TOML, or if it or an
+    override has an unknown key or a value that is refused.
     """
     path = find_file(model, Shipped.MODEL)
     if not twin:
