@@ -46,8 +46,8 @@ NO_EFFECT, NOTED = (re.compile("|".join(FLAGS[table])) for table in ("no_effect"
 
 
 class Translation(NamedTuple):
-    """A configuration translated from a command line of Megatron-LM, and the flags that did not
-    become settings, each with its values as text."""
+    """A configuration translated from a command line of Megatron-LM, and texts about the flags that
+    did not become settings: flags with their values, or sentences."""
 
     config: RunConfig
     data: list[str]
@@ -118,8 +118,8 @@ def read_script(text: str) -> list[str]:
 
 
 def from_megatron(words: Sequence[str]) -> Translation:
-    """Return the configuration that Megatron-LM would train with these arguments, and lists of the
-    flags that did not become settings.
+    """Return the configuration that Megatron-LM would train with these arguments, and lists of
+    texts about the flags that did not become settings.
 
     Raises BadInput for an invalid value, a missing flag, a word before the first flag, and flags of
     another model or another training.

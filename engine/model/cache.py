@@ -92,7 +92,7 @@ class ScoredPositions(Cache):
 
 
 def rows_at(x: Tensor, positions: Tensor) -> Tensor:
-    """Return the states [s, b, h] at positions [b, q], as [q, b, h]."""
+    """Return the states x [s, b, h] at positions [b, q], which differ by sequence, as [q, b, h]."""
     return x.take_along_dim(positions.T[..., None], dim=0)
 
 

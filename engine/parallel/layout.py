@@ -87,8 +87,9 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
     """Return the layout of a run on `ranks` ranks: tp and pp as configured, all others
     data-parallel.
 
-    Raises BadInput with the numbers that do not divide and, mostly, the choices that would, and for
-    a model that the configured parallelism does not divide.
+    Raises BadInput if tp, pp or the data-parallel ranks do not divide the heads, the vocabulary,
+    the sequence, the ranks or the batch, mostly with the choices that would, and for parallelism
+    that the model's family or ZeRO stage 3 does not allow.
     """
     tp = config.parallel.tp
     pp = config.parallel.pp

@@ -138,7 +138,8 @@ class ResolvedRun:
 
     @property
     def data(self) -> DatasetFacts:
-        """The dataset that the run trains on. Raises BadInput if the configuration names none."""
+        """Facts about the dataset that the run trains on, such as its files, tokenizer and digest.
+        Raises BadInput if the configuration names none."""
         if self.dataset is None:
             raise BadInput(
                 "data.dataset is not set: make a dataset with `mlm-data run` and name its directory"
