@@ -32,7 +32,7 @@ def initial_normal(seed: int, name: str, shape: tuple[int, ...], std: float) -> 
 
 @dataclass(frozen=True)
 class Dropout:
-    """Source of the dropout masks of one microbatch in one iteration, at any site (place in the
+    """Source of the dropout masks of one microbatch in one iteration, at any site (point of the
     model).
 
     `samples` are the indices of its sequences in the global batch.
@@ -50,12 +50,12 @@ class Dropout:
     """Keys of the known sites on a GPU, [sites, b] int64; empty on a CPU."""
 
     def keys(self, site: str) -> tuple[int, ...]:
-        """Return the random keys of a dropout site, a place in the model by name: one of 63 bits
+        """Return the random keys of a dropout site, a point of the model by name: one of 63 bits
         for each sequence of the microbatch."""
         return tuple(key_of(self.seed, self.iteration, sample, site) for sample in self.samples)
 
     def mask(self, site: str, first_row: int = 0) -> DropoutMask:
-        """Return the dropout mask of `site`, a place in the model by name, from row `first_row` of
+        """Return the dropout mask of `site`, a point of the model by name, from row `first_row` of
         the whole mask on, and give a site that is new a row in `rows`. The mask is the same at
         every layout."""
         # A site that the table does not have yet, in a model's first pass, brings its keys in a

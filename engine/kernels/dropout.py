@@ -38,7 +38,7 @@ LOW = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class DropoutMask:
-    """Description of the dropout masks at one site, a place in the model, in a microbatch: the
+    """Description of the dropout masks at one site, a point of the model, in a microbatch: the
     probability and a key for each sequence. Any rows of the masks can be drawn from it."""
 
     probability: float

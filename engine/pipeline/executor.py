@@ -118,7 +118,7 @@ class PartitionedModel:
 
     def with_keys(self, batch: PipelineInput) -> PipelineInput:
         """Return a copy of the microbatch that has, on this rank's GPU, the random keys of all
-        dropout sites (places in the model) used so far; without dropout the microbatch itself."""
+        dropout sites (points of the model) used so far; without dropout the microbatch itself."""
         dropout = batch.dropout
         return (
             replace(batch, dropout=dropout.on_device(self.mesh.device, self.sites))
