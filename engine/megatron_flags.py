@@ -36,17 +36,18 @@ WHERE = "the arguments"
 ASSIGNMENT = re.compile(
     r"""(?m)^\s*(?:export\s+)?(\w+)=(?:\(([^)]*)\)|"([^"]*)"|'([^']*)'|(\S*))"""
 )
-"""An assignment in a shell script: name, then an array, a quoted or a plain value."""
+"""Regular expression for an assignment in a shell script, with a group for the name and one for
+each kind of value: an array, in double or single quotes, plain."""
 DATA = re.compile(
     r"((train|valid|test)-)?data-path|data-args-path|split|vocab-file|merge-file|tokenizer-(model|type)|mock-data"
 )
-"""Names of flags about the data."""
+"""Regular expression for the names, without dashes, of flags about the data."""
 NO_EFFECT, NOTED = (re.compile("|".join(FLAGS[table])) for table in ("no_effect", "noted"))
 
 
 class Translation(NamedTuple):
-    """A configuration translated from a command line, and the flags that did not become
-    settings."""
+    """A configuration translated from a command line of Megatron-LM, and texts about the flags that
+    did not become settings: flags with their values, or sentences."""
 
     config: RunConfig
     data: list[str]
@@ -58,7 +59,8 @@ class Translation(NamedTuple):
 
 
 class MegatronFlags(NamedTuple):
-    """Megatron-LM's flags for a configuration, and the settings that they do not express."""
+    """Megatron-LM's flags for a configuration, as words of a command line, and the settings that
+    they do not express."""
 
     words: list[str]
     missing: list[str]
@@ -67,8 +69,9 @@ class MegatronFlags(NamedTuple):
 
 
 def script_or_arguments(given: Sequence[str]) -> list[str]:
-    """Return the given arguments, or, if the only one is the path of a script, the arguments in it.
-    Raises BadInput if the script is unreadable."""
+    """Return the given arguments, or, if the only one does not begin with `--`, the arguments in
+    the shell script at that path, as `read_script` finds them. Raises BadInput if the script is
+    unreadable, and as `read_script` does."""
     if len(given) == 1 and not given[0].startswith("--"):
         try:
             return read_script(Path(given[0]).read_text(encoding="utf-8"))
@@ -115,11 +118,11 @@ def read_script(text: str) -> list[str]:
 
 
 def from_megatron(words: Sequence[str]) -> Translation:
-    """Return the configuration that Megatron-LM would train with these arguments, with the flags
-    that did not become settings.
+    """Return the configuration that Megatron-LM would train with these arguments, and lists of
+    texts about the flags that did not become settings.
 
-    Raises BadInput for an invalid value, a missing flag, and flags of another model or another
-    training.
+    Raises BadInput for an invalid value, a missing flag, a word before the first flag, and flags of
+    another model or another training.
     """
     flags = _flags(words)
     shown = {name: " ".join([f"--{name}", *texts]) for name, texts in flags.items()}
@@ -159,15 +162,15 @@ def from_megatron(words: Sequence[str]) -> Translation:
 
 
 class _Given:
-    """Flags by name, and the set of flag names that were read, so that the others can be
-    reported."""
+    """Flags of a command line by name, each with its list of values, and the set of flag names that
+    were read, so that the others can be reported."""
 
     def __init__(self, flags: dict[str, list[str]]) -> None:
         self.flags = dict(flags)
         self.taken = set[str]()
 
     def has(self, name: str) -> bool:
-        """Return True if the flag is given. Count it as read."""
+        """Return True if the flag is on the command line. It counts as read in either case."""
         self.taken.add(name)
         return name in self.flags
 
@@ -184,8 +187,8 @@ class _Given:
         return values[0]
 
     def number(self, name: str, default: str | None = None) -> float:
-        """Return the flag's value, or `default`, as a number. Raises BadInput as `text` does, and
-        if it is not a finite number."""
+        """Return the flag's value, or `default`, as a number. Raises BadInput unless there is
+        exactly one value and it is a finite number."""
         text = self.text(name, default)
         try:
             if math.isfinite(number := float(text)):
@@ -196,9 +199,9 @@ class _Given:
 
 
 def _count_in_batches(given: _Given) -> JSON:
-    """Return the settings of `[train]` for clock, warm-up and decay, counted in batches; None for a
-    setting that keeps its default. Sets --global-batch-size in `given` if it is missing, and
-    --train-iters from a length in samples.
+    """Return by name the settings of `[train]` for clock, warm-up and decay, counted in batches;
+    None for a setting that keeps its default. Sets --global-batch-size in `given` if it is missing,
+    and --train-iters from a length in samples.
 
     The rules are Megatron-LM's (`training.py`: `update_train_iters`,
     `get_optimizer_param_scheduler`). Raises BadInput for settings that its `arguments.py` refuses,
@@ -254,8 +257,9 @@ def _count_in_batches(given: _Given) -> JSON:
 
 
 def _derive(values: dict[str, JSON], given: _Given) -> list[str]:
-    """Set in `values` the settings that follow from several flags; return a sentence for each given
-    flag with another value than this engine derives from other flags."""
+    """Set in `values`, settings by section and name, what follows from several flags. Return a list
+    with a sentence for each given flag with another value than this engine derives from other
+    flags."""
     model = values["model"]
     train = values["train"]
     parallel = values["parallel"]
@@ -293,8 +297,9 @@ def _derive(values: dict[str, JSON], given: _Given) -> list[str]:
 
 
 def _start(values: dict[str, JSON], given: _Given, shown: dict[str, str]) -> list[str]:
-    """Set in `values` the weights that the training starts from; return one sentence about them, or
-    an empty list if it starts anew."""
+    """Set `train.init_from` in `values`, settings by section and name, to the weights that the
+    training starts from. Return a list of one sentence about them, or an empty list if it starts
+    anew."""
     load = given.flags.get("load")
     if not load or (load == given.flags.get("save") and "finetune" not in given.flags):
         return []  # without a checkpoint there yet, it starts anew; later the same command resumes
@@ -310,8 +315,8 @@ def _start(values: dict[str, JSON], given: _Given, shown: dict[str, str]) -> lis
 
 
 def to_megatron(config: RunConfig) -> MegatronFlags:
-    """Return the flags with which Megatron-LM trains a configuration, and sentences about settings
-    that flags do not express. It is the inverse of `from_megatron`.
+    """Return the flags with which Megatron-LM trains a configuration, as words of a command line,
+    and sentences about settings that flags do not express. It is the inverse of `from_megatron`.
 
     Raises BadInput for a model other than GPT-2.
     """
@@ -372,8 +377,8 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
 
 
 def _schedule_flags(train: TrainConfig) -> dict[str, str]:
-    """Return the values of the schedule's flags by name: lengths in iterations if Megatron-LM takes
-    them and they are integers, else in samples."""
+    """Return the flags for the lengths of the learning rate's schedule, as name → text of the
+    value: in iterations if Megatron-LM takes them and they are integers, else in samples."""
     end = end_of_schedule(train)
     named_lengths = {
         "lr-decay": end,
@@ -397,8 +402,8 @@ def _schedule_flags(train: TrainConfig) -> dict[str, str]:
 
 
 def _flags(words: Iterable[str]) -> dict[str, list[str]]:
-    """Return each flag's values by the flag's current name; a repeated flag has its last values.
-    Raises BadInput for a word before the first flag."""
+    """Return each flag's list of values, as texts, by the flag's current name without dashes; a
+    repeated flag has its last values. Raises BadInput for a word before the first flag."""
     flags = {}
     values = []
     for word in words:
@@ -417,7 +422,7 @@ def _flags(words: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _equal(text: str, values: list[str]) -> bool:
-    """Return True if there is one value and it equals `text`, as text or as a number."""
+    """Return True if `values` is one text and it equals `text`, as text or as a number."""
     try:
         return len(values) == 1 and (text == values[0] or float(text) == float(values[0]))
     except ValueError:

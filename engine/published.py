@@ -17,14 +17,14 @@ PLAN = "plan.json"
 
 
 def is_megatron(directory: Path) -> bool:
-    """Return True if a directory has the file that marks a Megatron-LM save or a distributed
-    checkpoint of torch, whichever program wrote it."""
+    """Return True if a directory has a file that marks a Megatron-LM save,
+    `latest_checkpointed_iteration.txt`, or a distributed checkpoint of torch, `.metadata`."""
     return any((directory / name).is_file() for name in (TRACKER, METADATA))
 
 
 def is_huggingface(directory: Path) -> bool:
-    """Return True if a directory has a Hugging Face model's configuration and its safetensors, in
-    one file or with an index."""
+    """Return True if a directory has a Hugging Face model's config.json and its safetensors, by the
+    name of one file or of their index."""
     return (directory / CONFIG).is_file() and any(
         (directory / name).is_file() for name in (WEIGHTS, INDEX)
     )
@@ -32,7 +32,8 @@ def is_huggingface(directory: Path) -> bool:
 
 def check_published(directory: Path) -> None:
     """Raise BadInput unless `directory` exists and has, by the names of its files, weights that can
-    be imported."""
+    be imported: a Megatron-LM save, a distributed checkpoint, or a Hugging Face model in
+    safetensors."""
     check_is_there(directory, "directory")
     if is_megatron(directory) or is_huggingface(directory):
         return

@@ -23,8 +23,8 @@ def key_of(*parts: object) -> int:
 
 
 def initial_normal(seed: int, name: str, shape: tuple[int, ...], std: float) -> Tensor:
-    """Return N(0, std) values for the undivided parameter `name`, in fp32 on the CPU; the same for
-    the same seed, name and shape."""
+    """Return random values of N(0, std) for the undivided parameter `name`, a tensor of `shape` in
+    fp32 on the CPU; the same for the same seed, name and shape."""
     # A generator for each name: parameters can be drawn in any order, and on several threads.
     generator = torch.Generator().manual_seed(key_of(seed, "init", name))
     return torch.empty(shape).normal_(0.0, std, generator=generator)
@@ -32,7 +32,8 @@ def initial_normal(seed: int, name: str, shape: tuple[int, ...], std: float) -> 
 
 @dataclass(frozen=True)
 class Dropout:
-    """Dropout masks of one microbatch in one iteration.
+    """Source of the dropout masks of one microbatch in one iteration, at any site (point of the
+    model).
 
     `samples` are the indices of its sequences in the global batch.
     """
@@ -49,12 +50,14 @@ class Dropout:
     """Keys of the known sites on a GPU, [sites, b] int64; empty on a CPU."""
 
     def keys(self, site: str) -> tuple[int, ...]:
-        """Return the random keys of a dropout site, one for each sequence of the microbatch."""
+        """Return the random keys of a dropout site, a point of the model by name: one of 63 bits
+        for each sequence of the microbatch."""
         return tuple(key_of(self.seed, self.iteration, sample, site) for sample in self.samples)
 
     def mask(self, site: str, first_row: int = 0) -> DropoutMask:
-        """Return one site's mask from row `first_row` on, and give a site that is new a row in
-        `rows`. The mask is the same at every layout."""
+        """Return the dropout mask of `site`, a point of the model by name, from row `first_row` of
+        the whole mask on, and give a site that is new a row in `rows`. The mask is the same at
+        every layout."""
         # A site that the table does not have yet, in a model's first pass, brings its keys in a
         # copy of its own.
         row = self.rows.setdefault(site, len(self.rows))

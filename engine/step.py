@@ -28,12 +28,14 @@ SHORT_SECONDS = 0.5
 
 
 class NotFinite(Diverged):
-    """Error for a loss or gradient that is not finite (exit code 3)."""
+    """Error for a training whose loss or gradient is not finite, or that made no update (exit code
+    3)."""
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """Results of forward and backward, before the weights change; the same on every rank."""
+    """Results of forward and backward over one global batch, before the weights change: loss, norm
+    and a sum of signals, the same on every rank."""
 
     loss: float
     """Mean loss over the sequences of the global batch."""
@@ -65,12 +67,13 @@ class TrainingStep:
 
     @property
     def loss_scale(self) -> float:
-        """Factor of the loss in the backward pass; 1 unless the precision is fp16."""
+        """Factor of the loss in the backward pass, by which gradients are divided again; 1 unless
+        the precision is fp16."""
         return self.scaler.scale if self.scaler else 1.0
 
     def gradient(self, microbatches: Sequence[PipelineInput], signal: int = 0) -> Gradient:
         """Run forward and backward over this rank's microbatches, reduce the gradient, and return
-        loss and norm.
+        its norm and the mean loss of the global batch, the same on every rank. The weights stay.
 
         Every rank calls it, with equally many microbatches. `signal` is summed over all ranks with
         the loss. The host waits for a GPU once in a step, at the end of this method.
@@ -118,8 +121,8 @@ class TrainingStep:
 
     def rehearse(self, microbatches: Sequence[PipelineInput]) -> tuple[float, float]:
         """Run a few iterations that leave the weights as they are, so that memory is allocated and
-        loops are compiled before the first real one, and call `capture`. Every rank calls it,
-        before the first step.
+        loops are compiled before the first real one. On a single GPU, `capture` then makes CUDA
+        graphs of the passes. Every rank calls it, before the first step.
 
         Overwrites the gradients and clears the optimizer's moments and step count. Returns the
         seconds of forward and backward over the microbatches, and of the update: medians without
@@ -140,8 +143,8 @@ class TrainingStep:
 
     def capture(self, microbatches: Sequence[PipelineInput]) -> None:
         """Capture CUDA graphs of forward and backward, which replay microbatches of the first one's
-        shape from now on, if they give the eager step's loss and norm; else print a line.
-        Overwrites the gradients.
+        shape from now on, if they give exactly the loss and norm that the same passes give without
+        graphs; else print a line. Overwrites the gradients.
 
         Does nothing without a GPU, on several ranks, and for models with sentence pairs or memory.
         """
@@ -170,8 +173,9 @@ class TrainingStep:
             )
 
     def _computed(self, microbatches: Sequence[PipelineInput]) -> list[float] | str:
-        """Compute the gradient of microbatches, and return this rank's sum of (loss × sequences)
-        and the whole gradient's norm; the weights stay. Every rank calls it."""
+        """Compute the gradient of microbatches, and return a list of two numbers, this rank's sum
+        of (loss × sequences) and the whole gradient's norm; the weights stay. Every rank calls
+        it."""
         total = self.model.forward_backward(microbatches, self.reducer)
         self.reducer.finish(1.0)
         return torch.stack([total, self.optimizer.gradient_norm()]).tolist()
@@ -189,6 +193,7 @@ class TrainingStep:
 def build_step(
     model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, mesh: ParallelMesh
 ) -> tuple[PartitionedModel, TrainingStep]:
-    """Build the configured model on this rank and the step that trains it, and return both."""
+    """Return this rank's part of the configured model, with initial values, and the training step
+    over it. Every rank calls it."""
     partitioned = partition(model, parallel, mesh, DTYPES[train.precision], train.seed)
     return partitioned, TrainingStep(partitioned, train, parallel.shard_optimizer)

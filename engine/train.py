@@ -37,7 +37,8 @@ def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirector
     newest checkpoint there; return the directory. Every rank calls it.
 
     A complete run is not trained; its name is pointed at it. Raises Interrupted after SIGTERM,
-    Ctrl-C or iteration `until`, if iterations are left, with a checkpoint written.
+    Ctrl-C or iteration `until`, if iterations are left, with a checkpoint written, and Diverged as
+    the guards and validations do.
     """
     config = run.config
     with begun_on_ranks(run, root) as (directory, mesh):

@@ -55,8 +55,8 @@ class Trainer:
     the run with the other ranks."""
 
     def __init__(self, run: ResolvedRun, directory: RunDirectory, mesh: ParallelMesh) -> None:
-        """Build model, inputs, checkpoint writer and guards. No step is computed and no checkpoint
-        read before `prepare`."""
+        """Build model, optimizer, inputs, checkpoint writer and guards of this rank. Every rank
+        calls it. No step is computed and no checkpoint read before `prepare`."""
         self.run = run
         self.directory = directory
         self.mesh = mesh
@@ -90,8 +90,9 @@ class Trainer:
         self.is_save_due = self.is_ready = False
 
     def prepare(self) -> None:
-        """Rehearse an iteration, then load the checkpoint that the run resumes or starts from.
-        Every rank calls it."""
+        """Rehearse an iteration, which allocates memory and measures the time but leaves the
+        weights, then load the checkpoint that the run resumes or starts from. Every rank calls
+        it."""
         # In this order, because a rehearsed update clears the moments that are loaded next.
         self._rehearse()
         self._resume()
@@ -155,7 +156,8 @@ class Trainer:
         `prepare`.
 
         Raises Interrupted, after a checkpoint, if a signal or iteration `until` stops it before the
-        end, and NotFinite or Diverged as guards and validations do.
+        end, NotFinite or Diverged as guards and validations do, and IntegrityFailure if a file of
+        the dataset has changed.
         """
         train = self.config.train
         first = self.state.iteration
@@ -277,12 +279,12 @@ class Trainer:
         return f"{cost}, by a rehearsed iteration of {self.rehearsed_seconds:.3g} s"
 
     def rate(self) -> float:
-        """Return the learning rate of the next update."""
+        """Return the learning rate of the next update, from the updates and samples so far."""
         train = self.config.train
         return learning_rate(train, clock(train, self.step.optimizer.steps, self.updated_samples))
 
     def iterate(self, number: int) -> tuple[Step, list[str], bool]:
-        """Run iteration `number`, from 0; return its line of the metrics, the guards' warnings
+        """Run iteration `number`, from 0; return its line for metrics.jsonl, the guards' warnings
         without empty ones, and True if a rank was asked to stop. Every rank calls it.
 
         Logs nothing, and leaves `state` to the caller. Raises NotFinite or Diverged as the guards
@@ -345,9 +347,9 @@ class Trainer:
         num_samples: int,
         kind: Literal["validation", "final-validation"] = "validation",
     ) -> Validation:
-        """Return a line of the metrics with the mean loss and perplexity of about the first
-        `num_samples` validation sequences, without dropout. Every rank calls it. Raises NotFinite
-        if the loss is not finite."""
+        """Return a line for metrics.jsonl, not yet written, with the mean loss and perplexity of
+        about the first `num_samples` validation sequences, without dropout. Every rank calls it.
+        Raises NotFinite if the loss is not finite."""
         mesh = self.mesh
         inputs = list(self.validation.inputs(num_samples))
         # Sums and counts are reduced, not means: ranks may have different numbers of sequences.
@@ -365,8 +367,8 @@ class Trainer:
         )
 
     def _describe_validation(self, now: Validation) -> str:
-        """Return a sentence for the console about a validation: its loss and perplexity, and the
-        lowest loss so far."""
+        """Return a sentence for the console about the validation `now`: its loss and perplexity,
+        and whether its loss is the lowest so far, else the lowest and its iteration."""
         text = f"{self.config.name}: validation after {now.iteration:,}: loss {now.loss:.4f}"
         if self.validations:
             best = min(self.validations, key=attrgetter("loss"))
@@ -379,13 +381,15 @@ class Trainer:
 
     def _check_data(self) -> None:
         """Raise IntegrityFailure, on every rank, if a file of the dataset differs from its digest.
-        Files that were not touched since the last check are not read."""
+        Every rank calls it, and the first one reads. Files that were not touched since the last
+        check are not read."""
         with self.mesh.all_or_none():
             if self.mesh.is_first:
                 self.dataset.check()
 
     def _save(self) -> None:
-        """Begin to write a checkpoint; one that is still being written is completed first.
+        """Begin to write a checkpoint of the current state in the run's directory, beside training;
+        one that is still being written is completed first.
 
         Every rank calls it. Raises IntegrityFailure if the dataset was changed, and Diverged if a
         guard finds that replicas differ; no checkpoint is begun then.
@@ -420,8 +424,8 @@ class Trainer:
 
     @contextmanager
     def _saving(self) -> Iterator[None]:
-        """Context manager: complete a checkpoint in progress if training diverges, and give it up
-        after any other error."""
+        """Context manager around the training loop: complete a checkpoint in progress if training
+        diverges, and give it up after any other error."""
         try:
             yield
         except Diverged:
@@ -439,8 +443,8 @@ class Trainer:
         return self.mesh.pp.all_reduce(total).item() / len(tokens)
 
     def _check_updates(self, note: Callable[[str], None]) -> None:
-        """Give `note` a warning if more than a tenth of the updates were skipped. Raises NotFinite
-        if no update was made."""
+        """Call `note` with a warning if more than a tenth of the iterations made no update. Raises
+        NotFinite if none did."""
         done = self.state.iteration
         skipped = self.state.iteration - self.state.optimizer_steps
         lower = "a lower train.initial_loss_scale or precision = 'bf16' or 'fp32' avoids it"
@@ -458,7 +462,8 @@ class Trainer:
 
     def _console(self, line: Step) -> str:
         """Return an iteration as text for the progress line: mean loss of the last iterations,
-        gradient norm, learning rate and the speed of all ranks together."""
+        gradient norm, learning rate, time and the speed of all ranks together; in fp16 the loss
+        scale, and the number of skipped iterations if there are any."""
         skipped = self.state.iteration - self.state.optimizer_steps
         norm = line.gradient_norm
         losses = [loss for loss, _ in self.recent.seen][

@@ -15,8 +15,9 @@ DIVIDED = ("hidden_size", "num_heads", "seq_length", "vocab_size")
 
 
 def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
-    """Return the twin of a published recipe, shrunk by the rule that `describe_scale` states.
-    Raises BadInput for a growing batch.
+    """Return the twin of a published recipe, a small copy: the model's sizes, batch, iterations and
+    warm-up divided, and the learning rates multiplied, by the factors in `scale`, by default
+    `TwinScale()`. Raises BadInput for a growing batch.
 
     The twin is in fp32 and undivided, with default records and with intervals and validation
     samples of its own, whatever `config` says.
@@ -68,8 +69,9 @@ def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
 
 
 def describe_scale(scale: TwinScale, rates: str = "", kept: str = "initialisation, ") -> str:
-    """Return a sentence that states the rule of a twin. `rates` says what else sets the learning
-    rates, `kept` what else stays the same."""
+    """Return a sentence that states by which factors a twin is smaller than its published recipe.
+    `rates`, if given, replaces the phrase about learning rates; `kept` begins the list of what
+    stays the same."""
     return (
         f"A twin is the published recipe with hidden size and vocabulary ÷ {scale.hidden_size} and"
         f" ÷ {scale.vocab_size}, heads ÷ {scale.num_heads}, layers ÷ {scale.num_layers} (rounded"
@@ -87,6 +89,6 @@ def initial_deviation(width: int) -> float:
 
 
 def twin_seconds(flops: float, ranks: int) -> float:
-    """Return an estimate of the seconds that a twin trains for `flops` operations on `ranks`
-    ranks."""
+    """Return an estimate of the seconds that a twin trains for `flops` floating-point operations on
+    `ranks` ranks, at 30 billion a second on each."""
     return flops / (TWIN_FLOPS * ranks)

@@ -33,8 +33,9 @@ WORKSPACE_BYTES = 2 << 20
 
 
 def reference(query_key_value: torch.Tensor, mask: DropoutMask | None) -> torch.Tensor:
-    """Return causal attention's outputs of all heads, [s, b, n·d], from queries, keys and values
-    [s, b, n, 3, d]. `mask` drops softmax weights; None means no dropout."""
+    """Return causal attention's outputs of all heads, [s, b, n·d], from one tensor of queries, keys
+    and values, [s, b, n, 3, d]. Scores are multiplied by 1/√d. `mask` drops softmax weights; None
+    means no dropout."""
     s, b, n, _, d = query_key_value.shape
     query, key, value = query_key_value.permute(3, 1, 2, 0, 4).unbind(0)  # each [b, n, s, d]
     if mask is None:
@@ -138,7 +139,8 @@ class _Blocked(torch.autograd.Function):
 
 
 blocked = _Blocked.apply
-"""Differentiable function like `reference`, which computes one block of queries at a time.
+"""Differentiable function (queries, keys and values [s, b, n, 3, d], dropout mask or None) → causal
+attention's outputs of all heads, [s, b, n·d], on CPUs. It computes one block of queries at a time.
 
 Inputs, outputs and one number per query are kept. Backward recomputes scores and dropout mask (Dao
 et al. 2022, arXiv 2205.14135).
@@ -153,7 +155,8 @@ def _by_head(qkv: torch.Tensor) -> torch.Tensor:
 def _blocks(s: int, heads: int, element_size: int) -> list[tuple[slice, slice, slice]]:
     """Return the blocks that attention computes one by one, by ascending heads and then queries,
     each as three slices: of the `heads`, counted over all sequences, of the s queries, and of the
-    keys that these queries see."""
+    keys up to the last of these queries. A block of scores, with `element_size` bytes each, has
+    about 2 MiB, or more if one head's queries need it."""
     # A block's keys end with its last query: the shorter it is, the fewer products are of later
     # keys.
     at_once = QUERY_BYTES // element_size
@@ -184,10 +187,12 @@ def _softmax(
     sums: Array,
 ) -> None:
     """Turn a block of scores [heads, queries, keys], not yet scaled, into exponentials in place, 0
-    for a later key or a dropped one.
+    for a key after the query and for a dropped weight. The block begins at head `first_head`,
+    counted over all sequences, and query `first_query`.
 
     `factor` [heads, queries] receives the number that turns a row of exponentials into weights
     after dropout, and `sums` [b·n, s] the log of each row's sum of exponentials before dropout.
+    `keys` has a dropout key per sequence, and is empty without dropout.
     """
     count = scores.shape[2]
     bits = np.zeros((count + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)
@@ -233,8 +238,9 @@ def _softmax_gradient(
     """Turn the scores in `weights` into weights after dropout, and the gradient of these weights in
     `slopes` into the unscaled scores' gradient, both in place, [heads, queries, keys].
 
-    `sums` [b·n, s] is the result of `_softmax`, `inner` [b·n, s] each query's output times the
-    output's gradient.
+    `sums` [b·n, s] has the log of each row's sum of exponentials, from `_softmax`; `inner` [b·n, s]
+    each query's output times the output's gradient. `keys` has a dropout key per sequence, and is
+    empty without dropout.
     """
     count = weights.shape[2]
     bits = np.zeros((count + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)

@@ -53,8 +53,8 @@ class _BiasGelu(torch.autograd.Function):
 
 
 compiled = _BiasGelu.apply
-"""Differentiable function (x, bias) → GeLU(x + bias), in one pass each way. Only x and bias are
-kept for backward."""
+"""Differentiable function (x [..., h], bias [h]) → GeLU(x + bias) on CPUs, in one pass each way.
+Only x and bias are kept for backward."""
 
 
 def _rows(x: torch.Tensor) -> Array:

@@ -15,7 +15,7 @@ from mlm_repro.engine.kernels import registry
 from mlm_repro.engine.kernels.products import linear, multiply
 
 CHUNK_BYTES = 1 << 27
-"""Largest block of logits in memory, in bytes."""
+"""Largest block of logits in memory on a CPU, in bytes."""
 HALF_SCALE = 2.0**15
 """Slopes of logits, between -1 and 1, are stored in fp16 times this: small probabilities do not
 underflow."""
@@ -78,8 +78,8 @@ vocab_parallel_cross_entropy = _CrossEntropy.apply
 logits [n, v/t], in fp32 (fp64 stays fp64).
 
 Columns at or above `vocab_size` are padding and are ignored. Two sums and one maximum are
-all-reduced; logits are never gathered (2019 paper, Section 3). Backward overwrites the saved
-softmax, so it can run only once.
+all-reduced; logits are never gathered (2019 paper, Section 3). Every rank of the axis calls it.
+Backward overwrites the saved softmax, so it can run only once.
 """
 
 
@@ -90,9 +90,9 @@ def reference(
     vocab_size: int,
     axis: VocabAxis,
 ) -> torch.Tensor:
-    """Return the mean loss of targets [n], a scalar in fp32 (fp64 stays fp64), from hidden [n, h]
-    and this rank's rows of the weight, [v/t, h]. Every target counts: a negative one is not
-    ignored.
+    """Return the mean cross-entropy of targets [n], a scalar in fp32 (fp64 stays fp64), from hidden
+    states [n, h] and this rank's rows of the output weight, [v/t, h]. Every target counts: a
+    negative one is not ignored.
 
     Every rank of `axis` calls it. Rows at or above `vocab_size`, counted over all ranks, are
     padding and are ignored. If the axis is divided, the gradient of `hidden` is this rank's part of
@@ -108,11 +108,14 @@ def chunked(
     vocab_size: int,
     axis: VocabAxis,
 ) -> torch.Tensor:
-    """Return the mean loss that `reference` returns, but always in fp32, from one block of logits
-    at a time. The gradients are computed along with the loss, and backward scales them in place, so
-    it can run only once.
+    """Return the mean cross-entropy of targets [n], a scalar in fp32, from hidden states [n, h] and
+    this rank's rows of the output weight, [v/t, h], with one block of logits in memory at a time.
+    Rows at or above `vocab_size`, counted over all ranks, are padding. Every rank of `axis` calls
+    it.
 
-    On an axis of several ranks each block all-reduces one maximum and two sums per position.
+    The gradients are computed along with the loss, and backward scales them in place, so it can run
+    only once. On an axis of several ranks each block all-reduces one maximum and two sums per
+    position.
     """
     return in_chunks(
         hidden,
@@ -125,8 +128,8 @@ def chunked(
 
 
 class LogitLoops(NamedTuple):
-    """A device's two functions over rows of logits, with the arguments of `log_sum` and
-    `softmax_gradient` below, and its largest block of logits in bytes."""
+    """A device's implementations of `log_sum` and `softmax_gradient`, which work on rows of logits,
+    and the largest size of a block of logits there, in bytes."""
 
     log_sum: Callable[..., None]
     softmax_gradient: Callable[..., None]
@@ -141,8 +144,10 @@ def in_chunks(
     axis: VocabAxis,
     loops: LogitLoops,
 ) -> torch.Tensor:
-    """Return the mean loss as `chunked` does, with a device's `loops` over rows of logits. In fp16
-    the loss scale and 1/n multiply the gradients in fp32."""
+    """Return the mean cross-entropy of targets [n], a scalar in fp32, from hidden states [n, h] and
+    this rank's rows of the output weight, [v/t, h], one block of logits at a time. `loops` has a
+    device's functions over the rows of a block. Every rank of `axis` calls it, and backward can run
+    only once. In fp16 the loss scale and 1/n multiply the gradients in fp32."""
     return _Chunked.apply(hidden, weight, targets, vocab_size, axis, loops)
 
 
@@ -270,7 +275,8 @@ def softmax_gradient(
     """Turn the exponentials that `log_sum` left into `factor` × (softmax − 1 at the target), in
     place.
 
-    `own_top` is this rank's largest logit of each row; `top` and `sums` are over all ranks.
+    `own_top` is this rank's largest logit of each row; `top` and `sums`, in which `log_sum` wrote
+    this rank's numbers, are now over all ranks. Targets are counted from this rank's first column.
     """
     logits.mul_((own_top - top).exp_().mul_(factor).div_(sums[0]).unsqueeze(1))
     (rows,) = ((targets >= 0) & (targets < columns)).nonzero(as_tuple=True)

@@ -38,8 +38,8 @@ LOW = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class DropoutMask:
-    """Description of one site's dropout masks in a microbatch: the probability and a key for each
-    sequence. Any rows of the masks can be drawn from it."""
+    """Description of the dropout masks at one site, a point of the model, in a microbatch: the
+    probability and a key for each sequence. Any rows of the masks can be drawn from it."""
 
     probability: float
     keys: tuple[int, ...] | torch.Tensor
@@ -49,8 +49,8 @@ class DropoutMask:
 
     @property
     def threshold(self) -> int:
-        """Number of 16 bits, p · 2¹⁶ rounded: elements with smaller random bits are dropped. The
-        probability is exact to 1/65536."""
+        """Integer p · 2¹⁶, rounded: an element is dropped if its 16 random bits, read as a number,
+        are below it. The probability is exact to 1/65536."""
         return round(self.probability * 2**16)
 
     @property
@@ -78,8 +78,8 @@ class DropoutMask:
 def keys_on(
     keys: Sequence[int | tuple[int, ...]] | torch.Tensor, device: torch.device
 ) -> torch.Tensor:
-    """Return keys as an int64 tensor on a device; the host does not wait for a GPU's copy. A tensor
-    is returned as it is, wherever it is."""
+    """Return dropout keys, nested as they come, as an int64 tensor on a device; the host does not
+    wait for a GPU's copy. A tensor is returned as it is, wherever it is."""
     if isinstance(keys, torch.Tensor):
         return keys
     # Only a copy from page-locked memory runs beside the host.
@@ -89,8 +89,8 @@ def keys_on(
 
 
 def mask_keys(mask: DropoutMask | None) -> tuple[Array, int, np.int32, np.float32]:
-    """Return a dropout mask as arguments of a compiled loop: keys as a uint64 array (empty if
-    `mask` is None), first row, threshold, scale."""
+    """Return a dropout mask as a tuple of four arguments of a compiled loop: keys as a uint64
+    array, first row, threshold, scale. If `mask` is None, the keys are empty."""
     if mask is None:
         return np.empty(0, dtype=np.uint64), 0, np.int32(0), np.float32(1.0)
     return (
@@ -128,8 +128,8 @@ def reference_bits(
 
 
 def philox(c0: torch.Tensor, c1: torch.Tensor, key: int | torch.Tensor) -> list[torch.Tensor]:
-    """Return four 32-bit words, in int64 and in the shape of c0, for counters (c0, c1, 0, 0) under
-    a key of 64 bits."""
+    """Return the random bits of Philox 4×32-10 for the counters (c0, c1, 0, 0) under a key of 64
+    bits: a list of four int64 tensors in the shape of c0, each with words of 32 bits."""
     words = [c0, c1.expand_as(c0), torch.zeros_like(c0), torch.zeros_like(c0)]
     low = key & LOW
     high = key >> 32
@@ -151,7 +151,9 @@ def philox(c0: torch.Tensor, c1: torch.Tensor, key: int | torch.Tensor) -> list[
 def compiled_bits(
     keys: tuple[int, ...], first_row: int, rows: int, columns: int, device: torch.device
 ) -> torch.Tensor:
-    """Return the random bits that `reference_bits` returns, from a compiled loop."""
+    """Return 16 random bits for each element of the dropout masks with these keys, as int16
+    [len(keys), rows, columns] on a CPU, starting at row `first_row`. A compiled loop makes them,
+    the same as `reference_bits`."""
     blocks = -(-columns // BLOCK)
     bits = torch.empty(len(keys), rows, blocks * BLOCK, dtype=torch.int16, device=device)
     _fill(np.asarray(keys, dtype=np.uint64), first_row, array(bits).view(np.uint16))
@@ -184,7 +186,8 @@ class _Dropout(torch.autograd.Function):
 
 
 compiled = _Dropout.apply
-"""Differentiable dropout like `reference`, in one pass each way. Backward recomputes the mask."""
+"""Differentiable function (x [s, b, h], mask) → x on a CPU with dropped elements set to zero and
+the others multiplied by 1/(1 − p), in one pass each way. Backward recomputes the mask."""
 
 
 def _dropped(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
@@ -285,7 +288,9 @@ class _BiasDropoutAdd(torch.autograd.Function):
 
 
 compiled_bias_dropout_add = _BiasDropoutAdd.apply
-"""`bias_dropout_add` in one pass each way. Nothing is kept: backward recomputes the mask."""
+"""Differentiable function (x [s, b, h], bias [h], residual [s, b, h], mask or None) → residual +
+dropout(x + bias) on a CPU, in one pass each way. No tensor is kept: backward recomputes the
+mask."""
 
 
 @Compiled

@@ -46,12 +46,14 @@ class Captured:
             self.graphs.append((graph, result))
 
     def fits(self, inputs: list[torch.Tensor]) -> bool:
-        """Return True if these inputs have the shapes with which the graphs were captured."""
+        """Return True if these tensors, the inputs of one call, have the shapes with which the
+        graphs were captured."""
         return [given.shape for given in inputs] == [own.shape for own in self.inputs]
 
     def total(self, calls: Sequence[list[torch.Tensor]], factor: float) -> torch.Tensor:
-        """Replay an iteration's calls, given by the inputs of each, with this factor, and return
-        the sum of their results. Does not call `begin`: the caller does that before."""
+        """Replay an iteration's calls, given by the input tensors of each, with this factor, the
+        loss scale, and return the sum of their results. Does not call `begin`: the caller does that
+        before."""
         self.factor.fill_(factor)
         total = torch.zeros_like(self.graphs[0][1])
         for number, inputs in enumerate(calls):

@@ -18,8 +18,9 @@ LIMITS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 
 @cache
 def numerics_identity(on_gpu: bool) -> dict[str, str]:
-    """Return the facts that decide the bits of a computation in this process, by name: processor,
-    instructions, BLAS, torch and this package's kernels. Runs of one configuration and layout have
+    """Return the facts that decide the bits of a computation in this process as a dict of texts:
+    `processor`, `instructions`, `blas` with the environment variables that limit it, `torch` and
+    `kernels`, a digest of this package's kernel files. Runs of one configuration and layout have
     the same bits wherever these are equal.
 
     With `on_gpu`, the first GPU's name and CUDA's version replace processor and BLAS. Later calls

@@ -25,8 +25,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x · weightᵀ + bias, [..., out], for x [..., in], weight [out, in] and bias [out], or
     None, of any strides.
 
-    Differentiable, but a weight packed for oneDNN has no gradient, and the gradient of a weight
-    with ADD_PRODUCT goes to that function and not to autograd.
+    Differentiable, but a weight packed for oneDNN has no gradient, and if a weight has the
+    attribute ADD_PRODUCT, a function, its gradient goes to that function and not to autograd.
     """
     # Packed for scoring in oneDNN's own layout, which `F.linear` does not take.
     if weight.is_mkldnn:

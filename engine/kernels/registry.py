@@ -51,15 +51,16 @@ DTYPES: dict[str, tuple[torch.dtype, ...]] = {
 
 
 def on_gpu(device: torch.device) -> bool:
-    """Return True unless the device is a CPU. On a GPU launches must be few: keys are copied
-    together, products add gradients, and the update divides."""
+    """Return True unless the device is a CPU. Callers ask in order to launch fewer kernels on a
+    GPU: there dropout keys are copied together, products add gradients, and the update divides."""
     # Not `== "cuda"`: launches are counted on tensors without values too.
     return device.type != "cpu"
 
 
 def kernel(name: str, tensor: torch.Tensor) -> Callable[..., Any]:
-    """Return the implementation of kernel `name` for a tensor's device and dtype, the reference if
-    no other takes them. Raises KeyError for an unknown name."""
+    """Return the function that implements kernel `name` for a tensor's device and dtype: a faster
+    one if there is one for both, else the reference in plain torch. Raises KeyError for an unknown
+    name."""
     return implementation(
         name,
         tensor.device.type if tensor.dtype in DTYPES.get(tensor.device.type, ()) else REFERENCE,
@@ -68,9 +69,9 @@ def kernel(name: str, tensor: torch.Tensor) -> Callable[..., Any]:
 
 @cache
 def implementation(name: str, device: str) -> Callable[..., Any]:
-    """Return the implementation of kernel `name` for a type of device, or for REFERENCE: the
-    reference if the device has no other or Triton is missing. Raises KeyError for an unknown
-    name."""
+    """Return the function that implements kernel `name` for a type of device such as `cuda`, or for
+    REFERENCE: the reference in plain torch if the device has no other or Triton is missing. Raises
+    KeyError for an unknown name."""
     places = KERNELS[name]
     if device == "cuda" and find_spec("triton") is None:
         device = REFERENCE

@@ -37,8 +37,8 @@ class _Answer(NamedTuple):
 def run_forked(
     function: Callable[..., Any], world_size: int, *args: Any, timeout_seconds: float = 300.0
 ) -> list[Any]:
-    """Call `function(*args)` on each of `world_size` ranks, which share a gloo process group if
-    there are several, and return the results in rank order.
+    """Call `function(*args)` in each of `world_size` ranks, processes that are forked here and see
+    no GPU, and return the results in rank order. Several ranks share a gloo process group.
 
     Raises RanksFailed when a rank fails, ends or does not answer in time; the others are then
     ended. On a timeout every rank prints its stack.
@@ -118,8 +118,9 @@ def _enter(
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
-    """Run as one rank in a forked process: join the gloo group, call the function, and send its
-    result or its failure through the pipe."""
+    """Run as one rank in a forked process: join the gloo group if there are several ranks, call the
+    function, and send its result or its failure as an `_Answer` through the pipe `writer`. After
+    `timeout_seconds` the process prints its stack and ends."""
     become_rank(rank, {"WORLD_SIZE": str(world_size), "CUDA_VISIBLE_DEVICES": ""})
     # In the rank itself, for a parent cannot see where a child hangs.
     faulthandler.dump_traceback_later(timeout_seconds, exit=True)

@@ -54,11 +54,11 @@ PEER_GONE = (
 
 
 class RanksMissing(HardwareFault):
-    """Some ranks did not start: exit code 4."""
+    """Error: some ranks did not start in time, or one left before all had come; exit code 4."""
 
 
 class RankLost(Interrupted):
-    """Another rank ended or hangs during the work: exit code 7."""
+    """Error: another rank ended or hangs during the work; exit code 7."""
 
 
 def launched_world_size() -> int:
@@ -69,7 +69,8 @@ def launched_world_size() -> int:
 
 
 def local_rank() -> int:
-    """Return this rank's number on its machine, as the launcher gave it; 0 for a plain process."""
+    """Return this rank's number on its machine, as the launcher gave it in LOCAL_RANK or
+    SLURM_LOCALID; 0 for a plain process. A rank that is a thread has its number among all."""
     thread = current_rank()
     return (
         thread.rank if thread else next((n for n in map(number, LOCAL_RANKS) if n is not None), 0)
@@ -81,8 +82,8 @@ def join_ranks() -> None:
     gloo on CPUs. Choose this rank's GPU. SIGQUIT makes a rank print its stack from then on. Does
     nothing for one rank and for ranks that are threads; a group that exists stays.
 
-    Raises RanksMissing if not every rank came in time, BadInput if the launcher's variables are
-    incomplete or MLM_JOIN_SECONDS is no number.
+    Raises RanksMissing if not every rank came in time, BadInput if RANK, MASTER_ADDR or MASTER_PORT
+    is missing or MLM_JOIN_SECONDS is no number.
     """
     ranks = launched_world_size()
     if ranks == 1 or current_rank():
@@ -153,15 +154,17 @@ def join_ranks() -> None:
 
 
 def leave_ranks() -> None:
-    """Take down the process group, if there is one. Left up, it can abort a process that exits."""
+    """Take down this rank's process group of torch.distributed, if there is one. Left up, it can
+    abort a process that exits."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 @contextmanager
 def telling_of_lost_ranks() -> Iterator[None]:
-    """Context manager: turn the libraries' errors for a peer that has ended or does not answer into
-    RankLost. After a time-out this rank first prints where it waits."""
+    """Context manager: turn the errors with which gloo and NCCL, in the block, report a peer that
+    has ended or does not answer into RankLost. After a time-out this rank first prints where it
+    waits."""
     try:
         yield
     except RuntimeError as error:

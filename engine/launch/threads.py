@@ -28,8 +28,9 @@ _Number = tuple[int, int, int]
 
 
 class RanksFailed(RuntimeError):
-    """A rank raised, ended without an answer, or did not answer in time. The text has the traceback
-    of the rank that failed first, if it left one."""
+    """Error: a rank that was started here as a process or a thread failed, ended without an answer,
+    or did not answer in time. The text has the traceback of the rank that failed first, if it left
+    one."""
 
     def __init__(self, sentence: str, details: str, lost: bool = False) -> None:
         super().__init__(f"{sentence}\n{details}")
@@ -40,21 +41,24 @@ class RanksFailed(RuntimeError):
 
 
 class ThreadRank(NamedTuple):
-    """Identity of a thread that runs a rank: its world and its rank's number."""
+    """Identity of a thread that runs a rank: the state that it shares with the other ranks, and its
+    rank's number."""
 
     world: "World"
     rank: int
 
 
 def current_rank() -> ThreadRank | None:
-    """Return world and rank number of this thread, or None outside `run_threads`."""
+    """Return the rank that this thread runs, as its number and the state that it shares with the
+    others; None outside `run_threads`."""
     return getattr(_local, "rank", None)
 
 
 def run_threads(
     function: Callable[..., Any], ranks: int, *args: Any, timeout_seconds: float | None = 300.0
 ) -> list[Any]:
-    """Call `function(*args)` on each of `ranks` threads and return their results in rank order.
+    """Call `function(*args)` in each of `ranks` threads, each one rank, and return their results in
+    rank order. One thread computes at a time.
 
     The first exception of a rank ends the others and is raised here. Raises RanksFailed, with the
     stack of a rank that is still computing, after `timeout_seconds`, or never if that is None; such
@@ -104,12 +108,14 @@ def run_threads(
 
 
 class _OtherRankFailed(BaseException):
-    """Ends a rank after another has failed; no rank program catches it by mistake."""
+    """Exception that ends a rank after another has failed. It is no `Exception`, so that a rank's
+    program does not catch it by mistake."""
 
 
 class World:
-    """State that the ranks of one `run_threads` share. Every method is called by a thread that
-    holds the lock."""
+    """State that the ranks of one `run_threads`, which are threads, share: the lock, who waits and
+    who has ended, messages, collectives and the first failure. Every method is called by a thread
+    that holds the lock."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -130,8 +136,9 @@ class World:
         self._ended = set[int]()
 
     def wait(self, rank: int, is_ready: Callable[[], bool]) -> None:
-        """Let other ranks compute until this rank is woken and `is_ready()` is true; return at once
-        if it is true already. Ends this rank if `check`, called after each waking, raises."""
+        """Let other ranks compute until this rank, number `rank`, is woken and `is_ready()` is
+        true; return at once if it is true already. Ends this rank if `check`, called after each
+        waking, raises."""
         while not is_ready():
             self._fall_asleep(rank)
             while rank not in self._awake:
@@ -163,7 +170,8 @@ class World:
             self.wake(other)
 
     def leave(self, rank: int) -> None:
-        """Mark a rank as ended. If all remaining ranks wait, end them with a deadlock's error."""
+        """Mark a rank as ended. If all remaining ranks wait, record a deadlock as the failure,
+        which ends them."""
         self._ended.add(rank)
         self._fall_asleep(rank)
 
@@ -180,8 +188,8 @@ class World:
 
 @dataclass
 class _Meeting:
-    """State of one collective: the values of the ranks that came, and the result. It is over when
-    `values` is empty."""
+    """State of one collective of ranks that are threads: the values of the ranks that came, by
+    global rank, and the result. It is over when `values` is empty."""
 
     values: dict[int, Any] = field(default_factory=dict)
     result: Any = None
@@ -189,7 +197,8 @@ class _Meeting:
 
 @dataclass
 class _Receipt:
-    """Message that a rank expects and will copy into `tensor`."""
+    """Pending receipt of a message between ranks that are threads: `wait` copies the message into
+    `tensor`."""
 
     world: World
     number: _Number
@@ -213,8 +222,9 @@ class ThreadAxis(Axis):
     """Global ranks along the axis, in order."""
 
     def _meet(self, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
-        """Return combine(values of all ranks), the same object on every rank. The last rank to come
-        computes it while the others wait."""
+        """Return combine(list of all ranks' values, in the axis's order), the same object on every
+        rank. Every rank of the axis calls it. The last rank to come computes it while the others
+        wait."""
         meeting = self.world.meetings[self.members]
         me = self.members[self.rank]
         meeting.values[me] = value

@@ -17,29 +17,33 @@ from mlm_repro.engine.kernels.registry import kernel
 
 
 class Cache(ABC):
-    """Base class of both caches. A cache says at which positions a layer computes its output, and
-    which keys and values these see. Sequence parallelism excludes it."""
+    """Base class of the caches for generation (`KeyValueCache`) and scoring (`ScoredPositions`),
+    given to a model's forward pass. A layer asks its cache at which positions to compute the
+    output, and for the attention of these. It cannot be used with sequence parallelism."""
 
     @property
     def length(self) -> int:
-        """Number of positions before the stage's inputs of this call."""
+        """Number of positions that come before the inputs of this call, whose keys and values are
+        stored; 0 by default."""
         return 0
 
     @abstractmethod
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
-        """Return the outputs of a layer's heads, [q, b, h/t], from its inputs' queries, keys and
-        values [s, b, n/t, 3, d]; `layer` is the layer's global number."""
+        """Return the attention outputs of a layer's heads at the q positions where it computes, [q,
+        b, h/t], from its inputs' queries, keys and values [s, b, n/t, 3, d]; `layer` is the layer's
+        global number."""
 
     def rows(self, layer: int, x: Tensor) -> Tensor:
         """Return the rows of a layer's inputs x [s, b, h] at the positions where it computes its
-        output, [q, b, h]."""
+        output, [q, b, h]; by default x itself, with every position."""
         return x
 
 
 @dataclass
 class KeyValueCache(Cache):
-    """Keys and values of one stage's layers, for sequences of at most `capacity` positions, which
-    is not checked. Inputs are the positions after the stored ones, and `attend` stores theirs."""
+    """Cache for generation: keys and values of one pipeline stage's layers, for sequences of at
+    most `capacity` positions, which is not checked. Inputs are the positions after the stored ones,
+    and `attend` stores theirs."""
 
     capacity: int
     _stored: dict[int, Tensor] = field(default_factory=dict)
@@ -68,8 +72,8 @@ class KeyValueCache(Cache):
 
 @dataclass
 class ScoredPositions(Cache):
-    """Positions [b, q] to score: the last layer computes its output at these alone, the layers
-    before it everywhere."""
+    """Cache for scoring at `positions` [b, q]: the last layer computes its output at these alone,
+    the layers before it everywhere."""
 
     positions: Tensor
     last_layer: int
@@ -88,18 +92,19 @@ class ScoredPositions(Cache):
 
 
 def rows_at(x: Tensor, positions: Tensor) -> Tensor:
-    """Return the states [s, b, h] at positions [b, q], as [q, b, h]."""
+    """Return the states x [s, b, h] at positions [b, q], which differ by sequence, as [q, b, h]."""
     return x.take_along_dim(positions.T[..., None], dim=0)
 
 
 def by_head(qkv: Tensor) -> tuple[Tensor, ...]:
-    """Split [s, b, n/t, 3, d] into queries, keys and values, each [b, n/t, s, d]."""
+    """Return views of [s, b, n/t, 3, d] as a tuple of queries, keys and values, each [b, n/t, s,
+    d]."""
     return qkv.permute(3, 1, 2, 0, 4).unbind(0)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, positions: Tensor) -> Tensor:
-    """Return the outputs [q, b, h/t] of queries [b, n/t, q, d] at positions [b or 1, q]. Each query
-    sees the keys and values [b, n/t, s, d] up to its own position."""
+    """Return the attention outputs [q, b, h/t] of queries [b, n/t, q, d] at positions [b or 1, q].
+    Each query sees the keys and values [b, n/t, s, d] up to its own position."""
     # A mask [b or 1, 1, q, s], because torch's `is_causal` aligns the first query with the first
     # key.
     is_past = torch.arange(key.size(2), device=key.device) <= positions[:, None, :, None]

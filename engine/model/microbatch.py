@@ -16,8 +16,8 @@ from mlm_repro.engine.rng import Dropout
 
 @dataclass(frozen=True)
 class Recurrence:
-    """Memory of one microbatch: the previous segment's states by layer, [m, b, h], and the states
-    that this segment leaves.
+    """Memory of one microbatch in a model with memory (Transformer-XL): the previous segment's
+    states by layer, [m, b, h], and the states that this segment leaves.
 
     A model with memory reads `before` and writes `after`, so a recomputed pass reads the same
     values. Where nothing is recomputed, both may be one dict.
@@ -59,9 +59,9 @@ class PipelineInput:
     BERT's loss in training; None to divide by the microbatch's own number of targets."""
 
     def tensors(self) -> list[Tensor]:
-        """Return the tensors that change from microbatch to microbatch, apart from a BERT's pairs
-        and a model's memory: tokens, targets and, unless they are None, `mean_targets` and the
-        table of dropout keys."""
+        """Return a list of the tensors that change from microbatch to microbatch, apart from a
+        BERT's pairs and a model's memory: tokens, targets and, unless they are None, `mean_targets`
+        and the table of dropout keys."""
         given = (
             self.tokens,
             self.targets,
@@ -79,8 +79,8 @@ def to_input(
     pairs: Sequence[PairSample] = (),
     places: tuple[int, ...] = (),
 ) -> PipelineInput:
-    """Build a microbatch on the mesh's device. Without `pairs` the tokens are [b, s + 1], and each
-    predicts the next.
+    """Return the microbatch of these token ids on the mesh's device. Without `pairs` the ids are
+    [b, s + 1], and each predicts the next: tokens and targets are [b, s].
 
     With `pairs`, for a BERT, the tokens are [b, s], the pairs give targets, parts and padding, and
     `recurrence` is not used.

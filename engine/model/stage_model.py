@@ -19,7 +19,8 @@ from mlm_repro.engine.rng import Dropout, initial_normal
 
 
 class StageModel(nn.Module, ABC):
-    """A model, or one pipeline stage of it.
+    """Base class of every model, or of one pipeline stage of it. A subclass defines `build`,
+    `run_stage` and `batch_loss`.
 
     Parameters bear the whole model's names. Stages hand on [s, b, h]; `inputs` are token ids [b, s]
     on the first stage, the previous stage's output elsewhere.
@@ -59,12 +60,12 @@ class StageModel(nn.Module, ABC):
 
     @abstractmethod
     def build(self, config: ModelConfig, mesh: ParallelMesh) -> None:
-        """Create the modules of the stage, `layers` among them; `initialize` fills their
-        parameters."""
+        """Create the modules of `self.stage`, `layers` among them. A subclass defines it;
+        `__init__` calls it once, and `initialize` fills the parameters afterwards."""
 
     def initialize(self, seed: int) -> None:
-        """Fill every parameter with its initial value, which depends only on (seed, global name,
-        global shape).
+        """Fill every parameter of this stage, or this rank's part of it, with its initial value,
+        which depends only on (seed, global name, global shape).
 
         Its distribution follows from the parameter's role
         (`mlm_repro.engine.parallel.sharding.Role`).
@@ -91,26 +92,31 @@ class StageModel(nn.Module, ABC):
 
     @abstractmethod
     def run_stage(self, inputs: Tensor, batch: PipelineInput) -> Tensor:
-        """Run the stage on its inputs and return its output for this microbatch, [s, b, h]."""
+        """Run the stage on its inputs, token ids [b, s] on the first stage and the previous stage's
+        output elsewhere. Return its output for this microbatch, [s, b, h], or [s/t, b, h] where the
+        sequence is divided."""
 
     @abstractmethod
     def batch_loss(self, hidden: Tensor, batch: PipelineInput) -> Tensor:
         """Return the mean loss of the microbatch's sequences from the last stage's output, a
-        scalar. A BERT in training may divide by `mean_targets` instead."""
+        scalar, differentiable. Every tensor-parallel rank calls it. A BERT in training may divide
+        by `mean_targets` instead."""
 
 
 class CausalModel(StageModel):
-    """A model that predicts each token from the tokens before it, so that it can be scored and
-    sampled from."""
+    """Base class of the models that predict each token from the tokens before it, so that they can
+    be scored and sampled from. A subclass also defines `forward` and `logits`."""
 
     @abstractmethod
     def forward(self, inputs: Tensor, dropout: Dropout | None = None) -> Tensor:
-        """Return the output of the stage, [s, b, h]; on the last stage, after the final layer norm,
+        """Return the output of the stage, [s, b, h], or [s/t, b, h] where the sequence is divided,
+        from its inputs: token ids [b, s], or the previous stage's output. On the last stage it is
         the input of `logits`."""
 
     def hidden_states_at(self, inputs: Tensor, positions: Tensor) -> Tensor:
         """Run the model on `inputs`, without dropout, and return the last stage's output at
-        positions [b, q] alone, [q, b, h]. It equals the whole output there up to rounding."""
+        positions [b, q] alone, [q, b, h]. It equals the whole output there up to rounding. By
+        default everything is computed; a subclass may compute less."""
         return rows_at(self.forward(inputs), positions)
 
     @abstractmethod

@@ -29,12 +29,13 @@ from mlm_repro.engine.rng import Dropout, DropoutMask
 
 
 class SelfAttention(nn.Module):
-    """Causal multi-head attention with heads divided over the tensor-parallel axis.
+    """Causal multi-head attention with heads divided over the tensor-parallel axis: [s, b, h] → [s,
+    b, h], with a cache [q, b, h], without the bias of the output projection. With sequence
+    parallelism s is this rank's part.
 
     The rows of `query_key_value` are ordered [n, 3, d] (Megatron checkpoint versions 2 and 3), so
-    that a contiguous slice holds whole heads. The bias of `dense` is left to the layer. Positions
-    are learned and added by `Embedding`; rotary ones would turn queries and keys here, in
-    `forward`.
+    that a contiguous slice holds whole heads. The layer adds the bias of `dense`. Positions are
+    learned and added by `Embedding`; rotary ones would turn queries and keys here, in `forward`.
     """
 
     def __init__(
@@ -71,9 +72,11 @@ class SelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """h → 4h → h with tanh GeLU, divided by columns then by rows: one all-reduce.
+    """Two products h → 4h → h with tanh GeLU between, for states [s, b, h], divided over the
+    tensor-parallel axis by columns then by rows: one all-reduce, or with sequence parallelism a
+    reduce-scatter.
 
-    The bias of the second product is left to the layer.
+    The output lacks the bias of the second product, which the layer adds.
     """
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh) -> None:
@@ -91,7 +94,8 @@ class MLP(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """x + attention(LN(x)), then x + MLP(LN(x)), each branch with dropout: [s, b, h] → [s, b, h].
+    """x + attention(LN(x)), then x + MLP(LN(x)), each branch with dropout: [s, b, h] → [s, b, h],
+    where s is this rank's part with sequence parallelism.
 
     With a cache, for evaluation only, the output is [q, b, h], at the cache's positions.
     """
@@ -139,7 +143,7 @@ class TransformerLayer(nn.Module):
 
 class Embedding(nn.Module):
     """Word plus position embedding with dropout: token ids [b, s], the first at position `start`, →
-    [s, b, h].
+    [s, b, h], or this rank's positions [s/t, b, h] with sequence parallelism.
 
     The last stage of a pipeline holds a copy of the word embedding alone, for the output head.
     """
@@ -158,7 +162,8 @@ class Embedding(nn.Module):
 
     def embedded(self, tokens: Tensor, start: int = 0) -> Tensor:
         """Return word plus position embedding of token ids [b, s], the first at position `start`,
-        without dropout, [s, b, h]."""
+        without dropout, [s, b, h], or this rank's positions [s/t, b, h] with sequence
+        parallelism."""
         words = self.word_embeddings(tokens)  # [s, b, h]
         # With sequence parallelism a rank has its own part of the positions.
         first = start + self.mesh.sequence_rank * words.size(0)
@@ -167,7 +172,8 @@ class Embedding(nn.Module):
 
 
 def embedding_table(rows: int, columns: int) -> nn.Embedding:
-    """Return an embedding table [rows, columns] without values, which `initialize` fills."""
+    """Return a trainable embedding table [rows, columns] with arbitrary values;
+    `StageModel.initialize` sets them."""
     # Not `nn.Embedding(rows, columns)`: torch's own initial values import its compiler on `meta`,
     # which took seconds of every command.
     return nn.Embedding.from_pretrained(torch.empty(rows, columns), freeze=False)
@@ -193,8 +199,8 @@ def run_layers(layers: Sequence[nn.Module], x: Tensor, *others: object, at_once:
 
 
 def recomputed(is_wanted: bool, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return function(*arguments). If `is_wanted`, intermediate results are recomputed in the
-    backward pass, not kept."""
+    """Return function(*arguments), differentiable. If `is_wanted`, the function runs again in the
+    backward pass, and its intermediate results are not kept."""
     # Without gradients nothing is kept, and nothing needs to be recomputed.
     if not (is_wanted and torch.is_grad_enabled()):
         return function(*arguments)
@@ -203,8 +209,9 @@ def recomputed(is_wanted: bool, function: Callable[..., Any], *arguments: Any) -
 
 
 def drop_weights(weights: Tensor, layer: int, dropout: Dropout | None, axis: Axis) -> Tensor:
-    """Return a layer's attention weights, [b, n/t, s, k], after dropout: the tensor itself if
-    `dropout` is None."""
+    """Return a layer's attention weights, [b, n/t, s, k], after dropout, as a tensor of that shape:
+    the tensor itself if `dropout` is None. `axis` is the tensor-parallel axis, which divides the
+    heads."""
     if dropout is None:
         return weights
     rows = weights.size(1) * weights.size(2)
@@ -221,13 +228,14 @@ def drop_weights(weights: Tensor, layer: int, dropout: Dropout | None, axis: Axi
 
 
 def drop(x: Tensor, site: str, dropout: Dropout | None, mesh: ParallelMesh) -> Tensor:
-    """Return a tensor of the residual stream, [s, b, h], after the dropout of `site`: the tensor
-    itself if `dropout` is None."""
+    """Return a tensor of the residual stream, [s, b, h], after the dropout of `site`, a name that
+    selects the mask: the tensor itself if `dropout` is None."""
     mask = _mask(site, len(x), dropout, mesh)
     return x if mask is None else kernel("dropout", x)(x, mask)
 
 
 def _mask(site: str, rows: int, dropout: Dropout | None, mesh: ParallelMesh) -> DropoutMask | None:
-    """Return the mask of this rank's rows, or None without dropout. A divided sequence takes its
-    part of the whole mask, so that layouts agree."""
+    """Return the dropout mask that `site` names for this rank's `rows` positions, or None without
+    dropout. With sequence parallelism it is the rank's part of the whole mask, so that layouts
+    agree."""
     return dropout.mask(site, mesh.sequence_rank * rows) if dropout else None

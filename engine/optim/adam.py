@@ -17,7 +17,8 @@ from mlm_repro.engine.parallel.sharding import Role, ShardedParameter
 
 
 class FlatAdamW(FlatOptimizer):
-    """Adam with decoupled weight decay, one fused update per group."""
+    """AdamW: Adam with decoupled weight decay, one fused update for each group of parameters with
+    one weight decay."""
 
     def update(self, group: FlatGroup, step: AdamStep) -> None:
         # The division that the reducer has left joins the clipping, and saves a pass over the
@@ -62,8 +63,9 @@ class FlatLamb(FlatOptimizer):
             copy.copy_(group.master)
 
     def _norms(self, group: FlatGroup, own: Tensor) -> Tensor:
-        """Return the norm of each parameter's whole tensor, float64 in the group's order; `own` is
-        this owner's part, laid out as `master`. Collective.
+        """Return the norm of each parameter's whole tensor as one float64 tensor, in the group's
+        order of parameters. `own` has this rank's part of the numbers, laid out as `group.master`.
+        Every rank calls it.
 
         The last pipeline stage takes the first stage's norm for its copy of the embedding.
         """
@@ -83,7 +85,8 @@ class FlatLamb(FlatOptimizer):
 
 
 class ClampedLamb(FlatLamb):
-    """LAMB of cybertronai/pytorch-lamb since 2019-06-16: no bias correction, φ(z) = min(z, 10)."""
+    """LAMB optimizer of cybertronai/pytorch-lamb since 2019-06-16: the moments' bias is not
+    corrected, and the weights' norm counts as 10 at most in the ratio, φ(z) = min(z, 10)."""
 
     is_corrected = False
     largest_norm = 10.0
@@ -114,8 +117,9 @@ class LambOfThePost(FlatLamb):
 def build_optimizer(
     parameters: list[ShardedParameter], train: TrainConfig, mesh: ParallelMesh, shard: bool = False
 ) -> FlatOptimizer:
-    """Build the recipe's optimizer over these parameters, which become views of its flat storage;
-    with `shard` its state is divided (ZeRO stage 1)."""
+    """Return the optimizer that `train.optimizer` names over these parameters, which become views
+    of its flat storage. With `shard` its state is divided over the data-parallel ranks (ZeRO stage
+    1)."""
     # By name, so that another optimizer needs no change here (`docs/extend/optimizer.md`).
     module, _, name = OPTIMIZERS[train.optimizer].partition(":")
     optimizer: type[FlatOptimizer] = getattr(import_module(module), name)

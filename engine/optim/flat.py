@@ -16,8 +16,8 @@ from mlm_repro.engine.parallel.mesh import Axis, LoneAxis, ParallelMesh
 from mlm_repro.engine.parallel.sharding import ShardedParameter
 
 Written = list[tuple[str, ShardedParameter, int, Callable[[], Tensor | None]]]
-"""Tensors of a checkpoint: name, parameter, data-parallel rank that writes it, and a function that
-returns the tensor on that rank and None on the others."""
+"""List of an optimizer's tensors for a checkpoint, each as a tuple: name, parameter, data-parallel
+rank that writes it, and a function that returns the tensor on that rank and None on the others."""
 
 
 class FlatGroup:
@@ -56,14 +56,14 @@ class FlatGroup:
         """Number by which `main_gradient` is still to be divided; on a GPU the update divides in
         its own pass."""
         self.gradients = list(self.views(self.main_gradient))
-        """Each parameter with its view of the gradient."""
+        """Pairs of a parameter and its view of `main_gradient`, in the group's order."""
         self.exp_avg = torch.zeros_like(self.master)
         self.exp_avg_sq = torch.zeros_like(self.master)
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """This owner's part of the optimizer's state, as checkpoints keep it: name of a state →
-        flat tensor, `exp_avg`, `exp_avg_sq` and in mixed precision `master`."""
+        """This owner's part of the group's state, as checkpoints keep it: the flat tensors
+        themselves by name, `exp_avg`, `exp_avg_sq` and in mixed precision `master`."""
         moments = {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
         return moments | ({"master": self.master} if self.is_mixed else {})
 
@@ -77,13 +77,14 @@ class FlatGroup:
         return self.main_gradient[self.own]
 
     def publish(self) -> None:
-        """Gather the other owners' updated weights into the model, a collective over `owners`;
-        nothing with one owner."""
+        """Gather the other owners' updated weights into the model's flat tensor. Every rank of
+        `owners` calls it; with one owner nothing happens."""
         if self.owners.size > 1:
             self.flat.copy_(self.owners.all_gather(self.flat[self.own], dim=0))
 
     def views(self, flat: Tensor) -> Iterator[tuple[ShardedParameter, Tensor]]:
-        """Yield each parameter with its view of a flat tensor, in the parameter's shape."""
+        """Yield each parameter of the group with its view of a flat tensor, laid out as
+        `self.flat`, in the parameter's shape."""
         for parameter, start, end in self.starts():
             yield parameter, flat[start:end].view(parameter.local.shape)
 
@@ -110,20 +111,22 @@ class FlatGroup:
             yield parameter, start, end
 
     def pieces(self, own: Tensor) -> list[Tensor]:
-        """Return this owner's elements of each parameter, as slices of `own`, a tensor laid out as
-        `master`. A slice is empty if other owners have the whole parameter."""
+        """Return this owner's elements of each parameter, as a list of slices, which are views, of
+        `own`, a tensor laid out as `master`. A slice is empty if other owners have the whole
+        parameter."""
         return [self.piece(own, start, end) for _, start, end in self.starts()]
 
     def piece(self, own: Tensor, start: int, end: int) -> Tensor:
-        """Return this owner's elements in the range [start, end) of the flat tensor, as a slice of
-        `own`, a tensor laid out as `master`."""
+        """Return this owner's elements in the range [start, end) of the flat tensor, as a slice, a
+        view, of `own`, a tensor laid out as `master`. It is empty if other owners have the whole
+        range."""
         first = self.own.start
         return own[max(start - first, 0) : max(end - first, 0)]
 
 
 class FlatOptimizer(ABC):
-    """Base of the optimizers: groups of parameters by weight decay, clipping by the global norm,
-    and the state as checkpoints have it."""
+    """Base of the optimizers, which define `update`. It groups the parameters by weight decay,
+    clips by the global norm, and gives and takes the state as checkpoints have it."""
 
     def __init__(
         self,
@@ -148,13 +151,14 @@ class FlatOptimizer(ABC):
     @abstractmethod
     def update(self, group: FlatGroup, step: AdamStep) -> None:
         """Update a group's moments, master weights and their copy in the model, this owner's slices
-        alone, from its gradient. The gradient is yet to be multiplied by `step.clipping`, and to be
-        divided by `group.divisor` unless it is read as `own_gradient`."""
+        alone, from its gradient; every optimizer defines it. `step` has the learning rate and the
+        other numbers of the step. The gradient is yet to be multiplied by `step.clipping`, and to
+        be divided by `group.divisor` unless it is read as `own_gradient`."""
 
     def gradient_norm(self) -> Tensor:
         """Return the norm of the whole gradient, before clipping, over all ranks, counting shared
-        parameters once; a float64 scalar. Collective. On CPUs the gradient is divided by its
-        divisor."""
+        parameters once; a float64 scalar tensor. Every rank calls it. On CPUs the gradient is
+        divided by its divisor."""
         device = self.groups[0].master.device
         own = [
             # On a GPU the gradient stays undivided, and the norm is divided instead.
@@ -168,9 +172,9 @@ class FlatOptimizer(ABC):
         return self._over_ranks(squares).sqrt() / self.groups[0].divisor
 
     def _counted(self, flats: list[Tensor]) -> list[Tensor]:
-        """Return this owner's elements of each parameter that this rank counts, as a list of slices
-        of `flats`: a tensor for each group, laid out as the group's `master`. Empty slices are left
-        out."""
+        """Return this owner's elements of the parameters, as far as this rank counts them, so that
+        no element of the model is counted on two ranks: a list of slices of `flats`: a tensor for
+        each group, laid out as the group's `master`. Empty slices are left out."""
         counted = []
         for group, flat in zip(self.groups, flats, strict=True):
             for parameter, piece in zip(group.parameters, group.pieces(flat), strict=True):
@@ -188,8 +192,7 @@ class FlatOptimizer(ABC):
     @torch.no_grad()
     def step(self, learning_rate: float, gradient_norm: float) -> None:
         """Count the step, clip the gradient, whose norm is given, to `train.clip_gradient`, and
-        update the moments, the master weights and the model's. Collective if the state is
-        divided."""
+        update the moments, the master weights and the model's. Every rank calls it."""
         self.steps += 1
         train = self.train
         limit = self.train.clip_gradient
@@ -204,8 +207,8 @@ class FlatOptimizer(ABC):
 
     def try_step(self) -> None:
         """Run one update with rate 0, so that its memory is allocated, then reset moments and step
-        count; the weights stay. Overwrites the gradients. Call before the first step only;
-        collective if the state is divided."""
+        count; the weights stay. Overwrites the gradients. Every rank calls it, before the first
+        step only."""
         for group in self.groups:
             group.main_gradient.fill_(1)
         self.step(learning_rate=0.0, gradient_norm=0.0)
@@ -234,9 +237,10 @@ class FlatOptimizer(ABC):
     def _whole(
         self, group: FlatGroup, part: Tensor, parameter: ShardedParameter, start: int, writer: int
     ) -> Tensor | None:
-        """Return a parameter's state, in the shape of `parameter.local`, on the data-parallel rank
-        `writer`. Other owners send it their elements of `part`; every other rank returns None.
-        Every owner calls it."""
+        """Return one state tensor of a parameter, such as a moment, in the shape of
+        `parameter.local`, on the data-parallel rank `writer`. The group's `part` of that state,
+        this owner's, is flat, and the parameter begins at `start` of the whole. Other owners send
+        it their elements of `part`; every other rank returns None. Every owner calls it."""
         owners = group.owners
         end = start + parameter.local.numel()
         shape = parameter.local.shape
@@ -262,8 +266,8 @@ class FlatOptimizer(ABC):
         model's 16-bit weights stay as they are.
 
         `fill` is called for each group and each name that it has. It gets a list of (parameter,
-        name, first element, tensor) and fills each tensor, which may be empty, with this owner's
-        elements.
+        name, first, tensor) and fills each tensor, which may be empty, with this owner's elements
+        of that parameter's state, from element `first` on.
         """
         self.steps = steps
         for group in self.groups:

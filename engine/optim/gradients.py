@@ -15,7 +15,7 @@ from mlm_repro.engine.parallel.mesh import ParallelMesh, Pending
 from mlm_repro.engine.parallel.sharding import Role, ShardedParameter
 
 BUCKET_ELEMENTS = 4_000_000
-"""Minimum number of elements in a bucket."""
+"""Minimum number of elements in a bucket, a slice of the flat gradient that is reduced together."""
 OF_RANK = 1_000_000
 """Minimum number of elements in a bucket for each rank, whose share of the reduction must fill a
 link."""
@@ -23,8 +23,8 @@ link."""
 
 @dataclass
 class _Bucket:
-    """A contiguous slice of a group's flat gradient, reduced as soon as the last of its parameters
-    has its gradient."""
+    """A contiguous slice of the flat gradient of several parameters, summed together over
+    data-parallel ranks as soon as the last of these parameters has its gradient."""
 
     gradient: Tensor
     size: int
@@ -45,8 +45,8 @@ class _Bucket:
 
 @dataclass
 class GradientReducer:
-    """Brings a model's gradients to one rank's flat groups, by hooks that it registers on the
-    parameters, and sums them over ranks.
+    """Reducer of one rank's gradients: brings them from the model to the optimizer's flat groups,
+    by hooks that it registers on the parameters, and sums them over ranks.
 
     A parameter's first gradient in an iteration is copied into the flat gradient, and later
     microbatches are added; in mixed precision on a GPU the product that computes a weight's
@@ -97,8 +97,8 @@ class GradientReducer:
                         )
 
     def begin(self) -> None:
-        """Prepare for the first backward pass of an iteration: the parameters' own gradients become
-        None. The flat gradients stay until new ones overwrite them."""
+        """Prepare the reducer for the first backward pass of an iteration: the parameters' own
+        gradients become None. The flat gradients stay until new ones overwrite them."""
         self._armed.clear()
         self.arrived.clear()
         for parameter, _ in self._gradients():
@@ -111,13 +111,15 @@ class GradientReducer:
             bucket.is_launched = False
 
     def arm(self, parameters: Sequence[ShardedParameter]) -> None:
-        """Mark these parameters: the next gradient of each is its last in this iteration."""
+        """Mark these parameters: the next gradient of each is its last in this iteration, after
+        which its reduction may start."""
         self._armed.update(id(parameter.local) for parameter in parameters)
 
     def finish(self, divisor: float) -> None:
-        """Complete the reduction, a collective. The gradients are then sums over microbatches and
-        data-parallel ranks, zero for a parameter that got none; the optimizer divides them by
-        `FlatGroup.divisor`, set here to `divisor` times the number of ranks.
+        """Complete the reduction of an iteration's gradients. Every rank calls it. The gradients
+        are then sums over microbatches and data-parallel ranks, zero for a parameter that got none;
+        the optimizer divides them by `FlatGroup.divisor`, set here to `divisor` times the number of
+        ranks.
 
         If the optimizer is divided, only the slice that this rank owns is valid afterwards.
         Gradients that ranks of one replica share are summed over these ranks too: the tied
@@ -141,9 +143,9 @@ class GradientReducer:
             group.divisor = divisor * self.mesh.dp.size
 
     def _share(self) -> list[Tensor]:
-        """Sum the gradients of parameters that several ranks of a model hold, a collective. Return
-        the tied gradients that only the first stage has summed, which the caller broadcasts to the
-        last stage."""
+        """Sum the gradients of parameters that several ranks of one model hold, in place; all of
+        these ranks call it. Return views of the tied embedding's gradients that only the first
+        stage has summed, which the caller broadcasts to the last stage."""
         tied = []
         for parameter, view in self._gradients():
             if self._is_tied(parameter) and self.mesh.dp.size == 1:
@@ -168,8 +170,9 @@ class GradientReducer:
         return self.mesh.sequence_parallel and parameter.dim is None
 
     def _take(self, bucket: _Bucket, main: Tensor, is_mixed: bool, parameter: Tensor) -> None:
-        """Hook: copy a parameter's new gradient to its slice `main` of the flat gradient, or add it
-        after the first microbatch, and start the bucket's reduction if it is complete."""
+        """Hook that autograd calls after a parameter's gradient: copy the gradient to its slice
+        `main` of the flat gradient, or add it after the first microbatch, and start the bucket's
+        reduction if it was the bucket's last."""
         # Without mixed precision autograd itself adds to the view after the first microbatch.
         if parameter.grad is not None and parameter.grad is not main:
             if id(parameter) in self.arrived:
@@ -186,8 +189,9 @@ class GradientReducer:
         self._count(bucket, id(parameter))
 
     def _add(self, bucket: _Bucket, main: Tensor, key: int, a: Tensor, b: Tensor) -> None:
-        """Write the product a·b, a weight's gradient, to `main` in fp32, or add it after the first
-        microbatch; called instead of the hook."""
+        """Write the product a·b, a weight's gradient, to `main`, its slice of the flat gradient, in
+        fp32, or add it after the first microbatch, and start the bucket's reduction if it was the
+        bucket's last. A product calls it in backward instead of the hook."""
         add_product(main, a, b, key in self.arrived)
         self.arrived.add(key)
         self._count(bucket, key)
@@ -201,8 +205,8 @@ class GradientReducer:
                 self._launch(bucket)
 
     def _launch(self, bucket: _Bucket) -> None:
-        """Start to sum a bucket over the data-parallel ranks, unless it has started or is a copy
-        that another stage reduces."""
+        """Start to sum the gradients of a bucket, a slice of the flat gradient, over the
+        data-parallel ranks, unless it has started or is a copy that another stage reduces."""
         if not bucket.is_launched and not bucket.is_copy:
             dp = self.mesh.dp
             bucket.works = [dp.start_reduce(part, owner) for owner, part in bucket.owned]
@@ -223,8 +227,9 @@ def _in_buckets(
     dp: int,
 ) -> list[list[tuple[ShardedParameter, Tensor]]]:
     """Return the pairs of parameter and gradient, which come in flat order, cut into buckets. A
-    bucket ends when it has a least number of elements. A parameter that `is_alone` has a bucket of
-    its own, and the bucket before it may be smaller, as the last one may."""
+    bucket ends when it has 4 million elements, or 1 million for each of the `dp` data-parallel
+    ranks if that is more. A parameter that `is_alone` has a bucket of its own, and the bucket
+    before it may be smaller, as the last one may."""
     buckets: list[list[tuple[ShardedParameter, Tensor]]] = []
     # At the least size, so that the first parameter opens a bucket.
     count = least = max(BUCKET_ELEMENTS, OF_RANK * dp)

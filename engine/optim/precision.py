@@ -34,8 +34,8 @@ class LossScaler:
     smallest = 1.0
 
     def update(self, overflow: bool) -> None:
-        """Lower or raise the scale after an iteration; `overflow` is True if its gradient was not
-        finite."""
+        """Halve, double or keep the loss scale after an iteration; `overflow` is True if its
+        gradient was not finite."""
         if overflow:
             self.clean_iterations = 0
             self.tolerance -= 1

@@ -25,9 +25,9 @@ from mlm_repro.lineage.errors import BadInput
 
 
 def shard_zero3(model: StageModel, mesh: ParallelMesh) -> None:
-    """Divide a whole model's parameters over the data axis, in place; each layer is gathered when
-    it computes. Values are lost and yet to be given, and a model on the meta device takes only its
-    shards' memory.
+    """Divide a whole model's parameters over the data-parallel ranks, in place (ZeRO stage 3 by
+    torch's FSDP2); each layer is gathered when it computes. Every rank calls it. Values are lost
+    and yet to be given, and a model on the meta device takes only its shards' memory.
 
     Gradients are reduced in fp32 or above. Raises BadInput if ranks are threads.
     """
@@ -56,7 +56,8 @@ class ShardedReducer(GradientReducer):
     """Gradient reducer for ZeRO stage 3: adds the gradients of shards, which FSDP2 reduces in every
     backward pass, to the optimizer's flat groups.
 
-    FSDP2 is made to read the shards from the groups' storage, which the optimizer writes to.
+    Building one gives the model new parameters, so that FSDP2 reads the shards from the groups'
+    storage, which the optimizer writes to.
     """
 
     def __init__(self, model: StageModel, groups: Sequence[FlatGroup]) -> None:

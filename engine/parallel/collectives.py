@@ -36,9 +36,9 @@ def _same(x: Tensor) -> Tensor:
 
 
 def enter_tensor_parallel(x: Tensor, axis: Axis, sequence_parallel: bool = False) -> Tensor:
-    """Return the input of a column-parallel product. Forward is f, which changes nothing and sums
-    the gradient backward; with sequence parallelism it is an all-gather of the sequence, and a
-    reduce-scatter backward.
+    """Return x, [s, b, h] or with sequence parallelism [s/t, b, h], as input of a column-parallel
+    product, [s, b, h]. Forward is f, which changes nothing and sums the gradient backward; with
+    sequence parallelism it is an all-gather of the sequence, and a reduce-scatter backward.
 
     Megatron-LM: `copy_to_tensor_model_parallel_region`, `gather_from_sequence_parallel_region`.
     """
@@ -50,9 +50,10 @@ def enter_tensor_parallel(x: Tensor, axis: Axis, sequence_parallel: bool = False
 
 
 def leave_tensor_parallel(x: Tensor, axis: Axis, sequence_parallel: bool = False) -> Tensor:
-    """Return the output of a row-parallel product, summed over the axis; x itself may be
-    overwritten. Forward is g, an all-reduce, which changes nothing backward; with sequence
-    parallelism it is a reduce-scatter of the sequence, and an all-gather backward.
+    """Return x, a rank's term of a row-parallel product, summed over the axis: [s, b, h], or with
+    sequence parallelism this rank's part, [s/t, b, h]. x itself may be overwritten. Forward is g,
+    an all-reduce, which changes nothing backward; with sequence parallelism it is a reduce-scatter
+    of the sequence, and an all-gather backward.
 
     Megatron-LM: `reduce_from_tensor_model_parallel_region`,
     `reduce_scatter_to_sequence_parallel_region`.
@@ -66,8 +67,8 @@ def leave_tensor_parallel(x: Tensor, axis: Axis, sequence_parallel: bool = False
 
 
 def gather_features(x: Tensor, axis: Axis, start: int, whole: int) -> Tensor:
-    """Return the features of all ranks, `whole` in number along the last dim; this rank's x is at
-    `start`.
+    """Return the features of all ranks, `whole` in number along the last dim; this rank's x begins
+    at `start`. Every rank of the axis calls it.
 
     Backward takes this rank's part of a gradient that is whole on every rank.
     """

@@ -27,8 +27,8 @@ class ColumnParallelLinear(nn.Module):
         X whole      Y = [Y_1 … Y_t],   Y_i = X A_i + b_i
 
     Rank i holds A_iᵀ [out/t, in] and b_i [out/t], both cut along dim 0. Its input goes through f:
-    nothing forward, an all-reduce of the gradient backward; where the sequence is divided, an
-    all-gather and a reduce-scatter.
+    nothing forward, an all-reduce of the gradient backward; where the sequence is divided, X is
+    [s/t, b, in], and there are an all-gather and a reduce-scatter.
     """
 
     shard_dims: ClassVar[dict[str, int]] = {"weight": 0, "bias": 0}
@@ -53,7 +53,8 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """Y = XA + b with the rows of A, the input features, divided: [s, b, in/t] → [s, b, out].
+    """Y = XA + b with the rows of A, the input features, divided: [s, b, in/t] → [s, b, out], or
+    [s/t, b, out] where the sequence is divided.
 
                              ⎡ A_1 ⎤
         X = [X_1 … X_t]  A = ⎢  ⋮  ⎥   Y = X_1 A_1 + … + X_t A_t + b
@@ -89,9 +90,9 @@ class VocabParallelEmbedding(nn.Module):
     """Word embedding with its rows (vocabulary) divided: token ids [b, s] → [s, b, h], or with
     sequence parallelism this rank's positions, [s/t, b, h].
 
-    A rank looks up the words that it holds, and the ranks' vectors are added up: by g, with
-    sequence parallelism by a reduce-scatter. On CPUs the gradient is sparse, the rows that were
-    looked up, if the output head is on another pipeline stage.
+    A rank looks up the words that it holds, and the ranks' vectors are added up by an all-reduce,
+    with sequence parallelism by a reduce-scatter. On CPUs the gradient is sparse, the rows that
+    were looked up, if the output head is on another pipeline stage.
     """
 
     shard_dims: ClassVar[dict[str, int]] = {"weight": 0}
@@ -118,8 +119,8 @@ class VocabParallelEmbedding(nn.Module):
 
 
 class _EnteredLinear(torch.autograd.Function):
-    """f and the product in one autograd function, so that f's all-reduce runs while the weight's
-    gradient is computed.
+    """Autograd function of a column-parallel product and what precedes it, f: nothing forward, an
+    all-reduce of the input's gradient backward, which runs while the weight's gradient is computed.
 
     A sequence that is divided, [s/t, b, in], is gathered in place of f, and gathered again in the
     backward pass instead of kept (arXiv 2205.05198, Section 4.2.2).

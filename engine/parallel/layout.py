@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout:
-    """Degrees of tensor, pipeline and data parallelism.
+    """Layout of a run: its degrees of tensor, pipeline and data parallelism, and the ranks' order.
 
     Global rank = tp + TP·(dp + DP·pp): tensor-parallel neighbours are adjacent, then data, then
     pipeline (Megatron-LM v2, `mpu/initialize.py`).
@@ -30,7 +30,8 @@ class Layout:
         return self.tp * self.pp * self.dp
 
     def rank(self, tp: int, pp: int, dp: int) -> int:
-        """Return the global rank at these coordinates."""
+        """Return the global rank whose indices along the tensor-, pipeline- and data-parallel axes
+        these are."""
         # Tensor-parallel ranks exchange the most and are neighbours, so that they share a node.
         return tp + self.tp * (dp + self.dp * pp)
 
@@ -62,7 +63,8 @@ class PipelineStage:
 
 
 def split_layers(num_layers: int, pp: int, chunks: int) -> list[PipelineStage]:
-    """Return the stages in pipeline order; stage = chunk · pp + rank.
+    """Return the pipeline's stages, pp · chunks in number, in order, each with its layers; stage =
+    chunk · pp + rank.
 
     If the layers do not divide evenly, the earlier stages hold one more: the last stage also
     computes the output head. Raises BadInput when there are fewer layers than stages.
@@ -85,8 +87,9 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
     """Return the layout of a run on `ranks` ranks: tp and pp as configured, all others
     data-parallel.
 
-    Raises BadInput with the numbers that do not divide and, mostly, the choices that would, and for
-    a model that the configured parallelism does not divide.
+    Raises BadInput if tp, pp or the data-parallel ranks do not divide the heads, the vocabulary,
+    the sequence, the ranks or the batch, mostly with the choices that would, and for parallelism
+    that the model's family or ZeRO stage 3 does not allow.
     """
     tp = config.parallel.tp
     pp = config.parallel.pp

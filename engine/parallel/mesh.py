@@ -41,7 +41,8 @@ class Waiting:
 
 
 class Pending(Protocol):
-    """Interface of a communication in progress."""
+    """Interface of a communication in progress, as the methods of an `Axis` that begin one return
+    it."""
 
     def wait(self) -> object:
         """Wait until the communication is complete."""
@@ -63,8 +64,9 @@ DONE = _Done()
 
 @dataclass(frozen=True)
 class Axis(ABC):
-    """One axis of the mesh as this rank sees it. Every collective is called by all ranks of the
-    axis, in one order."""
+    """One axis of the mesh as this rank sees it: its number of ranks, this rank's index, and the
+    communication among them. Subclasses define that for ranks that are processes, threads or alone.
+    Every collective is called by all ranks of the axis, in one order."""
 
     # An axis knows no process group, so that ranks that are threads, and a rank whose peers are
     # absent, are axes too.
@@ -77,7 +79,8 @@ class Axis(ABC):
         """Reduce a tensor in place over the axis, by default to the sum, and return it."""
 
     def start_all_reduce(self, tensor: Tensor) -> Pending:
-        """Begin to sum a tensor in place over the axis; return the work to wait for."""
+        """Begin to sum a tensor in place over the axis; return the work to wait for. By default the
+        sum is complete on return."""
         # An axis that cannot work in the background is done when it returns.
         self.all_reduce(tensor)
         return DONE
@@ -93,19 +96,21 @@ class Axis(ABC):
 
     @abstractmethod
     def all_gather(self, tensor: Tensor, dim: int) -> Tensor:
-        """Return the shards of every rank of the axis, of one shape, joined along `dim` in rank
-        order."""
+        """Return the tensors of all ranks of the axis, which have one shape, joined along `dim` in
+        rank order, on every rank."""
 
     @abstractmethod
     def reduce_scatter(self, tensor: Tensor) -> Tensor:
-        """Return this rank's share, along dim 0, of the sum over the axis."""
+        """Return this rank's share of the sum of all ranks' tensors, cut along dim 0 into as many
+        equal shares as the axis has ranks."""
 
     @abstractmethod
     def gather_objects(self, value: Any) -> list[Any]:
-        """Return the values of all ranks of the axis, in rank order, on every rank."""
+        """Return a list of the values, any Python objects, that the ranks of the axis give, in rank
+        order, on every rank."""
 
     def barrier(self) -> None:
-        """Wait for every rank of the axis."""
+        """Wait until every rank of the axis has called it."""
         self.gather_objects(None)
 
     @abstractmethod
@@ -124,8 +129,8 @@ class LoneAxis(Axis):
     """An axis of one rank: a collective leaves its tensor as it is and returns it; to send or to
     receive raises NotImplementedError.
 
-    With another size it gives the shapes on a rank whose peers are not there, for models that are
-    built on `meta`.
+    With another size it stands for an axis whose other ranks are not there, so that a model built
+    on `meta` has one rank's shapes.
     """
 
     size: int = 1
@@ -212,7 +217,7 @@ def _begun(work: dist.Work | None) -> Pending:
 
 @dataclass(frozen=True)
 class ParallelMesh:
-    """A rank's layout, its axes and its device."""
+    """A rank's layout, its axes (groups of ranks to communicate with) and its device."""
 
     layout: Layout
     tp: Axis
@@ -236,7 +241,8 @@ class ParallelMesh:
 
     @property
     def waiting(self) -> Waiting:
-        """Timer of this rank's communication, over all axes."""
+        """Timer of this rank's communication over all axes: a context manager that adds to
+        `seconds`."""
         # Whoever builds the mesh gives all its axes one clock.
         return self.tp.waiting
 
@@ -265,6 +271,6 @@ class ParallelMesh:
 
 
 def serial_mesh(device: str | torch.device = "cpu") -> ParallelMesh:
-    """Return the mesh of one rank, on this device."""
+    """Return the mesh of a single rank, which communicates with no other, on this device."""
     axis = LoneAxis()
     return ParallelMesh(Layout(), axis, axis, axis, LoneAxis(), torch.device(device))

@@ -36,7 +36,8 @@ class Role(Enum):
 
     @property
     def is_decayed(self) -> bool:
-        """True for matrices and embeddings; vectors, biases and norms are not decayed."""
+        """True if weight decay applies to parameters of this kind: to matrices and embeddings, not
+        to vectors, biases and norms."""
         return self in (Role.WEIGHT, Role.LAST_WEIGHT, Role.EMBEDDING, Role.TIED_EMBEDDING)
 
 
@@ -51,7 +52,8 @@ ROLES_IN_TORCH: dict[type[nn.Module], Roles] = {
 
 @dataclass(frozen=True)
 class ShardedParameter:
-    """One parameter of this rank, and which part of the whole model's parameter it is."""
+    """One parameter as this rank holds it, with its name in the whole model, its role, and the axis
+    and dim along which it is divided."""
 
     name: str
     local: nn.Parameter
@@ -72,13 +74,14 @@ class ShardedParameter:
 
     @property
     def is_counted(self) -> bool:
-        """True if this rank counts the parameter in sums over the tensor- and pipeline-parallel
-        axes."""
+        """True if this rank counts its part of the parameter in sums over the tensor- and
+        pipeline-parallel axes, so that each element is counted once."""
         # A norm would count a whole parameter once for each rank, and the tied embedding twice.
         return not self.is_copy and (self.dim is not None or self.axis.rank == 0)
 
     def shard(self, whole: Tensor) -> Tensor:
-        """Return this rank's part of a tensor of the global shape, as a view."""
+        """Return this rank's part of a tensor of the global shape, as a view; the tensor itself if
+        the parameter is not divided."""
         return (
             whole if self.dim is None else whole.chunk(self.axis.size, dim=self.dim)[self.axis.rank]
         )
@@ -122,8 +125,9 @@ def sharded_parameters(model: nn.Module, mesh: ParallelMesh) -> list[ShardedPara
 
 
 def _declared(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Return the module whose `roles` declare a parameter, and its name there. A list of parameters
-    is declared under the list's name."""
+    """Return the module that has to declare the role of the model's parameter `name`, the innermost
+    that holds it, and the parameter's name there. A list of parameters is declared under the list's
+    name."""
     prefix, _, own_name = name.rpartition(".")
     owner = model.get_submodule(prefix)
     return _declared(model, prefix) if isinstance(owner, nn.ParameterList) else (owner, own_name)

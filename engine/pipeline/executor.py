@@ -37,7 +37,7 @@ from mlm_repro.engine.pipeline.schedule import (
 
 class PartitionedModel:
     """This rank's stages of a model, run over microbatches in training and evaluation. On a mesh of
-    one rank, the serial model."""
+    one rank it is the whole model."""
 
     def __init__(
         self, chunks: Sequence[StageModel], parallel: ParallelConfig, mesh: ParallelMesh
@@ -57,8 +57,8 @@ class PartitionedModel:
         self.storage_mesh = replace(mesh, tp=mesh.dp, dp=LoneAxis()) if self.is_zero3 else mesh
 
     def reducer(self, groups: Sequence[FlatGroup]) -> GradientReducer:
-        """Build the reducer that brings the gradients to the optimizer's flat groups. It puts hooks
-        on the parameters, so one model gets one."""
+        """Return a new reducer, which sums gradients over ranks and brings them to the optimizer's
+        flat groups. It puts hooks on the parameters, so one model gets one."""
         if self.is_zero3:
             from mlm_repro.engine.optim.zero3 import ShardedReducer
 
@@ -73,7 +73,7 @@ class PartitionedModel:
     ) -> Tensor:
         """Run forward and backward in training mode and return this rank's sum of (loss ×
         sequences), without the loss scale, float64, zero off the last stage. The scaled gradients
-        go to the reducer, and `finish` is left to the caller. Every rank calls it."""
+        go to the reducer, whose `finish` the caller has to call. Every rank calls it."""
         for chunk in self.chunks:
             # Asked first, because the flag is set on every module, which takes time.
             if not chunk.training:
@@ -103,9 +103,9 @@ class PartitionedModel:
         return executor.run(self._program(len(microbatches), training=True), before_backward)
 
     def capture(self, batch: PipelineInput, reducer: GradientReducer) -> None:
-        """Capture CUDA graphs of forward and backward, which replay microbatches of this shape from
-        now on. Runs passes over zeros, which overwrite the gradients. An earlier pass must have
-        used every dropout site."""
+        """Capture CUDA graphs of forward and backward, which `forward_backward` replays from now on
+        for microbatches of this shape. Runs passes over zeros, which overwrite the gradients. An
+        earlier pass must have used every dropout site."""
         # A copy of the batch: the graphs read these very tensors at each replay.
         program = self._program(1, training=True)
         own = deepcopy(self.with_keys(batch))
@@ -117,8 +117,8 @@ class PartitionedModel:
         self._graded = set(reducer.arrived)
 
     def with_keys(self, batch: PipelineInput) -> PipelineInput:
-        """Return a copy of the microbatch that has, on this rank's GPU, the keys of all dropout
-        sites used so far; without dropout the microbatch itself."""
+        """Return a copy of the microbatch that has, on this rank's GPU, the random keys of all
+        dropout sites (points of the model) used so far; without dropout the microbatch itself."""
         dropout = batch.dropout
         return (
             replace(batch, dropout=dropout.on_device(self.mesh.device, self.sites))
@@ -154,9 +154,9 @@ class PartitionedModel:
 def partition(
     model: ModelConfig, parallel: ParallelConfig, mesh: ParallelMesh, dtype: torch.dtype, seed: int
 ) -> PartitionedModel:
-    """Return this rank's stages of the configured model, with initial values drawn from `seed`,
-    the same in every layout. Raises BadInput for fewer layers than stages, and for ZeRO stage 3
-    over several data-parallel ranks that are threads."""
+    """Return this rank's stages of the configured model, one object that runs them, with initial
+    values drawn from `seed`, the same in every layout. Raises BadInput for fewer layers than
+    stages, and for ZeRO stage 3 over several data-parallel ranks that are threads."""
     stages = split_layers(model.num_layers, parallel.pp, parallel.chunks)
     model_class = family_of(model).model_class()
     chunks = []
@@ -190,8 +190,9 @@ def _programs(
 
 
 class PipelineExecutor:
-    """Executor of one rank's program over the microbatches of one iteration. It alone sends
-    messages, and keeps each forward pass's graph for the backward pass."""
+    """Executor of one rank's program, a list of passes, sends and receives, over the microbatches
+    of one iteration. It alone sends messages, and keeps each forward pass's graph for the backward
+    pass."""
 
     def __init__(
         self,
@@ -226,9 +227,10 @@ class PipelineExecutor:
         program: Sequence[Instruction],
         before_backward: Callable[[int], None] = lambda chunk: None,
     ) -> Tensor:
-        """Execute the program and return the sum of (loss × sequences), float64; zero on ranks
-        without the last stage. `before_backward` is called with the chunk before each backward
-        pass.
+        """Execute the program, a list of passes, sends and receives, and return the sum of (loss ×
+        sequences), without the loss scale, float64; zero on ranks without the last stage.
+        `before_backward` is called with the index of the chunk, this rank's stage, before each
+        backward pass.
 
         Gradients of the loss scale × loss, summed over microbatches, are added to the parameters'.
         """
@@ -282,8 +284,9 @@ class PipelineExecutor:
         return inputs.grad
 
     def _put(self, compute: Compute, payload: Tensor | None) -> None:
-        """Store a pass's result, unless it is None, where the message that sends it, or this rank's
-        own next chunk, takes it. If messages are divided, only this rank's part is stored."""
+        """Store a pass's result, unless it is None, under the stage that consumes it, from where
+        the message that sends it, or this rank's own next chunk, takes it. If messages are divided,
+        only this rank's part is stored."""
         if payload is not None:
             stage = self._stage(compute) + (1 if compute.op is Op.FORWARD else -1)
             flat = payload.contiguous().view(-1)
@@ -293,9 +296,9 @@ class PipelineExecutor:
             self._payloads[compute.op, compute.microbatch, stage] = DONE, part
 
     def _take(self, compute: Compute) -> Tensor | None:
-        """Wait for the input of a pass, an activation or a gradient, and remove it from the stored
-        payloads. None for a forward pass of the first stage, and for a backward pass of the last
-        stage. Collective over the tp axis if messages are divided."""
+        """Return the input of a pass, an activation or a gradient, once it has come, and remove it
+        from the stored payloads. None for a forward pass of the first stage, and for a backward
+        pass of the last stage. Collective over the tp axis if messages are divided."""
         stage = self._stage(compute)
         if stage == (0 if compute.op is Op.FORWARD else self._last):
             return None

@@ -15,7 +15,8 @@ from mlm_repro.engine.pipeline.schedule import Compute, Op
 
 
 class Message(NamedTuple):
-    """One end of a point-to-point transfer."""
+    """Instruction of a rank's program: send to another pipeline rank, or receive from it, an
+    activation or the gradient of one."""
 
     send: bool
     payload: Op
@@ -31,7 +32,8 @@ Instruction = Compute | Message
 
 
 class Interval(NamedTuple):
-    """A computation with its start and end in simulated time."""
+    """A forward or backward pass with its start and end in simulated time, in units of a forward
+    pass."""
 
     compute: Compute
     start: float
@@ -45,7 +47,8 @@ DURATIONS = {Op.FORWARD: 1.0, Op.BACKWARD: 2.0}
 
 @dataclass(frozen=True)
 class Lowered:
-    """Programs of all ranks, and the timing that was assumed when they were lowered."""
+    """Programs of all pipeline ranks, lists of passes, sends and receives, and the simulated time
+    of their passes; both have a list for each rank."""
 
     programs: list[list[Instruction]]
     timeline: list[list[Interval]]
@@ -57,15 +60,16 @@ class Lowered:
 
     @property
     def bubble(self) -> float:
-        """Idle time of the busiest rank, divided by the time that it computes."""
+        """Idle time of the pipeline rank that computes longest, from the first pass to the last of
+        all ranks, divided by the time that it computes."""
         busiest = max(sum(i.end - i.start for i in intervals) for intervals in self.timeline)
         return self.makespan / busiest - 1.0
 
 
 def lower(orders: Sequence[Sequence[Compute]], chunks: int) -> Lowered:
-    """Return each rank's program and the timeline of its passes. A program has the passes, and
-    every message where the computation that produces it ends. All ranks are walked in time
-    together.
+    """Return each pipeline rank's program and the timeline of its passes. `orders` has, for each
+    rank with `chunks` stages, its passes in order. A program has these passes, and every message
+    where the computation that produces it ends. All ranks are walked in time together.
 
     A pass starts when its input has arrived, which for the loss's own backward pass is when its
     forward pass has ended; so no rank waits for what comes later. Raises ValueError if an order is

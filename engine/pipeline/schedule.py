@@ -13,14 +13,16 @@ from mlm_repro.lineage.errors import BadInput
 
 
 class Op(StrEnum):
-    """Direction of a pass: forward or backward."""
+    """Direction of a pass of one microbatch through a stage of the pipeline: forward or
+    backward."""
 
     FORWARD = "F"
     BACKWARD = "B"
 
 
 class Compute(NamedTuple):
-    """One chunk's forward or backward pass of one microbatch."""
+    """One forward or backward pass of one microbatch through one stage of a rank; `chunk` is the
+    stage's index on that rank."""
 
     op: Op
     microbatch: int
@@ -51,7 +53,9 @@ def check_schedule(name: ScheduleName, pp: int, chunks: int, microbatches: int) 
 def compute_orders(
     name: ScheduleName, pp: int, chunks: int, microbatches: int
 ) -> list[list[Compute]]:
-    """Return every rank's order of computation. Raises BadInput where `check_schedule` does."""
+    """Return for every rank the list of its passes, forward and backward, in the order in which the
+    schedule `name` computes them. Raises BadInput for several chunks without interleaving, and for
+    interleaving with a number of microbatches that is not a multiple of pp."""
     every = passes(pp, chunks, microbatches)
     return [
         [every[number] for number in order] for order in pass_orders(name, pp, chunks, microbatches)
@@ -59,7 +63,8 @@ def compute_orders(
 
 
 def forward_orders(pp: int, chunks: int, microbatches: int) -> list[list[Compute]]:
-    """Return every rank's order of forward passes alone, one list for all ranks, for validation."""
+    """Return for every rank the list of its forward passes alone, in order, for validation. It is
+    the same list object for each."""
     # One order for all ranks: without backward passes nobody has to make room.
     order = [
         Compute(Op.FORWARD, microbatch, chunk)
@@ -69,9 +74,9 @@ def forward_orders(pp: int, chunks: int, microbatches: int) -> list[list[Compute
 
 
 def passes(pp: int, chunks: int, microbatches: int) -> list[Compute]:
-    """Return the passes that each rank makes, one list for all ranks: forward passes in their
-    order, then backward passes in theirs. With several chunks `microbatches` is a multiple of
-    pp."""
+    """Return the passes that each rank makes, one flat list that holds for all ranks: forward
+    passes in their order, then backward passes in theirs. With several chunks `microbatches` is a
+    multiple of pp."""
     every = []
     for op in Op:
         for number in range(microbatches * chunks):
@@ -86,8 +91,9 @@ def passes(pp: int, chunks: int, microbatches: int) -> list[Compute]:
 
 
 def pass_orders(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> list[list[int]]:
-    """Return every rank's order of passes, as indices of `passes`. Raises BadInput where
-    `check_schedule` does.
+    """Return for every rank the order of its passes, as a list of indices into the list that
+    `passes` returns. Raises BadInput for several chunks without interleaving, and for interleaving
+    with a number of microbatches that is not a multiple of pp.
 
     GPipe: all forward passes, then all backward passes, so m activations are in flight. 1F1B
     (PipeDream-Flush): warm-up forwards, one forward and one backward in turn, the remaining
@@ -109,21 +115,24 @@ def pass_orders(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> 
 
 
 def _warmup(pp: int, rank: int, chunks: int) -> int:
-    """Return how many forward passes a rank makes before forward and backward alternate, if it has
-    that many."""
+    """Return how many forward passes a rank makes before forward and backward alternate, in 1F1B
+    (one chunk) or the interleaved schedule; a rank with fewer passes makes all of them."""
     return pp - rank - 1 if chunks == 1 else 2 * (pp - rank - 1) + (chunks - 1) * pp
 
 
 def ideal_bubble(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> float:
-    """Return idle over ideal time: (p − 1)/m, divided by v when interleaved (2021 paper, Section
+    """Return a pipeline rank's idle time divided by the time that it computes: (p − 1)/m for p
+    ranks and m microbatches, divided by the number of chunks when interleaved (2021 paper, Section
     2.2)."""
     return (pp - 1) / (microbatches * (chunks if name == "interleaved" else 1))
 
 
 def peaks_in_flight(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> list[int]:
-    """Return each rank's peak number of forward passes that wait for their backward pass.
+    """Return for each pipeline rank the largest number of forward passes, over all its chunks, that
+    wait for their backward pass at one time.
 
-    Raises BadInput where `check_schedule` does.
+    Raises BadInput for several chunks without interleaving, and for interleaving with a number of
+    microbatches that is not a multiple of pp.
     """
     check_schedule(name, pp, chunks, microbatches)
     # Every forward pass precedes every backward pass, so all activations wait.

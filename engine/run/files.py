@@ -41,7 +41,8 @@ class Step(FileSchema, frozen=False, strict=True):
 
 
 class TensorNumbers(FileSchema):
-    """Statistics of one tensor in a checkpoint's statistics.json."""
+    """Entry of a checkpoint's statistics.json for one tensor: its norm, extremes, number of
+    non-finite values and checksum."""
 
     norm: float
     min: float
@@ -53,7 +54,8 @@ class TensorNumbers(FileSchema):
 
 
 class Validation(FileSchema, extra="forbid", strict=True):
-    """Line of metrics.jsonl for a validation after `iteration` iterations."""
+    """Line of metrics.jsonl for a validation after `iteration` iterations: its kind, number of
+    sequences, mean loss and perplexity."""
 
     kind: Literal["validation", "final-validation"]
     iteration: int
@@ -90,8 +92,8 @@ class TrainingSummary(FileSchema):
 
 
 def read_metrics(run: Path) -> list[JSON]:
-    """Return the lines of a run's metrics as JSON objects, oldest first, up to the first damaged
-    line; a crash may cut the last line short. Empty if there is no file."""
+    """Return the lines of metrics.jsonl in a run's directory as JSON objects, oldest first, up to
+    the first damaged line; a crash may cut the last line short. Empty if there is no file."""
     path = run / METRICS
     if not path.is_file():
         return []
@@ -109,20 +111,22 @@ def read_metrics(run: Path) -> list[JSON]:
 
 
 def read_steps(run: Path) -> list[Step]:
-    """Return the iterations in a run's metrics, up to the first damaged line. Raises
-    IntegrityFailure if a line that can be read does not fit the schema."""
+    """Return the iterations in metrics.jsonl of a run, oldest first, up to the first damaged line;
+    empty without the file. Raises IntegrityFailure if a line that can be read does not fit the
+    schema."""
     return steps_in(read_metrics(run))
 
 
 def read_validations(run: Path) -> list[Validation]:
-    """Return the validations in a run's metrics, with the final one, up to the first damaged line.
-    Raises IntegrityFailure if a line that can be read does not fit the schema."""
+    """Return the validations in metrics.jsonl of a run, oldest first and with the final one, up to
+    the first damaged line; empty without the file. Raises IntegrityFailure if a line that can be
+    read does not fit the schema."""
     return validations_in(read_metrics(run))
 
 
 def steps_in(metrics: Iterable[JSON]) -> list[Step]:
-    """Return the iterations among lines of metrics. Raises IntegrityFailure if one does not fit the
-    schema."""
+    """Return the iterations among lines of metrics.jsonl, given as JSON objects, in their order.
+    Raises IntegrityFailure if one does not fit the schema."""
     where = f"iteration {{iteration}} in {METRICS}"
     return [
         parse_document(line, Step, where.format(**line))
@@ -132,15 +136,16 @@ def steps_in(metrics: Iterable[JSON]) -> list[Step]:
 
 
 def validations_in(metrics: Iterable[JSON]) -> list[Validation]:
-    """Return the validations among lines of metrics. Raises IntegrityFailure if one does not fit
-    the schema."""
+    """Return the validations, with a final one, among lines of metrics.jsonl, given as JSON
+    objects, in their order. Raises IntegrityFailure if one does not fit the schema."""
     where = f"a validation in {METRICS}"
     return [parse_document(line, Validation, where) for line in metrics if line["kind"] != "train"]
 
 
 def describe_end(run: Path) -> str:
     """Return a text of three lines for the console about a complete training: its losses and speed,
-    its checkpoint, and commands to type next."""
+    its checkpoint, and commands to type next. Raises IntegrityFailure if the summary or the metrics
+    do not fit their schema."""
     summary = read_summary(run)
     metrics = read_metrics(run)
     trained = [line for line in metrics if line["kind"] == "train"]
@@ -167,6 +172,6 @@ def describe_end(run: Path) -> str:
 
 
 def read_summary(run: Path) -> TrainingSummary:
-    """Return the summary.json of a complete training. Raises IntegrityFailure if it cannot be read
-    or does not fit the schema."""
+    """Return the summary.json in the directory of a complete training. Raises IntegrityFailure if
+    it cannot be read or does not fit the schema."""
     return read_document(run / SUMMARY, TrainingSummary)

@@ -31,12 +31,13 @@ class Session(NamedTuple):
 
 
 Start = Callable[[Path], Session]
-"""Function (run directory) that begins a logger's session."""
+"""Type of a function (run directory) → `Session`, which begins a logger's session."""
 
 
 def start_tensorboard(run: Path) -> Session:
-    """Begin a session of TensorBoard: empty its folder, and return functions that write and close a
-    new event file. Numbers too large for fp32 are left out."""
+    """Begin a session of TensorBoard: empty its folder, and return functions that write numbers to
+    a new event file and close it. Numbers too large for fp32 are left out. Raises BadInput if
+    tensorboard is missing."""
     events = import_extra("tensorboard.compat.proto.event_pb2", "tensorboard")
     records = import_extra("tensorboard.summary.writer.record_writer", "tensorboard")
     if (folder := run / EVENTS.parent).exists():
@@ -66,8 +67,8 @@ library have the same name."""
 
 
 def open_loggers(names: Iterable[str]) -> dict[str, Start]:
-    """Return the named loggers' functions that begin a session, by name. Raises BadInput if a
-    library is missing."""
+    """Return by name the functions that begin a session of these loggers, which write metrics with
+    other libraries. Raises BadInput if a library is missing, KeyError for an unknown name."""
     chosen = {name: LOGGERS[name] for name in names}
     for name in chosen:
         import_extra(name, name)
@@ -101,8 +102,8 @@ def writing_metrics(
 
     @contextmanager
     def leaving_out(name: str) -> Iterator[None]:
-        """Context manager: if the block fails, note the failure and give this logger no more
-        numbers."""
+        """Context manager: if the block raises an Exception, note its first line, close this
+        logger's session and give it no more numbers. The exception is not passed on."""
         try:
             yield
         except Exception as error:

@@ -198,14 +198,15 @@ def checkpoints(run: Path) -> Comparisons:
 
 
 def datasets(run: Path) -> Comparisons:
-    """Yield a Parent for each dataset that a training names, to be checked by its digest."""
+    """Yield a Parent, a directory to check in turn, for each dataset that a training's manifest
+    names; its digest is compared with the one in the manifest."""
     for dataset in named_datasets(run):
         yield Parent(dataset.place, dataset.parent, dataset_digest)
 
 
 def ending(done: TrainingSummary, validations: Sequence[Validation], name: str) -> Comparisons:
-    """Yield comparisons of the summary with the last validation in the metrics, and of each
-    perplexity with its loss."""
+    """Yield comparisons of a training's summary with the last of its validations in the metrics,
+    and of each validation's perplexity with its loss. `name` is the run's, for the texts."""
     where = f"{SUMMARY} of {name}"
     by = f"its {METRICS} gives"
     stated = {
@@ -231,8 +232,8 @@ def ending(done: TrainingSummary, validations: Sequence[Validation], name: str) 
 
 
 def recipe_of(training: Path) -> RunConfig:
-    """Return the configuration in the manifest of a training's directory. Raises BadInput if this
-    program refuses it."""
+    """Return the configuration in the manifest of a training's directory. Raises IntegrityFailure
+    if the manifest cannot be read, BadInput if this program refuses the configuration."""
     return parse_config(
         read_document(training / MANIFEST, Manifest).config,
         RunConfig,
@@ -294,8 +295,9 @@ def _numbers(bits: Bits, kind: str) -> dict[str, float | int]:
 
 
 def _tensors(file: Path) -> dict[str, tuple[str, Bits]]:
-    """Return the number format and the bits, in the tensor's shape, of each tensor of a safetensors
-    file, by name. The file is mapped, not read."""
+    """Return for each tensor of a safetensors file, by name, a pair: its number format, such as
+    F32, and its values' bits as an integer array in the tensor's shape. The file is mapped, not
+    read."""
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         header = parse_json(opened.read(size))

@@ -72,7 +72,8 @@ began at another loss scale."""
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """The checkpoint whose weights, or whole state, a run starts from."""
+    """The checkpoint from which a run starts: with its weights alone (`kind` init_from) or with its
+    whole state (`kind` continues)."""
 
     kind: str
     place: Path
@@ -99,7 +100,7 @@ class ResolvedRun:
 
     @cached_property
     def parameters(self) -> int:
-        """Number of the model's trainable parameters."""
+        """Number of the model's trainable parameters, with the vocabulary's padding."""
         return parameter_count(self.config.model)
 
     @cached_property
@@ -110,8 +111,8 @@ class ResolvedRun:
 
     @cached_property
     def memory(self) -> RankMemory:
-        """Memory of the pipeline rank that needs the most, in closed form; with the copy for a
-        checkpoint if this machine has no GPU."""
+        """Memory in bytes, by its parts, of the pipeline rank that needs the most, in closed form;
+        with the copy for a checkpoint if this machine has no GPU."""
         fullest = fullest_rank(
             self.config.model, self.config.train, self.config.parallel, self.layout.dp
         )
@@ -119,24 +120,26 @@ class ResolvedRun:
 
     @cached_property
     def written_bytes(self) -> int:
-        """Largest number of bytes that one rank writes of a checkpoint, from a copy in the host's
-        memory."""
+        """Number of bytes of one checkpoint that the rank with the most writes, which it copies to
+        the host's memory for that."""
         return written_bytes(
             self.config.model, self.config.train.precision, self.config.parallel, self.layout.dp
         )
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Size of one checkpoint in bytes."""
+        """Size in bytes of one checkpoint of the whole model and its optimizer."""
         return checkpoint_bytes(self.config.model, self.config.train.precision)
 
     def flops(self, causal: bool = False) -> float:
-        """Return the FLOPs of the whole training, with attention in full or its causal half."""
+        """Return the number of floating-point operations (FLOPs) of the whole training. Attention
+        counts in full, or with `causal` its causal half alone."""
         return self.tokens * flops_per_token(self.config.model, causal=causal)
 
     @property
     def data(self) -> DatasetFacts:
-        """The dataset that the run trains on. Raises BadInput if the configuration names none."""
+        """Facts about the dataset that the run trains on, such as its files, tokenizer and digest.
+        Raises BadInput if the configuration names none."""
         if self.dataset is None:
             raise BadInput(
                 "data.dataset is not set: make a dataset with `mlm-data run` and name its directory"
@@ -145,8 +148,9 @@ class ResolvedRun:
 
     @property
     def parents(self) -> dict[str, str]:
-        """Digests of the run's inputs by name: its dataset, each dataset of a blend, and the
-        checkpoint that it starts from. Raises BadInput as `data` does."""
+        """Digests of the run's inputs by name: `dataset`, for a blend each of its datasets too
+        (`dataset 1` and on), and the checkpoint that it starts from, as `init_from` or `continues`.
+        Raises BadInput if the configuration names no dataset."""
         return self.data.parents | ({self.origin.kind: self.origin.digest} if self.origin else {})
 
     def _epochs(self) -> str:
@@ -170,7 +174,8 @@ class ResolvedRun:
 
     @property
     def _asked(self) -> Manifest:
-        """Manifest with which this run would begin."""
+        """Manifest with which this run would begin, without time and environment. Raises BadInput
+        if the configuration names no dataset."""
         described = self.config.model_dump(mode="json")
         settings = settings_of(self.config)
         return asked_for(
@@ -179,7 +184,8 @@ class ResolvedRun:
 
     def directory(self, root: Path) -> RunDirectory:
         """Return the directory for this run below `root`, whether it was begun or not; nothing is
-        written. Raises BadInput if the name is too long or leads to a run of another kind."""
+        written. Raises BadInput if the configuration names no dataset, or the run's name is too
+        long or leads to a run of another kind."""
         return RunDirectory.find(root, self._asked)
 
     def begin(self, root: Path) -> RunDirectory:
@@ -189,8 +195,9 @@ class ResolvedRun:
         The name below `root` follows from what the run computes. A run that was begun before is
         therefore found again, and the trainer resumes from its newest checkpoint
         (`mlm_repro.engine.checkpoint.checkpoint.resume`). For a new run, a printed note names the
-        runs of the same recipe that have an older identity. Raises BadInput as `directory` does,
-        and if the directory cannot be made or holds other work.
+        runs of the same recipe that have an older identity. Raises BadInput if the configuration
+        names no dataset, the run's name is too long or leads to a run of another kind, or the
+        directory cannot be made or holds other work.
         """
         if self.begun:
             return self.begun
@@ -208,8 +215,9 @@ class ResolvedRun:
         return run
 
     def _earlier_identities(self, root: Path, own: Path) -> Iterator[Path]:
-        """Yield the directories of runs below `root`, other than `own`, that were begun with the
-        same name, settings and inputs. Runs that cannot be read are left out."""
+        """Yield the directories of trainings below `root`, other than `own`, that were begun with
+        this run's name, settings and inputs, in order of their names. Runs that cannot be read are
+        left out."""
         for path in sorted(root.glob(f"{self.config.name}-*/{MANIFEST}")):
             with suppress(UserError):
                 manifest = RunDirectory.open(path.parent, "training").manifest
@@ -218,8 +226,9 @@ class ResolvedRun:
                     yield path.parent
 
     def check_not_longer(self, root: Path) -> None:
-        """Raise BadInput if the complete run to which this run's name leads has the same settings
-        but fewer iterations. A run that continues another is not checked."""
+        """Raise BadInput if the run at `root`/name, this run's name, is complete and has the same
+        settings but fewer iterations; the error names `--continue`. A run that continues another is
+        not checked."""
         named = root / self.config.name
         train = self.config.train
         if not is_sealed(named) or train.continues or not (named / MANIFEST).is_file():
@@ -286,7 +295,8 @@ class ResolvedRun:
         )
 
     def describe_work(self, iterations_done: int = 0) -> str:
-        """Return the remaining work as a phrase: iterations, FLOPs and ranks."""
+        """Return the work that remains after `iterations_done` iterations as a phrase such as
+        "1,000 iterations, 1.0e+18 FLOPs on 8 ranks"."""
         train = self.config.train
         ranks = self.layout.world_size
         left = train.iterations - iterations_done
@@ -297,8 +307,9 @@ class ResolvedRun:
 def resolve(
     config: RunConfig, ranks: int | None = None, origin: StartingPoint | None = None
 ) -> ResolvedRun:
-    """Return a configuration resolved on `ranks` ranks, by default as many as this machine has GPUs
-    or cores for. With `origin` given, neither vocabulary nor starting point is looked up.
+    """Return the run of a configuration, with its dataset, layout and starting point, on `ranks`
+    ranks, by default as many as this machine has GPUs or cores for. With `origin` given, neither
+    vocabulary nor starting point is looked up.
 
     Raises DataMissing, IntegrityFailure or BadInput for a dataset or starting point that is
     missing, incomplete or does not fit, and BadInput for a layout that does not divide the model or
@@ -316,8 +327,9 @@ def resolve(
 
 
 def checked_layout(config: RunConfig, ranks: int) -> Layout:
-    """Return the layout of a run on `ranks` ranks. Raises BadInput if it does not divide sizes,
-    layers or microbatches."""
+    """Return the layout of a run on `ranks` ranks: the configured tensor and pipeline parallelism,
+    all other ranks data-parallel. Raises BadInput if it does not divide the model's sizes, its
+    layers or the batch's microbatches."""
     layout = layout_of(config, ranks)
     parallel = config.parallel
     split_layers(config.model.num_layers, layout.pp, parallel.chunks)
@@ -370,7 +382,7 @@ def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, Starting
 
 def settings_of(config: RunConfig) -> JSON:
     """Return the run's name and, by section, the settings that differ from their defaults and
-    affect the result, as plain JSON. The sections in `PLACES` are left out."""
+    affect the result, as plain JSON. The sections `data`, `parallel` and `record` are left out."""
     return config.model_dump(mode="json", exclude_defaults=True, exclude=set(PLACES))
 
 
@@ -393,11 +405,13 @@ def read_config(manifest: Mapping[str, Any], path: Path) -> RunConfig:
 
 
 def continue_run(config: RunConfig, run: Path) -> RunConfig:
-    """Return the configuration that continues a run from its newest checkpoint. Prints a note about
-    settings of `[train]` in the run that this program does not know.
+    """Return `config` with `train.continues` set, so that it continues a run from its newest
+    checkpoint; `train.init_from` is dropped. Prints a note about settings of `[train]` in the run
+    that this program does not know.
 
-    Raises BadInput for anything but a training run, for no more iterations than it has, for another
-    precision, and for a Transformer-XL, whose streams of text are cut by the number of iterations.
+    Raises BadInput for anything but a training run, for no more iterations than it has, for a run
+    without its number of samples in metrics.jsonl, for another precision, and for a Transformer-XL,
+    whose streams of text are cut by the number of iterations.
     """
     directory = RunDirectory.open(run, "training")
     if config.model.family == "transformer-xl":
@@ -451,7 +465,8 @@ def read_run_config(
     """Return the configuration of a shipped model or a TOML file, or its twin.
 
     With `twin`, overrides of `twin.` are factors by which it is shrunk; all others apply after
-    that. Raises BadInput if there is no such model or file, and as `load_config` does.
+    that. Raises BadInput if there is no such model or file, if the file is not TOML, or if it or an
+    override has an unknown key or a value that is refused.
     """
     path = find_file(model, Shipped.MODEL)
     if not twin:
@@ -472,8 +487,9 @@ def read_run(
 ) -> ResolvedRun:
     """Return the run of a shipped model or a TOML file, which continues `earlier` if that is given.
 
-    Raises BadInput if the file or an override states a vocabulary that its dataset does not have.
-    The vocabulary that a twin's rule gives does not count as stated.
+    Raises the errors of `read_run_config`, `continue_run` and `resolve`, and BadInput if the file
+    or an override states a vocabulary that its dataset does not have. The vocabulary that a twin's
+    rule gives does not count as stated.
     """
     config = read_run_config(model, overrides, twin)
     run = resolve(continue_run(config, earlier) if earlier else config, ranks)

@@ -26,8 +26,8 @@ def fused(
     step: AdamStep,
 ) -> None:
     """Do one AdamW step on flat weights and moments, in place, and write the new weights to `copy`
-    in its own dtype, unless it is None. The gradient, which counts times `step.clipping`, is not
-    changed."""
+    in its own dtype, unless it is None. `step` has the rate, the betas and the other numbers of the
+    step. The gradient, which counts times `step.clipping`, is not changed."""
     # √(v/c) + ε is (√v + ε√c)/√c, which leaves one division for each weight.
     root = math.sqrt(1 - step.beta2**step.steps)
     rate = step.learning_rate * root / (1 - step.beta1**step.steps)

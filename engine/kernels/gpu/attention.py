@@ -31,7 +31,8 @@ LOG2_E = tl.constexpr(math.log2(math.e))
 
 
 class Tiles(NamedTuple):
-    """Queries and keys that a program handles at a time, its warps and pipeline stages."""
+    """Sizes with which an attention kernel is launched: the numbers of queries and keys that a
+    program handles at a time, of its warps and of its pipeline stages."""
 
     queries: int
     keys: int
@@ -58,8 +59,8 @@ def parts_of(d: int, dtype: torch.dtype) -> tuple[int, int]:
 
 
 def compute_capability() -> int:
-    """Return the current GPU's compute capability, times 10. Without a GPU, as under Triton's
-    interpreter, it is an H100's."""
+    """Return the current GPU's compute capability, times 10: 90 for 9.0. Without a GPU, as under
+    Triton's interpreter, it is an H100's."""
     try:
         return int(driver.active.get_current_target().arch)
     except RuntimeError:
@@ -67,7 +68,8 @@ def compute_capability() -> int:
 
 
 def tiles_for(d: int, dtype: torch.dtype) -> tuple[Tiles, Tiles, Tiles]:
-    """Return the tiles for outputs, for gradients of queries, and for gradients of keys and values.
+    """Return three `Tiles` for heads of `d` columns, the sizes with which kernels are launched: for
+    outputs, for gradients of queries, and for gradients of keys and values.
 
     For 16-bit numbers, head dims up to 128 and heads of one part, they are the fastest tried on an
     H200, or at most 5 % slower. The others are chosen so that registers and shared memory suffice.
@@ -84,8 +86,8 @@ def tiles_for(d: int, dtype: torch.dtype) -> tuple[Tiles, Tiles, Tiles]:
 
 
 def flash(query_key_value: torch.Tensor, mask: DropoutMask | None) -> torch.Tensor:
-    """Return causal attention's outputs of all heads, [s, b, n·d], from queries, keys and values
-    [s, b, n, 3, d]. `mask` drops softmax weights; None means no dropout."""
+    """Return causal attention's outputs of all heads, [s, b, n·d], from one tensor of queries, keys
+    and values, [s, b, n, 3, d], on a GPU. `mask` drops softmax weights; None means no dropout."""
     if mask is None:
         with sdpa_kernel(BACKENDS, set_priority=True):
             return reference(query_key_value, None)
@@ -129,7 +131,8 @@ class _Flash(torch.autograd.Function):
 
 def _launch(kernel: Any, rows: int, tiles: Tiles, qkv: torch.Tensor, *given: object) -> None:
     """Run a kernel on `qkv` [s, b, n, 3, d] and the other arguments, with one program for every
-    head of every sequence and every `rows` of its queries or keys."""
+    head of every sequence and every `rows` of its queries or keys. `tiles` has the kernel's sizes;
+    the results are written to tensors among the arguments."""
     s, b, n, _, d = qkv.shape
     kernel[triton.cdiv(s, rows), b * n](
         qkv,
@@ -148,8 +151,9 @@ def _launch(kernel: Any, rows: int, tiles: Tiles, qkv: torch.Tensor, *given: obj
 
 @triton.jit
 def _draw(keys, bits, first_row, threshold, s, n, r: tl.constexpr):
-    """Write the mask's bits, 8 per byte, for `r` queries and 128 keys. Tiles whose keys are all
-    later than the queries are not written."""
+    """Write to `bits` which softmax weights of one head stay, a bit for each, 8 per byte, for `r`
+    queries and 128 keys: 1 if a weight is not dropped. Tiles whose keys are all later than the
+    queries are not written."""
     group = tl.program_id(2)
     start = tl.program_id(0) * r
     if tl.program_id(1) * 128 < start + r:
@@ -164,8 +168,8 @@ def _draw(keys, bits, first_row, threshold, s, n, r: tl.constexpr):
 
 @triton.jit
 def _part(base, first, stride, s, r: tl.constexpr, d: tl.constexpr, w: tl.constexpr):
-    """Return the addresses of `w` columns of one head's rows from `first` on, [r, w], and which of
-    them the head has."""
+    """Return the addresses of `w` columns of one head's rows from `first` on, [r, w], and booleans,
+    True for the addresses whose row is below `s` and whose column is below `d`."""
     row = tl.arange(0, r)[:, None]
     column = tl.arange(0, w)[None, :]
     return base + tl.cast(first, tl.int64) * stride + (row * stride + column), (row < s - first) & (
@@ -230,8 +234,8 @@ def _along(a, b, v: tl.constexpr):
 
 @triton.jit
 def _add(total, weights, tile, v: tl.constexpr):
-    """Return total + weights · tile as a pair, for the two parts of the head that total and tile
-    have."""
+    """Return total + weights · tile, where total, tile and the result are pairs, one tensor for
+    each part of the head. If v is 0, the second part of total stays as it is."""
     first = tl.dot(weights, tile[0], total[0], input_precision="ieee")
     second = total[1]
     if v:
@@ -242,7 +246,8 @@ def _add(total, weights, tile, v: tl.constexpr):
 @triton.jit
 def _stays(bits, group, query, key, s):
     """Return booleans, True where a softmax weight is not dropped, by the `bits` that `_draw` wrote
-    for head `group`. `query` is a column of numbers and `key` a row, or the reverse."""
+    for head `group`, counted over all sequences. `query` is a column of numbers and `key` a row, or
+    the reverse."""
     row = (s + 127) // 128 * 16
     # Rows beyond the sequence read the bits of the last one; nothing of them is stored.
     at = tl.minimum(query, s - 1) * row + key // 128 * 16 + key % 16
@@ -338,8 +343,9 @@ def _to_query(
     w: tl.constexpr,
     v: tl.constexpr,
 ):
-    """Write the gradient of the queries, and for each query the inner product of its output and
-    output gradient, which `_to_key_value` reads."""
+    """Kernel: write the gradient of one head's `m` queries to `qkv_gradient`, and to `inners` for
+    each query the inner product of its output and the output's gradient, which `_to_key_value`
+    reads."""
     group = tl.program_id(1)
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * m
     stride = b * n * 3 * d

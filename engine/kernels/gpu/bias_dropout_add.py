@@ -17,7 +17,8 @@ ROWS, MASK_BLOCKS, STEPS = 4, 4, 16
 """Rows per tile, columns per tile in blocks of the mask, and tiles per program in backward. With a
 norm a tile has one whole row."""
 WIDEST = 8192
-"""Widest row that a program with a norm holds in registers."""
+"""Largest number of elements in a row that a program with a norm holds in registers; wider rows go
+to the reference."""
 
 
 class _AddNorm(torch.autograd.Function):
@@ -149,8 +150,8 @@ def add_norm(
 
 @triton.jit
 def _centred(value, inside, h, epsilon):
-    """Return rows less their mean, zero outside, and the inverse of each row's standard deviation,
-    as a column."""
+    """Return rows of `h` numbers less their mean, zero where `inside` is False, and the inverse of
+    each row's standard deviation, as a column. `epsilon` is added to the variance."""
     value = tl.where(inside, value - tl.sum(value, 1)[:, None] / h, 0.0)
     return value, 1.0 / tl.sqrt_rn(tl.sum(value * value, 1) / h + epsilon)[:, None]
 

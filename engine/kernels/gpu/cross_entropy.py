@@ -21,10 +21,10 @@ def chunked(
     vocab_size: int,
     axis: VocabAxis,
 ) -> torch.Tensor:
-    """Return the mean loss of targets [n], a scalar in fp32, from hidden [n, h] and this rank's
-    rows of the weight, [v/t, h]; rows at or above `vocab_size`, counted over all ranks, are
-    padding. Every rank of `axis` calls it. Gradients are computed along with the loss, and backward
-    scales them in place, so it can run only once."""
+    """Return the mean cross-entropy of targets [n], a scalar in fp32, from hidden states [n, h] and
+    this rank's rows of the output weight, [v/t, h]; rows at or above `vocab_size`, counted over all
+    ranks, are padding. Every rank of `axis` calls it. Gradients are computed along with the loss,
+    and backward scales them in place, so it can run only once."""
     return in_chunks(
         hidden,
         weight,
@@ -73,8 +73,9 @@ def softmax_gradient(
     sums: torch.Tensor,
     factor: float,
 ) -> None:
-    """Turn logits into `factor` × (softmax − 1 at the target), and padding into 0, in place. `top`
-    and `sums` are over all ranks; `own_top` is not read."""
+    """Turn logits [n, v/t], with `columns` real ones in a row, into `factor` × (softmax − 1 at the
+    target), and padding into 0, in place. `top` and `sums` are over all ranks; `own_top` is not
+    read."""
     _softmax_gradient[(len(logits),)](
         logits,
         targets,

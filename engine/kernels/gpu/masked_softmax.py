@@ -12,8 +12,8 @@ from mlm_repro.engine.kernels.gpu.masks import Context, warps
 
 
 class _MaskedSoftmax(torch.autograd.Function):
-    """Softmax of scaled and masked scores over the keys. It keeps the scores for backward, and not
-    the weights, which are rounded."""
+    """Autograd function: softmax of scaled and masked attention scores [b, n, s, k] over the keys.
+    It keeps the scores for backward, and not the weights, which are rounded."""
 
     @staticmethod
     def forward(
@@ -64,8 +64,8 @@ def _weights(
     is_causal: tl.constexpr,
     width: tl.constexpr,
 ):
-    """Return this program's row of weights, [width], in fp32: 0 for keys that the query does not
-    see, and beyond the last key."""
+    """Return this program's row of the softmax of scaled scores, [width], in fp32: 0 for keys that
+    the query does not see, and beyond the last key."""
     row = tl.program_id(0).to(tl.int64)
     query = row % s
     sample = row // (n * s)

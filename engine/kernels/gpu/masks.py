@@ -12,7 +12,7 @@ import triton.language as tl
 from mlm_repro.engine.kernels.dropout import DropoutMask, keys_on
 
 Context = Any
-"""Autograd's context."""
+"""Type of autograd's context, in which a forward pass keeps what its backward pass needs."""
 BLOCK = 128
 """Columns of a random row that come from 16 counters."""
 
@@ -75,8 +75,8 @@ def packed(keys, rows, block, threshold):
 def mask_arguments(
     mask: DropoutMask | None, device: torch.device
 ) -> tuple[torch.Tensor, int, int, float]:
-    """Return a dropout mask as arguments of a kernel: keys int64 (empty without dropout), first
-    row, threshold, scale."""
+    """Return a dropout mask as a tuple of four arguments of a kernel: keys, an int64 tensor [b] on
+    the device (empty without dropout), first row, threshold, scale."""
     if mask is None:
         return torch.empty(0, dtype=torch.int64, device=device), 0, 0, 1.0
     return keys_on(mask.keys, device), mask.first_row, mask.threshold, mask.scale
