@@ -22,7 +22,7 @@ UNSPLIT = "all"
 """Name that the token files have instead of a split's if the documents were not divided into
 splits."""
 DATED_FILES = frozenset({MANIFEST, LEDGER})
-"""Files that contain times, which the digest of a dataset's content leaves out."""
+"""Names of the files that contain times, which the digest of a dataset's content leaves out."""
 MAX_SAMPLES = 5
 EXCERPT_CHARACTERS = 300
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -188,11 +188,13 @@ class Ledger(FileSchema, frozen=False):
 
     @property
     def lines(self) -> int:
-        """Number of lines that were read, documents and malformed ones together."""
+        """Number of lines that were read: the sum of documents and malformed lines. Blank lines are
+        not counted."""
         return self.malformed_lines + self.stages[0].documents_in
 
     def stage(self, name: str) -> StageAttrition:
-        """Return the stage of that name, which is appended if the ledger does not have it."""
+        """Return the ledger's entry for the stage of that name; if it has none, an entry with all
+        counts 0 is appended first."""
         entry = next((stage for stage in self.stages if stage.name == name), None)
         if entry is None:
             entry = StageAttrition.begin(name)
@@ -200,8 +202,9 @@ class Ledger(FileSchema, frozen=False):
         return entry
 
     def enter(self, tasks: list[JSON]) -> None:
-        """Merge the stage counts of finished tasks into the ledger; each task has them as a list
-        `stages`."""
+        """Add the stage entries of finished tasks to the ledger's entries of the same stages;
+        missing ones are appended. Each of `tasks` is a task's counts, which have its entries as
+        JSON in a list `stages`."""
         for counts in tasks:
             for stage in counts["stages"]:
                 self.stage(stage["name"]).merge(StageAttrition.model_validate(stage))
@@ -298,7 +301,8 @@ class DataCard(FileSchema, frozen=False):
 
 
 def dataset_digest(directory: Path) -> str:
-    """Return the digest of a dataset's content, which a second build from the same text has too."""
+    """Return the digest of the content of a complete dataset, without its files with times, so that
+    a second build from the same text has it too. The files' digests are read from the seal."""
     return content_digest(directory, without=DATED_FILES)
 
 
@@ -348,8 +352,9 @@ def named_datasets(run: Path) -> list[TrainedOn]:
 
 
 def trained_datasets(run: Path) -> list[tuple[Path, float]]:
-    """Return the directories of a run's datasets with their blend weights. Raises DataMissing if
-    one is absent or has another digest, and errors as `named_datasets` does."""
+    """Return the directories of a run's datasets with their blend weights. Raises BadInput if there
+    is no run, DataMissing if its manifest does not name its datasets, or if a dataset is absent or
+    has another digest."""
     datasets = named_datasets(run)
     for dataset in datasets:
         if not dataset.is_here:

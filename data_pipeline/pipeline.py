@@ -43,7 +43,7 @@ from mlm_repro.lineage.errors import BadInput
 class Pipeline:
     """Runs the stages of a recipe on its sources, as tasks in `workspace`.
 
-    `test_sets` are the files to search for, None for one that is missing.
+    `test_sets` are the files to search for, by the test set's name, None for one that is missing.
     """
 
     config: DataConfig
@@ -95,8 +95,8 @@ class Pipeline:
         return self
 
     def _section(self, name: str) -> JSON | None:
-        """Return the plain values of a stage's configuration, or None if the stage is not run or
-        has no section, such as one of the user's own code."""
+        """Return a stage's section of the recipe as JSON values by key, or None if the stage is not
+        run or has no section, such as one of the user's own code."""
         section = getattr(self.config, name, None)
         return section.model_dump(mode="json") if section and name in self.stages else None
 
@@ -157,7 +157,8 @@ class Pipeline:
 
     def _check_malformed(self) -> None:
         """Raise BadInput, with the first reasons, if more lines are malformed than the recipe
-        allows. All of them are then kept beside the run."""
+        allows. All of them are then copied to `RUN.quarantine.jsonl` beside the run's directory
+        RUN."""
         bad = self.ledger.malformed_lines
         lines = self.ledger.lines
         limit = self.config.sources.max_bad_fraction
@@ -177,7 +178,8 @@ class Pipeline:
 
     def joined(self, name: str, *stages: str) -> Path:
         """Join, by a task, all files called `name` that the tasks of these finished stages wrote,
-        such as all malformed input, and return the path of the joined file."""
+        such as all malformed input, and return the path of the joined file in the workspace. The
+        files follow one another stage by stage, and in each by shard."""
         finished = [self.finished[stage] for stage in stages]
         settings = {"shards": len(finished[0].counts), "name": name}
         inputs = (stage_tasks.input for stage_tasks in finished)
@@ -306,7 +308,7 @@ class Pipeline:
 
     def _deduplicate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
         """Decide which documents are near-duplicates, describe the search in the ledger, and return
-        the decisions as the input of a further task."""
+        the decisions as the input of a further task. `decided` is not used."""
         held = sum(task_counts["documents"] for task_counts in measured.counts[: self.compared])
         decisions, compared = find_duplicates(
             self.workspace, prepared, measured, self.config.deduplicate, held
@@ -331,7 +333,8 @@ class Pipeline:
 
     def _decontaminate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
         """Decide which n-grams of the test sets are cut out, describe the search in the ledger, and
-        return these n-grams as the input of a further task."""
+        return these n-grams as the input of a further task. `decided` has the decisions on
+        duplicates, if there are any: n-grams in duplicates do not count."""
         frequent = self.config.decontaminate.frequent
         settings = {
             "counts": [task_counts["documents"] for task_counts in measured.counts],

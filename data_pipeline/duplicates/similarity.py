@@ -25,8 +25,9 @@ Span = tuple[int, int]
 
 
 def shingle_keys(text: str, characters: int) -> Keys:
-    """Return the keys of the distinct shingles of a text, ascending. A text that is shorter than a
-    shingle is its own only shingle."""
+    """Return the keys of the distinct shingles, runs of `characters` characters, of a text,
+    ascending, as uint64 [shingles]. A text that is shorter than a shingle is its own only
+    shingle."""
     data = as_bytes(text)
     if len(text) >= characters:
         keys = np.sort(_keys(data, characters))
@@ -36,8 +37,8 @@ def shingle_keys(text: str, characters: int) -> Keys:
 
 @compiled
 def _keys(data: NDArray[np.uint8], characters: int) -> Keys:
-    """Return the keys of all shingles of a text in UTF-8, in the order of the text, repetitions
-    included."""
+    """Return the keys of all shingles, of `characters` characters each, of a text in UTF-8,
+    [shingles], in the order of the text, repetitions included."""
     all_keys = np.empty(data.shape[0], np.uint64)
     keys = np.empty(CHUNK, np.uint64)
     starts = np.empty(CHUNK, np.int64)
@@ -115,8 +116,9 @@ class ShingledTexts:
         return np.concatenate(similar)
 
     def _find(self, numbers: Sequence[int]) -> Iterator[list[Span]]:
-        """Yield lists of the spans that the texts' keys have in the cache. A list is valid until
-        the next one is requested, which may empty the cache."""
+        """Yield lists of the spans (start, end) that the keys of the texts `numbers` have in the
+        cache, in order; most often one list. A list is valid until the next one is requested, which
+        may empty the cache."""
         some: list[Span] = []
         for number in numbers:
             if number not in self._spans:

@@ -44,8 +44,8 @@ SAMPLES = (
 
 
 def detect(text: str) -> str | None:
-    """Return the language that langdetect finds, "unknown" if none is likely, or None if the text
-    has no features."""
+    """Return the code of the language that langdetect finds, such as "en", "unknown" if none is
+    likely, or None if the text has no features."""
     return _detection()(text)[0]
 
 
@@ -56,8 +56,9 @@ def probability(text: str) -> float:
 
 
 def reference_detection(text: str) -> Detection:
-    """Return the language and the probabilities that langdetect itself finds, with seed 0 and
-    ordered profiles; None and an empty tuple for a text without features."""
+    """Return the language, or "unknown", and the probability of each language that langdetect
+    itself finds, with seed 0 and ordered profiles; None and an empty tuple for a text without
+    features."""
     detector = language_factory().create()
     detector.append(text)
     try:

@@ -52,8 +52,8 @@ class NgramIndex:
         _fill(hashes, self._filter, self._table)
 
     def candidates(self, text: str) -> Iterator[int]:
-        """Yield the character positions, ascending, of the words at which an n-gram of the index
-        may begin.
+        """Yield the character positions, ascending, of the words of `text` at which an n-gram of
+        the index may begin. Every match is among them.
 
         The text is read in chunks: memory beyond it is constant.
         """
@@ -176,7 +176,8 @@ def _hash_words(
 
 @compiled
 def _scramble(value: np.uint64) -> np.uint64:
-    """Return the key of a hash, never 0; its high bits depend on all of the hash."""
+    """Return the key under which the index stores the hash `value`; it is never 0, and its high
+    bits depend on all of the hash."""
     return ((value ^ (value >> HALF)) * RADIX) | ONE
 
 

@@ -34,8 +34,8 @@ def slice_documents(documents: int, size: int) -> int:
 
 
 def choose_order(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write the order of the remaining documents, a file of numbers for each split, and the
-    number of each shard's first document.
+    """Task: write the order of the remaining documents, for each split a file `order-SPLIT.npy` of
+    numbers, and `starts.npy`, the number of each shard's first document and the total.
 
     Settings: `counts`, documents left in each shard; `splits`, the split of each shard, "" before
     splitting; `shuffle`, section and seed of the split, or None for the order of the input. Returns
@@ -74,12 +74,13 @@ def split(
 
 
 def gather_slice(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write the documents from `first` to before `last` in the order of a split.
+    """Task: write the documents from `first` to before `last` in the order of a split, as JSON
+    lines and as a token file.
 
     Only the shards that hold one of them are opened, and only their own bytes are read. Settings:
-    `split`, `first`, `last`, `lines` (True if texts are wanted), `dtype` of tokens or None. Inputs:
-    the order, and all shards after each pass and after selection. Returns the numbers of documents,
-    bytes and tokens.
+    `split`, `first`, `last`, `lines` (True if texts are wanted), `dtype` of tokens, or None if no
+    token file is wanted. Inputs: the order, and all shards after each pass and after selection.
+    Returns the numbers of documents, bytes and tokens.
     """
     order = np.load(inputs[0] / "00000" / f"order-{settings['split']}.npy", mmap_mode="r")
     numbers = np.array(order[settings["first"] : settings["last"]])

@@ -37,8 +37,8 @@ RESULT = "overlap.json"
 
 
 def count_overlap(texts: Iterable[str], test_set: Path, words: int) -> tuple[int, set[str]]:
-    """Read the texts, and return their number and the set of those n-grams, of `words` words, of a
-    test-set file that they contain."""
+    """Read the texts, and return their number and the set of the n-grams, of `words` words, of the
+    test-set file `test_set` that they contain. `<unk>` divides a text."""
     ngrams = ngrams_of_files((test_set,), words, words)
     read = 0
     contained = set[str]()
@@ -114,8 +114,8 @@ def measure_overlap(
 
 
 def count_shard(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write the n-grams of the test set that a shard of the input contains, one a line.
-    Returns the number of texts in the shard."""
+    """Task: write the n-grams, of `words` words, of the test set that a shard of the input
+    contains, sorted, one a line, to `found.txt`. Returns the number of texts in the shard."""
     items = read_pieces(settings["pieces"], settings["max_line_bytes"])
     texts = (item.text for item in items if isinstance(item, Document))
     read, present = count_overlap(texts, Path(settings["test_set"]), settings["words"])

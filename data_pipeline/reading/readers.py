@@ -209,7 +209,8 @@ def mend_surrogates(text: str) -> str:
 
 
 def malformed(name: str, line: int, reason: str, content: bytes) -> Malformed:
-    """Return a record of malformed input, with its first characters."""
+    """Return a record of malformed input: the name of its file, its line, the reason, and the first
+    EXCERPT_CHARACTERS characters of `content`."""
     excerpt = content[: 4 * EXCERPT_CHARACTERS].decode("utf-8", "replace")[:EXCERPT_CHARACTERS]
     return Malformed(name, line, reason, excerpt)
 
@@ -245,7 +246,8 @@ def _read_lines(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
 
 
 def _parse(piece: Piece, number: int, line: bytes, row: JSON | None = None) -> Item:
-    """Return the document of a line or of a row, or a record of malformed input with the reason."""
+    """Return the document of a line, or of a row if one is given, or a record of malformed input
+    with the reason. `number` is its line or row in the file."""
     value: Any = ""
     try:
         value = (
@@ -272,8 +274,9 @@ def _parse(piece: Piece, number: int, line: bytes, row: JSON | None = None) -> I
 
 
 def document_of(piece: Piece, number: int, value: object) -> Document:
-    """Return the document of a line or a row. Raises ValueError if it is not an object, has no
-    text, or has metadata that `plain` refuses; UnicodeDecodeError if its bytes are not UTF-8."""
+    """Return the document of a line or a row, `value`, with the number `number` in its file. Raises
+    ValueError if it is not an object, has no text, or has metadata that is nested too deeply;
+    UnicodeDecodeError if its bytes are not UTF-8."""
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     text = _value(value, piece.text_key)
@@ -347,7 +350,8 @@ def _table_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
 
 
 def table_bytes(path: str) -> Any:
-    """Return a table opened as a binary file; a local file is mapped into memory."""
+    """Return the file of a table, at a path or an address, opened as a binary file; a local file is
+    mapped into memory."""
     import pyarrow
 
     file = place_of(path)
@@ -355,7 +359,8 @@ def table_bytes(path: str) -> Any:
 
 
 def _batches(piece: Piece) -> Iterator[Any]:
-    """Yield batches of at most BATCH_ROWS rows, with the wanted columns alone."""
+    """Yield batches of at most BATCH_ROWS rows of a Parquet or Arrow table, in order, with only the
+    columns that documents are made from."""
     from pyarrow import parquet
 
     columns = [piece.text_key, *([piece.id_key] if piece.id_key else []), *piece.keep]
@@ -394,8 +399,8 @@ def _read_text(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
 
 
 def text_document(name: str, content: bytes, max_line_bytes: int) -> Document | Malformed:
-    """Return a document from a file's content, or a record of malformed input. At most one byte
-    more than the limit need be given."""
+    """Return a document from a text file's content, with `name` as its id, or a record of malformed
+    input if it is too long or not UTF-8. At most one byte more than the limit need be given."""
     if len(content) > max_line_bytes:
         return malformed(name, 1, f"longer than {max_line_bytes:,} bytes", content)
     try:

@@ -50,7 +50,7 @@ class OpenedSources:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the sources."""
+        """Names of the sources, as the recipe or the fallback has them, in order."""
         return tuple(source.name for source in self.sources)
 
     @property
@@ -71,7 +71,8 @@ class OpenedSources:
         }
 
     def describe(self) -> str:
-        """Return a description for people, which is complete once the sources have been read."""
+        """Return a description for people: the descriptions of all sources, what a limit cut off,
+        and the fallback. It is complete once the sources have been read."""
         described = "; ".join(
             source.describe() + self._cuts.get(source.name, "") for source in self.sources
         )
@@ -106,8 +107,8 @@ class OpenedSources:
     def shards(
         self, workspace: Workspace, shard_bytes: int, compared: bool = False
     ) -> list[list[Piece]]:
-        """Return all pieces of all sources in order, or of the datasets that are `compared`,
-        gathered into shards."""
+        """Return all pieces of all sources in order, or with `compared` of the datasets that the
+        build compares with, gathered into shards of about `shard_bytes`, a list of pieces each."""
         sources = self.compared if compared else self.sources
         pieces = (
             self._within_limits(source, source.pieces(workspace, shard_bytes)) for source in sources
@@ -115,8 +116,8 @@ class OpenedSources:
         return pack(chain.from_iterable(pieces), shard_bytes)
 
     def _within_limits(self, source: Source, pieces: Iterator[Piece]) -> Iterator[Piece]:
-        """Yield a source's pieces up to the recipe's limits, and remember where the source was cut
-        off."""
+        """Yield a source's pieces up to the recipe's limits, and remember for the description how
+        many documents were read if the source was cut off."""
         config = self.config
         if (
             source in self.compared

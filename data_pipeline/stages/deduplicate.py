@@ -68,7 +68,7 @@ class DeduplicateConfig(Stage):
 
     @property
     def num_permutations(self) -> int:
-        """Length of a MinHash signature."""
+        """Length of a MinHash signature: the number of bands times the number of rows."""
         return self.banding[0] * self.banding[1]
 
     @property

@@ -71,8 +71,8 @@ def build_sample_index(
 
 
 class SamplePiece(NamedTuple):
-    """The tokens of one document within a sample, with the document's index and the first token's
-    position in the document."""
+    """Tokens of one document within a sample, with the document's index in its token file and the
+    first token's position in the document."""
 
     document: int
     start: int
@@ -82,8 +82,8 @@ class SamplePiece(NamedTuple):
 
 
 class PackedSamples:
-    """The samples of one token file, at least `num_samples`, of s + 1 consecutive tokens each, in
-    shuffled order. Samples run across documents."""
+    """Samples of one token file, at least `num_samples`, of s + 1 consecutive tokens each, with s
+    the sequence length, in shuffled order. Samples run across documents."""
 
     def __init__(self, token_file: TokenFile, num_samples: int, seq_length: int, seed: int) -> None:
         self._file = token_file
@@ -120,7 +120,8 @@ class PackedSamples:
 
 
 class BlendedSamples:
-    """The samples of several token files, each file drawn in proportion to its weight."""
+    """Samples of several token files, `num_samples` in all, each file drawn in proportion to its
+    weight."""
 
     def __init__(
         self, parts: Sequence[tuple[TokenFile, float]], num_samples: int, seq_length: int, seed: int
@@ -151,15 +152,16 @@ class BlendedSamples:
 def training_samples(
     parts: Sequence[tuple[TokenFile, float]], num_samples: int, seq_length: int, seed: int
 ) -> PackedSamples | BlendedSamples:
-    """Return the samples of one token file, or of several with their weights."""
+    """Return at least `num_samples` samples, of `seq_length` + 1 tokens each, of one token file, or
+    of several in proportion to their weights, in the order of training."""
     if len(parts) == 1:
         return PackedSamples(parts[0][0], num_samples, seq_length, seed)
     return BlendedSamples(parts, num_samples, seq_length, seed)
 
 
 def known_tokens(tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64]:
-    """Return the tokens unchanged. Raises IntegrityFailure, on every rank, for a token that is
-    negative or not below `vocab_size`.
+    """Return the tokens unchanged. Raises IntegrityFailure for a token that is negative or not
+    below `vocab_size`; every rank that meets one prints the error, not only rank 0.
 
     A divided embedding would otherwise silently treat it as another rank's token.
     """
@@ -173,7 +175,7 @@ def known_tokens(tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64
 
 
 def normalized(weights: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the weights divided by their sum."""
+    """Return the weights divided by their sum, as a new array."""
     array = np.array(weights, np.float64)
     return array / array.sum()
 
@@ -195,8 +197,10 @@ def blending_indices(
 
 @cache
 def _compiled_blend() -> Callable[..., Any]:
-    """Return the loop `_blend` in compiled form. It is compiled at first use, so that a program
-    that only reads facts about a dataset never loads numba."""
+    """Return a compiled function of weights, datasets and numbers. It fills the latter two arrays:
+    for each sample the dataset that is furthest behind its weight, and the sample's number there.
+    It is compiled at first use, so that a program that only reads facts about a dataset never loads
+    numba."""
     from mlm_repro.lineage.loops import compiled
 
     return compiled(_blend)

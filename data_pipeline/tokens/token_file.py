@@ -37,7 +37,7 @@ def token_dtype(vocab_size: int) -> "np.dtype[Any]":
 
 
 def token_paths(prefix: Path) -> tuple[Path, Path]:
-    """Return the `.bin` and the `.idx` of a prefix."""
+    """Return the paths of the `.bin` and the `.idx` of a prefix, whether they exist or not."""
     return prefix.with_name(prefix.name + ".bin"), prefix.with_name(prefix.name + ".idx")
 
 
@@ -57,7 +57,7 @@ def texts_of(prefix: Path) -> Path:
 
 def blend(prefixes: Sequence[Path], weight: float = 1.0) -> list[tuple[Path, float]]:
     """Return the prefixes of one split's token files, each with a share of the weight in proportion
-    to its bytes."""
+    to the bytes of its `.bin`."""
     if len(prefixes) == 1:
         return [(prefixes[0], weight)]
     sizes = [token_paths(prefix)[0].stat().st_size for prefix in prefixes]
@@ -113,7 +113,8 @@ class TokenFile:
         return len(self.sizes)
 
     def __getitem__(self, sequence: int) -> NDArray[Any]:
-        """Return the tokens of one sequence."""
+        """Return the tokens of one sequence, by its number in the file, as a view of the mapped
+        file."""
         start = int(self._offsets[sequence]) // self.dtype.itemsize
         return self.tokens[start : start + int(self.sizes[sequence])]
 
@@ -193,8 +194,8 @@ class TokenFileWriter:
         )
 
     def add_file(self, prefix: Path) -> None:
-        """Append a token file with its documents. Raises BadInput if its tokens have another
-        dtype."""
+        """Append the sequences and documents of the token file at `prefix`. Raises BadInput if its
+        tokens have another dtype or a file is missing, IntegrityFailure if it is damaged."""
         other = TokenFile(prefix)
         if other.dtype != self._dtype:
             raise BadInput(

@@ -27,7 +27,8 @@ directory and returns counts. It must be importable and depend on nothing else."
 
 @dataclass(frozen=True)
 class Input:
-    """A directory that a task reads, with the digest of its content."""
+    """A directory that a task reads, with the digest of its content, by which tasks are told
+    apart."""
 
     path: Path
     digest: str
@@ -106,8 +107,8 @@ def finished(task: WorkTask, is_new: bool = False) -> Done | None:
 
 
 def _files(directory: Path) -> dict[str, list[Any]]:
-    """Return size and SHA-256 of each file below a task's directory, by path, without the
-    marker."""
+    """Return size and SHA-256, a list of two, of each file below a task's directory, by path,
+    without the marker."""
     written = sorted(
         path for path in directory.rglob("*") if path.is_file() and path.name != MARKER
     )

@@ -33,10 +33,11 @@ AHEAD = 4
 
 
 class LocalExecutor:
-    """Runs tasks in at most `count` processes, 0 meaning one for each core. With one, tasks run in
-    this process itself.
+    """Context manager that runs tasks in at most `count` processes, 0 meaning one for each core.
+    With one, tasks run in this process itself.
 
-    The processes are forked from a server that has imported PRELOADED and `preload`.
+    The processes are forked from a server that has imported PRELOADED and the modules `preload`.
+    They are killed when the block ends.
     """
 
     def __init__(self, count: int = 0, preload: Sequence[str] = ()) -> None:

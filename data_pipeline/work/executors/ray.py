@@ -19,8 +19,8 @@ ANSWER_SECONDS = 10
 
 
 class RayExecutor:
-    """Runs tasks on the cluster that `RAY_ADDRESS` names, or on one started here with `workers`
-    processes.
+    """Context manager that runs tasks on the Ray cluster that `RAY_ADDRESS` names, or on one
+    started here with `workers` processes, 0 meaning one for each core.
 
     A task whose node or process is lost is run again elsewhere. Raises BadInput if Ray is not
     installed, or, when the block begins, if the cluster cannot be used.
