@@ -282,5 +282,6 @@ def _open(dataset: Path) -> Path:
 
 
 def main() -> None:
-    """Run the program `mlm-data`; its default verb is `run`."""
+    """Run the program `mlm-data` on the arguments of this process, with `run` as its default verb,
+    and exit."""
     run_command(app, "run")

@@ -88,7 +88,7 @@ def write_table(path: Path, files: Iterable[Path]) -> None:
 
 
 class Unfit(Exception):
-    """Raised for a text that no filter can treat in reasonable time; its document goes to
+    """Raised by a filter for a text that it cannot treat in reasonable time; the document goes to
     quarantine."""
 
 

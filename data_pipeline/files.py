@@ -54,8 +54,8 @@ class DroppedSample(FileSchema):
 
 
 class StageAttrition(FileSchema, frozen=False):
-    """One stage of the data pipeline: how much came in, how much came out, and why the rest was
-    dropped."""
+    """The ledger's entry for one stage: how many documents, bytes and tokens came in and came out,
+    and how many were dropped for each reason, with samples."""
 
     name: str
     documents_in: int
@@ -83,25 +83,26 @@ class StageAttrition(FileSchema, frozen=False):
 
     @property
     def kept(self) -> Amount:
-        """The amount that came out of the stage."""
+        """The documents, bytes and tokens that came out of the stage, as an Amount."""
         return Amount(self.documents_out, self.bytes_out, self.tokens_out)
 
     def enter(self, size: int | None, tokens: int | None = 0, documents: int = 1) -> None:
-        """Count further documents as come into the stage: `documents` of them, `size` bytes and
-        `tokens` tokens in all. None counts as 0."""
+        """Add to the amounts that came into the stage: `documents` further documents with `size`
+        bytes and `tokens` tokens in all. None counts as 0."""
         self.documents_in += documents
         self.bytes_in = (self.bytes_in or 0) + (size or 0)
         self.tokens_in = (self.tokens_in or 0) + (tokens or 0)
 
     def keep(self, size: int | None, tokens: int | None = 0, documents: int = 1) -> None:
-        """Count further documents as kept by the stage: `documents` of them, `size` bytes and
-        `tokens` tokens in all. None counts as 0."""
+        """Add to the amounts that came out of the stage: `documents` further documents with `size`
+        bytes and `tokens` tokens in all. None counts as 0."""
         self.documents_out += documents
         self.bytes_out = (self.bytes_out or 0) + (size or 0)
         self.tokens_out = (self.tokens_out or 0) + (tokens or 0)
 
     def drop(self, document: Document, reason: str, size: int, tokens: int = 0) -> None:
-        """Count a dropped document under its reason, and keep the first MAX_SAMPLES of a reason as
+        """Add a dropped document, with its bytes and tokens, to the amount under its reason. The
+        ids and first characters of the first MAX_SAMPLES documents of a reason are kept as
         samples."""
         self.dropped.setdefault(reason, Amount()).add(1, size, tokens)
         samples = self.samples.setdefault(reason, [])
@@ -165,7 +166,8 @@ class NearDuplicates(FileSchema):
 
     @property
     def left_out(self) -> str:
-        """A sentence on the pairs that were not compared; an empty text if all were."""
+        """A sentence on the pairs that were not compared, for a warning; an empty text if all
+        were."""
         if not self.partly_compared_documents:
             return ""
         return (
@@ -326,8 +328,9 @@ class TrainedOn(NamedTuple):
 
 
 def named_datasets(run: Path) -> list[TrainedOn]:
-    """Return the datasets that a run was trained on. Raises BadInput if there is no run,
-    DataMissing if its manifest does not name its datasets."""
+    """Return the datasets that a run was trained on, in the order of its configuration, with the
+    directory in which each is now. Raises BadInput if there is no run, DataMissing if its manifest
+    does not name its datasets."""
     manifest = RunDirectory.open(run).manifest
     try:
         named = manifest["config"]["data"]["dataset"]

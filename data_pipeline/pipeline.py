@@ -102,8 +102,8 @@ class Pipeline:
 
     def _filters(self, kind: Known) -> JSON:
         """Return settings for the tasks of a pass that applies the recipe's filters of a `kind`:
-        the filters' names and sections, digests of those that are the user's own code, and whether
-        dropped documents are written."""
+        `filters`, pairs of a filter's name and section; `own`, digests of the filters that are the
+        user's own code; and `keep_dropped`, whether dropped documents are written."""
         names = [name for name in self.stages if name in kind]
         return {
             "filters": [(name, self._section(name) or {}) for name in names],
@@ -188,8 +188,8 @@ class Pipeline:
         )
 
     def _make_tokenizer(self, prepared: Finished) -> Finished | None:
-        """Train or copy the tokenizer by a task, load it into `tokenizer`, and return the finished
-        stage; do nothing and return None if no stage needs a tokenizer."""
+        """Train or copy the tokenizer by a task, load it into the attribute `tokenizer`, and return
+        the finished stage; do nothing and return None if no stage needs a tokenizer."""
         if not self.config.needs_tokenizer:
             return None
         config = self.config.tokenizer
@@ -215,8 +215,9 @@ class Pipeline:
         return made
 
     def _measure(self, prepared: Finished, tokenizer: Finished | None) -> Finished:
-        """Run the second pass over all shards, enter it in the ledger, and return the finished
-        stage. Raises BadInput if no document is left."""
+        """Run the second pass over all shards, which counts tokens, fingerprints documents and
+        searches for test-set text; enter it in the ledger, and return the finished stage. Raises
+        BadInput if no document is left."""
         config = self.config.deduplicate
         search = self.config.decontaminate
         bands, rows = config.banding
@@ -429,8 +430,8 @@ class Pipeline:
         return jobs
 
     def _gather(self, jobs: list[Job]) -> Finished:
-        """Write the slices of the splits, enter `split` and `tokenize` in the ledger with equal
-        shares of the time, and return the finished stage."""
+        """Write the slices of the splits by tasks, the `jobs`, enter `split` and `tokenize` in the
+        ledger with equal shares of the time, and return the finished stage."""
         start = time.monotonic()
         slices = self.workspace.all("gather", gather_slice, jobs)
         for name in ("split", "tokenize"):

@@ -45,7 +45,7 @@ NAMED = 1 << 14
 def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
     """Move the files of a pipeline that has run to `directory`, and write its ledger and, if it has
     token files, its tokenizer and data card. Returns the SHA-256 of the token files and of the
-    documents beside them, by name; an empty dict without token files.
+    documents beside them, by the file's path in `directory`; an empty dict without token files.
 
     If it is cut short, nothing is lost: the same call goes on.
     """

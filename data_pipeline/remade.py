@@ -178,7 +178,7 @@ def stages(run: Path) -> Comparisons:
 
 def _attrition(run: Path, ledger: Ledger) -> Comparisons:
     """Yield comparisons of the numbers in each stage's ledger entry with one another, with the
-    stages before it, and with quarantine, banding and splits."""
+    stage before it, and of the ledger with the quarantine in `run`, the banding and the splits."""
     for stage in ledger.stages:
         # A document loses tokens, and may become several.
         is_cut = stage.name == "decontaminate" and stage.changed

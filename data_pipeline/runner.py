@@ -208,8 +208,8 @@ class Promise(NamedTuple):
 def promise(
     config: DataConfig, sources: OpenedSources, rehearsed: "Rehearsed", size: int
 ) -> Promise:
-    """Predict the cost of a build of `size` bytes of text from a rehearsal on the same sources:
-    seconds, memory and disk grow with the number of documents.
+    """Return the predicted cost of a build of `size` bytes of text, from a rehearsal on the same
+    sources: seconds, memory and disk grow with the number of documents.
 
     The number of compared pairs that are not alike grows with the square of that number, up to the
     limit of documents that a bucket offers.
@@ -274,9 +274,9 @@ def offered(buckets: NDArray[Any]) -> float:
 
 
 def forecast(config: DataConfig) -> None:
-    """Print time, memory and disk of a build by stage, as if nothing was made yet; then for each
-    larger corpus, of a size in LARGER. If no rehearsal is possible, print the reason in place of
-    these."""
+    """Print time, memory and disk of a build by stage, as if nothing was made yet, from a rehearsal
+    on a sample; then the same for each larger corpus, of a size in LARGER. If no rehearsal is
+    possible, print the reason in place of these."""
     sources, _ = announce_cost(config)
     try:
         rehearsed = rehearse(config, sources)
@@ -319,8 +319,8 @@ class Rehearsed(NamedTuple):
 
 
 def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
-    """Build a sample, the first text of the sources, in a temporary folder, and return its cost.
-    Nothing is printed.
+    """Build a sample, the first text of the sources, in a temporary folder, and return its measured
+    cost. Nothing is printed.
 
     Raises UserError if that cannot be done, such as BadInput for a source on the hub or
     `installed-docs`.
@@ -606,7 +606,8 @@ def _put_away(work: Path, shelf: Path | None) -> None:
 
 
 def _found(run: RunDirectory) -> RunDirectory:
-    """Print that the run is complete already, renew the link to it, and return it."""
+    """Print a note that the run is complete already, renew the link by its name to it, and return
+    it."""
     print(f"already complete: {run.path}", file=sys.stderr)
     run.link()
     return run

@@ -108,7 +108,8 @@ def read_documents(path: Path) -> list[list[str]]:
 def ngrams_of_files(paths: tuple[Path, ...], words: int, min_words: int) -> Ngrams:
     """Return an `Ngrams` with the n-grams, of `words` words, of every passage of the test-set files
     that has at least `min_words` words; a passage of fewer than `words` is one n-gram. Raises
-    BadInput as `read_documents` does. The last results are cached."""
+    BadInput if a file cannot be read, or if a line of a `.jsonl` file has no `text`. The two last
+    results are cached."""
     documents = chain.from_iterable(map(read_documents, paths))
     passages = map(words_of, chain.from_iterable(documents))
     return Ngrams(

@@ -53,8 +53,8 @@ FILE_KINDS = ("jsonl", "text")
 
 
 def check_test_set_name(name: str) -> None:
-    """Raise ValueError, with the nearest known name, unless `name` is one of `TEST_SETS` or has the
-    form of a file, which is not looked for.
+    """Raise ValueError, with the nearest known name, unless `name` is the name of a published test
+    set or has the form of a file, which is not looked for.
 
     A file is `jsonl:PATH`, where PATH ends in `.jsonl`, or `text:PATH`, where it does not.
     """

@@ -317,8 +317,8 @@ def _hold(place: int, buckets: NDArray[np.int32], slots: NDArray[np.int32], most
 
 
 def histogram(similarities: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the number of similarities in each of HISTOGRAM_BINS equal bins of [0, 1], the last
-    one closed."""
+    """Return the number of similarities in each of HISTOGRAM_BINS equal bins of [0, 1],
+    [HISTOGRAM_BINS]; the last bin includes 1."""
     edges = np.arange(1, HISTOGRAM_BINS) / HISTOGRAM_BINS
     return np.bincount(np.searchsorted(edges, similarities, side="right"), minlength=HISTOGRAM_BINS)
 

@@ -57,7 +57,7 @@ def _keys(data: NDArray[np.uint8], characters: int) -> Keys:
 def compare(own: Keys, keys: Keys, spans: NDArray[np.int64], enough: float) -> NDArray[np.float64]:
     """Return the Jaccard similarity of the ascending keys `own` to the ascending `keys[start:end]`
     for each span (start, end) of `spans` [others, 2], up to and with the first that is at least
-    `enough`.
+    `enough`, as an array that may be shorter than the spans.
 
     Common keys are counted from both ends at once, so that the steps from the front do not wait for
     the steps from the back, and without branches, which a processor could not predict.
@@ -104,8 +104,8 @@ class ShingledTexts:
     def similarities(
         self, number: int, others: Sequence[int], enough: float
     ) -> NDArray[np.float64]:
-        """Return the Jaccard similarity of the text `number` to each of `others`, which are numbers
-        of texts and at least one, up to and with the first that is at least `enough`."""
+        """Return an array of the Jaccard similarities of the text `number` to `others`, at least
+        one number of a text, in order, up to and with the first that is at least `enough`."""
         ((start, end),) = [*self._find([number])][-1]
         own = self._keys[start:end].copy()
         similar = []

@@ -255,8 +255,9 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
         return repaired_with(segment, entities) if settled is None else settled
 
     def fix_text(text: str) -> str:
-        """Return the whole text repaired, block by block, and segment by segment where a block
-        needs more."""
+        """Return the whole text repaired: block by block with the cheap repairs, and segment by
+        segment where a block needs more. Raises Unfit for a text whose repair would not be
+        linear."""
         tag = 0 if "unescape_html" in left_out else text.find("<")
         tagged = len(text) if tag < 0 else tag - (tag - text.rfind("\n", 0, tag) - 1) % SEGMENT
         fixed = []
@@ -275,7 +276,7 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
 
 
 def _passes() -> Iterator[int]:
-    """Yield a number for each allowed pass, then raise Unfit."""
+    """Yield a number for each of MOST_PASSES allowed passes over a line, then raise Unfit."""
     yield from range(MOST_PASSES)
     raise Unfit(f"not repaired after {MOST_PASSES} passes")
 

@@ -181,7 +181,7 @@ def _draws() -> Bytes4:
 @compiled
 def _lookup(key: int, keys: Places, rows: Rows) -> int:
     """Return the row of probabilities of the n-gram with this key, or -1 if no profile has it.
-    `keys` and `rows` are the hash table of `_gram_tables`."""
+    `keys` and `rows` are a hash table with open addressing, whose free slots are -1."""
     slot = np.int64((np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - SLOTS_LOG2))
     while keys[slot] >= 0:
         if keys[slot] == key:

@@ -50,8 +50,8 @@ def detect(text: str) -> str | None:
 
 
 def probability(text: str) -> float:
-    """Return the probability of the likeliest language, which `detect` may call "unknown"; 0 for a
-    text without features."""
+    """Return the probability, from 0 to 1, of the likeliest language, also if it is too small for
+    `detect` to name the language; 0 for a text without features."""
     return max(_detection()(text)[1], default=0.0)
 
 
@@ -70,8 +70,9 @@ def reference_detection(text: str) -> Detection:
 
 @cache
 def _detection() -> Callable[[str], Detection]:
-    """Return the fast function that detects languages, or `reference_detection` if the fast one is
-    not exact here. If the fast one is returned, langdetect's own tables are freed."""
+    """Return the function from a text to its language and the probability of each language: the
+    fast one, or `reference_detection`, which calls langdetect, if the fast one is not exact here.
+    If the fast one is returned, langdetect's own tables are freed."""
     detection = checked_with_tables(
         "language detection",
         ("languages", "langdetect"),

@@ -97,8 +97,8 @@ def find_duplicates(
     config: DeduplicateConfig,
     held: int = 0,
 ) -> tuple[Finished, Compared]:
-    """Decide which documents are near-duplicates. Returns the finished stage with all decisions,
-    and the counts of compared pairs.
+    """Decide, by tasks, which documents of the finished passes are near-duplicates. Returns the
+    finished stage with all decisions, and the counts of compared pairs.
 
     The first `held` documents are kept without a comparison. Prints a warning if pairs were left
     out.

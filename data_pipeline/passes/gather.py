@@ -28,8 +28,8 @@ DOCUMENTS_AT_ONCE = 64
 
 
 def slice_documents(documents: int, size: int) -> int:
-    """Return the number of documents in a slice, for a corpus of `documents` documents with `size`
-    bytes in all."""
+    """Return the number of documents in a slice of about SLICE_BYTES, at most SLICE_DOCUMENTS, for
+    a corpus of `documents` documents with `size` bytes in all."""
     return max(1, min(SLICE_DOCUMENTS, round(SLICE_BYTES * documents / size)))
 
 
@@ -61,8 +61,8 @@ def choose_order(settings: Settings, inputs: list[Path], directory: Path) -> Cou
 def split(
     documents: int, train: int = 29, valid: int = 1, seed: int = 1234
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the shuffled document numbers of the two splits, in the ratio `train:valid` to the
-    nearest document.
+    """Return the shuffled document numbers of the training and of the validation split, two arrays,
+    for a corpus of `documents` documents, in the ratio `train:valid` to the nearest document.
 
     Each split has at least one document if there are two or more. The shuffle is NumPy's
     RandomState, whose stream is fixed for good.

@@ -49,10 +49,10 @@ not fill the memory."""
 
 def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: for each document of a shard that the token filters keep, write its index, its sizes,
-    its token ids and the requested measurements.
+    its token ids and the requested measurements, each to a file of its own.
 
     The measurements are MinHash fingerprints with text digests, and counts of test-set n-grams.
-    `numbers` [documents] are indices in the shard, `sizes` [documents, 2] bytes and tokens.
+    `numbers.npy` [documents] has indices in the shard, `sizes.npy` [documents, 2] bytes and tokens.
     Settings: `filters`, pairs of a TokenFilter's name and its section of the recipe; `deduplicate`
     and `decontaminate`, the keys of their sections that change the result, or None; `test_sets`,
     paths; `tokenizer`, a digest or None; `keep_dropped`, True if dropped documents are written too.

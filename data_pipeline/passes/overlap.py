@@ -50,11 +50,12 @@ def count_overlap(texts: Iterable[str], test_set: Path, words: int) -> tuple[int
 
 
 def overlap(found: set[str], test_set: Path, words: int) -> JSON:
-    """Return the statistic, as plain values by name, from the n-grams that `count_overlap` found in
-    all shards: how many n-grams the test set has, how many of them were found, and the percentage.
+    """Return the statistic of a test-set file from the n-grams of it that were `found` in all
+    shards. `percent` and `occurrences` count every n-gram in the test set, as the papers do: how
+    many there are and how many were found.
 
-    The papers count every occurrence in the test set. The counts of distinct n-grams, and of
-    occurrences in each document, in order, stand beside them.
+    `distinct` counts different n-grams, and `documents` has a pair of these two numbers for each
+    document of the test set, in order.
     """
     documents = []
     for document in read_documents(test_set):

@@ -49,8 +49,9 @@ def find_rare_ngrams(settings: Settings, inputs: list[Path], directory: Path) ->
 
 
 def select_documents(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write the index of a shard's remaining documents, the parts of documents that were cut,
-    and a list of the documents that still hold n-grams too frequent to be cut out.
+    """Task: write `places.bin`, the index of a shard's remaining documents; the parts of documents
+    that were cut, with their tokens; and `left_in.jsonl`, a list of the documents that still hold
+    n-grams too frequent to be cut out.
 
     The index, [documents, 6], locates each one, so that a slice reads no more of a shard than its
     own documents: 1 for a part, 0 for a whole document; start and end of its line; start and end of

@@ -56,7 +56,7 @@ SUFFIXES = {
     for kind, names in ENDINGS.items()
 }
 Files = list[tuple[str, Path | Remote]]
-"""Names and paths, or addresses, of files."""
+"""List of files, each a pair of its name and its path or remote address."""
 
 
 class FileSource:
@@ -102,8 +102,9 @@ class FileSource:
 
     @cached_property
     def files(self) -> Files:
-        """Name and path of each file that is read, in order. At first access standard input or a
-        pipe is copied to a temporary file, and the files that are left out are printed."""
+        """List of the name and path of each file that is read, in order. At first access standard
+        input or a pipe is copied to a temporary file, and the files that are left out are printed.
+        Raises BadInput if there are none."""
         path = self._root
         if "://" in self._path:
             return self._elsewhere(Remote(self._path))
@@ -206,7 +207,7 @@ class FileSource:
         return max(1, sum(sizes)) / max(1, len(sizes))
 
     def fingerprint(self) -> str:
-        """Return a digest of the names and the SHA-256 of all files to read. The files are read for
+        """Return a digest of the names and the content of all files to read. The files are read for
         it, once."""
         return sha256_json([[piece.name, piece.sha256] for piece, *_ in self._surveyed])
 

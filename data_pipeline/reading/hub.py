@@ -177,8 +177,8 @@ class HubSource:
 
     @cached_property
     def total_bytes(self) -> int:
-        """Approximate bytes of text, from the sizes of the compressed files; LARGE_BYTES if the hub
-        does not answer."""
+        """Approximate bytes of text, from the sizes of the subset's compressed files; LARGE_BYTES
+        if the hub does not answer or gives no sizes."""
         from huggingface_hub import HfApi
 
         location = self._location
@@ -236,7 +236,8 @@ def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 
 def _open(location: Location) -> Any:
-    """Return a stream of rows for each split of a corpus on the hub, by the split's name."""
+    """Return a dict from each split of a corpus on the hub to a stream of its rows, which downloads
+    them as they are read."""
     from datasets import load_dataset
 
     return load_dataset(

@@ -243,8 +243,9 @@ def extract(place: Place, max_line_bytes: int = MAX_LINE_BYTES) -> list[Document
 
 
 def _paragraphs_in_python(code: str) -> Iterator[str]:
-    """Yield the paragraphs of triple-quoted strings and whole-line comments, without legal ones.
-    They are found by a pattern; the code is not parsed."""
+    """Yield the paragraphs of the triple-quoted strings and whole-line comments in Python code,
+    except those with the words copyright or licence. They are found by a pattern; the code is not
+    parsed."""
     for match in IN_PYTHON.finditer(code):
         text = (
             inspect.cleandoc(match[3])
@@ -259,7 +260,8 @@ def _paragraphs_in_python(code: str) -> Iterator[str]:
 
 
 def _topics(name: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Yield id and text of the language reference's entries, which `help()` shows."""
+    """Yield id and text of the language reference's entries, which `help()` shows, from the syntax
+    tree of their module. An id is `name:TOPIC`."""
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
             for topic, text in sorted(ast.literal_eval(node.value).items()):

@@ -33,14 +33,14 @@ class Cut(NamedTuple):
     """First byte of the frame in the compressed file."""
     content: int
     newlines: int
-    """Bytes of content, and newlines in them, before the frame."""
+    """Number of newlines in the content before the frame, whose bytes are `content`."""
     is_inside: bool
     """True if the frame begins inside of a line."""
 
 
 def _expand(chunks: Iterable[bytes], kind: str) -> Iterator[tuple[bytes, int]]:
-    """Yield the content of compressed frames in pieces, each with the byte of the file at which its
-    frame begins.
+    """Yield the content of a compressed file's frames in pieces, each with the byte of the file at
+    which its frame begins. `chunks` are the bytes of the file, and `kind` is `.zst` or `.gz`.
 
     Chunks are small, so that a piece fits in memory whatever it expands to. Raises EOFError if the
     file is cut off, OSError or zlib.error if it is damaged.

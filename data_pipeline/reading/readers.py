@@ -56,7 +56,7 @@ Item = Document | Malformed | None
 
 
 class Damaged(BadInput):
-    """Raised if a file cannot be read to its end. If the build goes on without the rest, the
+    """Raised if an input file cannot be read to its end. If the build goes on without the rest, the
     message is written to the quarantine."""
 
 
@@ -137,8 +137,9 @@ def _read_rows(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
 
 
 def _csv_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
-    """Yield the line at which each row below the names of the columns ends, and the row, or a
-    reason if it has too many fields. A `.tsv` has tabs between columns."""
+    """Yield pairs for the rows below the names of the columns: the line at which the row ends, and
+    its fields by column, or a reason if it has too many fields. A `.tsv` has tabs between
+    columns."""
     delimiter = "\t" if ".tsv" in piece.path.lower() else ","
     # csv refuses fields of over 128 kB, and a text may be longer; `_read_rows` checks its length.
     csv.field_size_limit(1 << 62)
@@ -154,9 +155,9 @@ def _csv_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
 
 
 def _warc_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
-    """Yield the number and headers of each document of an archive, with its plain text under the
-    text's key, as in Common Crawl's WET files. A document of another content type has a reason
-    instead; other records, such as requests, are counted and skipped."""
+    """Yield a pair for each document of an archive: its number, and its headers with its plain text
+    under the text's key, as in Common Crawl's WET files. A document of another content type has a
+    reason instead; other records, such as requests, are counted and skipped."""
     iterator = import_extra("warcio.archiveiterator", "remote").ArchiveIterator
     with open_bytes(place_of(piece.path)) as file:
         for number, record in enumerate(iterator(file), 1):
@@ -173,7 +174,7 @@ def _warc_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
 
 
 def is_table(piece: Piece) -> bool:
-    """Return True if the piece is a Parquet or Arrow table: by its kind or, for a file of a
+    """Return True if the piece is of a Parquet or Arrow table: by its kind or, for a file of a
     dataset, by its name."""
     return piece.kind in ("parquet", "arrow") or (
         piece.kind == "documents" and piece.path.endswith(".parquet")
@@ -186,8 +187,8 @@ def _check_stamp(piece: Piece) -> None:
 
 
 def pieces_within(limit: Limit, pieces: Iterable[Piece], max_line_bytes: int) -> Iterator[Piece]:
-    """Yield the pieces up to the first document that the limit refuses; the last piece ends before
-    it. The pieces are read here once, for the sizes of their documents."""
+    """Yield the pieces up to the first document that `limit` refuses; the last piece ends before
+    it. The pieces are read here once, for the sizes of their documents, which `limit` counts."""
     for piece in pieces:
         before = limit.documents
         if all(map(limit.admits, read_pieces([piece], max_line_bytes))):
@@ -333,8 +334,8 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 
 def _value(row: JSON, key: str) -> Any:
-    """Return the value under a key of the row, else under its dotted steps, or None if the row
-    lacks it."""
+    """Return the value under `key` in a row or, if it has no such key, under the key's dotted
+    steps, such as `text` in the object `body` for `body.text`; None if the row lacks it."""
     inner: Any = row
     for step in [key] if key in row else key.split("."):
         inner = inner.get(step) if isinstance(inner, dict) else None
@@ -381,8 +382,8 @@ def _batches(piece: Piece) -> Iterator[Any]:
 
 
 def open_arrow(file: Any) -> tuple[Any, Iterator[Any]]:
-    """Return schema and batches of a file in Arrow's stream format, which `save_to_disk` writes, or
-    in its file format."""
+    """Return the schema and an iterator of the batches of a table in Arrow's stream format, which
+    `save_to_disk` writes, or in its file format."""
     import pyarrow
 
     if file.read(len(ARROW_FILE)) == ARROW_FILE:

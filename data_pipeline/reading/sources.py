@@ -63,8 +63,8 @@ class OpenedSources:
         return versions
 
     def fingerprints(self) -> dict[str, str]:
-        """Return the digest of each source and of each dataset that is compared, by `source NUMBER
-        NAME`. Files are read for it."""
+        """Return the digest of each source and of each dataset that the build compares with, by
+        `source NUMBER NAME`; numbers count from 0. Files are read for it."""
         numbered = enumerate((*self.sources, *self.compared))
         return {
             f"source {number} {source.name}": source.fingerprint() for number, source in numbered
@@ -93,7 +93,8 @@ class OpenedSources:
 
     @property
     def documents(self) -> int:
-        """Approximate number of documents, by the mean size of the first ones of each source."""
+        """Approximate number of documents to read, within the limits, by the mean size of the first
+        ones of each source of files, or a typical size for other sources."""
         of_source = [
             source.document_bytes if isinstance(source, FileSource) else TYPICAL_DOCUMENT_BYTES
             for source in self.sources
@@ -133,8 +134,8 @@ class OpenedSources:
 
 
 def open_sources(config: SourcesConfig, seed: int) -> OpenedSources:
-    """Return the sources to read. A source that stands in for the hub is announced on standard
-    error.
+    """Return the sources that a recipe names, opened. If the hub cannot be reached, the fallback
+    stands in for the sources on it, which is announced on standard error.
 
     Raises DataMissing for a corpus that is withdrawn, or if the hub cannot be reached and there is
     no fallback; BadInput for a source without files.

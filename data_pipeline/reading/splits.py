@@ -78,9 +78,9 @@ def _named(name: str) -> str:
 def choose_splits(
     source: str, told: Sequence[str], wanted: Sequence[str], is_whole: bool
 ) -> list[str]:
-    """Return the splits to read, in order: those `wanted`, or without them the only split, or
-    `train` alone of several. `told` has the split of each file of the source, as `tell_splits`
-    returns it.
+    """Return the splits to read, in order: the ones in `wanted`, or without them the only split, or
+    `train` alone of several. `told` has the split of each file of the source, "" for a file whose
+    name tells none.
 
     A file that tells none counts as `train`; if no file tells one, all are read, whatever is
     `wanted`. With `is_whole` the source names a data set, and one that has only held-out text is

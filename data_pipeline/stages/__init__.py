@@ -43,8 +43,8 @@ STAGES = tuple(_declared())
 
 
 def is_own(name: str) -> bool:
-    """Return True if a stage's name has a colon, as the name `module:Class` of a stage of the
-    user's own code has."""
+    """Return True if `name` is the name `module:Class` of a stage of the user's own code, which
+    alone has a colon."""
     return ":" in name
 
 

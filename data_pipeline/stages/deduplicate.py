@@ -73,7 +73,7 @@ class DeduplicateConfig(Stage):
 
     @property
     def expected_recall(self) -> float:
-        """Probability that a pair at the threshold shares a band."""
+        """Probability, from 0 to 1, that a pair at the threshold shares at least one band."""
         bands, rows = self.banding
         return float(1 - (1 - self.threshold**rows) ** bands)
 

@@ -27,7 +27,7 @@ class Stage(Config):
     name: ClassVar[str]
     """Name of the stage, of its section and of its entry in the ledger."""
     verb: ClassVar[str]
-    """Verb of `mlm-data`."""
+    """Verb of `mlm-data` that runs the stage alone."""
     step: ClassVar[int]
     """Rank among the steps of a build: 1 on text, 2 on text with tokens; each step from 3 on has
     one stage, which works on the whole corpus."""

@@ -22,8 +22,8 @@ from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 
 @dataclass(frozen=True)
 class SampleIndex:
-    """Megatron-LM's three index arrays: the order of documents, where each sample starts, and the
-    order of samples."""
+    """Megatron-LM's index of the training samples in a token file, three arrays: the order of
+    documents, where each sample starts, and the order of samples."""
 
     documents: NDArray[np.int32]
     """Order of documents over all epochs, [E·N]."""
@@ -76,7 +76,7 @@ class SamplePiece(NamedTuple):
 
     document: int
     start: int
-    """First token of the part within the document."""
+    """Position in the document of the part's first token."""
     tokens: NDArray[Any]
     file: TokenFile
 
@@ -94,8 +94,8 @@ class PackedSamples:
         return len(self.index.shuffle)
 
     def pieces(self, number: int) -> Iterator[SamplePiece]:
-        """Yield the documents, or parts of them, that make up the `number`-th sample in training
-        order."""
+        """Yield a SamplePiece for each document, whole or in part, that makes up the `number`-th
+        sample in training order."""
         return self._pieces(int(self.index.shuffle[number]))
 
     def consecutive(self, number: int) -> NDArray[np.int64]:
@@ -140,8 +140,8 @@ class BlendedSamples:
         ]
 
     def pieces(self, number: int) -> Iterator[SamplePiece]:
-        """Yield the documents, or parts of them, that make up the `number`-th sample in training
-        order. They are from one token file."""
+        """Yield a SamplePiece for each document, whole or in part, that makes up the `number`-th
+        sample in training order. They are from one token file."""
         return self._parts[self.datasets[number]].pieces(int(self.numbers[number]))
 
     def sample(self, number: int) -> NDArray[np.int64]:
@@ -183,7 +183,8 @@ def normalized(weights: Sequence[float] | NDArray[np.float64]) -> NDArray[np.flo
 def blending_indices(
     weights: NDArray[np.float64], size: int
 ) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-    """Return, for each of `size` samples, the index of its dataset and the sample's number there.
+    """Return two arrays [size]: for each of `size` samples the index of its dataset, and the
+    sample's number in that dataset.
 
     Each sample comes from the dataset that is furthest behind its weight, the first of equals
     (Megatron-LM megatron/data/helpers.cpp, build_blending_indices). `weights` add up to 1.

@@ -40,7 +40,7 @@ class PairSample(NamedTuple):
     length: int
     """Tokens before the padding."""
     is_swapped: int
-    """1 where B came first in the document."""
+    """1 if B came first in the document, else 0."""
 
 
 class Masking:
@@ -168,8 +168,8 @@ class PairSamples:
         return self._order[1]
 
     def _map(self) -> NDArray[np.int64]:
-        """Return the first sentence, the sentence after the last, and the target length of each
-        sample, in the file's order, [samples, 3]."""
+        """Return the first sentence, the sentence after the last, and the target length in tokens
+        of each sample, in the file's order, [samples, 3]."""
         sizes = self._sentences.ends - self._sentences.starts
         draws = (
             np.random.RandomState(self._seed)

@@ -122,8 +122,9 @@ def _find(
     ends: Any,
     documents: Any,
 ) -> int:
-    """Write the start and end of each sentence, and each document's first sentence, as far as the
-    arrays have room. Returns the number of sentences."""
+    """Write the start and end of each sentence to `starts` and `ends`, as far as these have room,
+    and the number of each document's first sentence, then the number of sentences, to `documents`.
+    Returns the number of sentences."""
     count = 0
     for document in range(len(document_index) - 1):
         documents[document] = count

@@ -32,7 +32,8 @@ CHECKED_AT_ONCE = 1 << 20
 
 
 def token_dtype(vocab_size: int) -> "np.dtype[Any]":
-    """Return uint16 for vocabularies under 65,500 tokens, int32 above (Megatron-LM's limit)."""
+    """Return the dtype of a token file: uint16 for vocabularies under 65,500 tokens, int32 for
+    others (Megatron-LM's limit)."""
     return np.dtype(np.uint16 if vocab_size < 65_500 else np.int32)
 
 
@@ -146,8 +147,9 @@ class TokenFile:
 
 
 class TokenFileWriter:
-    """Context manager that writes a token file. Both files appear, in place of earlier ones, when
-    the block ends without an error; after an error earlier ones stay."""
+    """Context manager that writes a token file, `<prefix>.bin` and `<prefix>.idx`. Both files
+    appear, in place of earlier ones, when the block ends without an error; after an error earlier
+    ones stay."""
 
     def __init__(self, prefix: Path, dtype: "np.dtype[Any]") -> None:
         self._paths = token_paths(prefix)
@@ -222,8 +224,8 @@ class TokenFileWriter:
                 partial.unlink(missing_ok=True)
 
     def _publish(self) -> None:
-        """Give both files their names. An index never stands beside tokens that it does not
-        describe."""
+        """Give both finished files their names, in place of earlier ones. An index never stands
+        beside tokens that it does not describe."""
         directory = self._paths[0].parent
         self._paths[1].unlink(missing_ok=True)
         sync(directory)

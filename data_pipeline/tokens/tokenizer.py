@@ -239,8 +239,8 @@ class Tokenizer:
         write_json(directory / CONFIG_NAME, config | {"split_special_tokens": True})
 
     def changes(self) -> str:
-        """Return a sentence on the first of CHECKED_TEXTS that changes when it is encoded and
-        decoded; an empty text if none does."""
+        """Return a sentence on the first of some built-in texts, CHECKED_TEXTS, that changes when
+        it is encoded and decoded; an empty text if none does."""
         texts = ((text, self.decode(self.encode(text))) for text in CHECKED_TEXTS)
         return next(
             (f"{text[:20]!r} comes back as {back[:20]!r}" for text, back in texts if text != back),
@@ -276,8 +276,8 @@ class Tokenizer:
 
     @property
     def special_ids(self) -> tuple[int, ...]:
-        """Ids of SPECIAL_TOKENS: the tokenizer's own if it has all of them, else the ids after its
-        last."""
+        """Ids of [CLS], [SEP], [MASK] and [PAD], in this order: the tokenizer's own if it has all
+        four, else the ids after its last."""
         return special_ids(self._backend)
 
     @property
@@ -293,7 +293,7 @@ class Tokenizer:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the content of `tokenizer.json`."""
+        """SHA-256 of the content of the `tokenizer.json` that `save` writes for this tokenizer."""
         return hashlib.sha256(self._content.encode("utf-8")).hexdigest()
 
     @cached_property
@@ -317,8 +317,8 @@ class Tokenizer:
 
 
 def special_ids(backend: Any) -> tuple[int, ...]:
-    """Return the ids of SPECIAL_TOKENS in a tokenizer of the library: its own if it has all of
-    them, else the ids after its last."""
+    """Return the ids of [CLS], [SEP], [MASK] and [PAD], in this order, in a tokenizer of the
+    library: its own if it has all four, else the ids after its last."""
     own_ids = tuple(map(backend.token_to_id, SPECIAL_TOKENS))
     size = max(backend.get_vocab().values()) + 1
     return tuple(range(size, size + len(SPECIAL_TOKENS))) if None in own_ids else own_ids
@@ -365,8 +365,9 @@ def _without_extras(content: JSON) -> Backend | None:
 
 
 def _check_ids(backend: Backend, path: Path) -> None:
-    """Raise IntegrityFailure if an id occurs twice, or if the ids have gaps. Tokenizers of other
-    kinds than GPT-2's may have gaps, up to half of the ids."""
+    """Raise IntegrityFailure, which names the file `path`, if an id occurs twice, or if the ids of
+    a tokenizer of GPT-2's kind have gaps. Tokenizers of other kinds may lack at most as many ids as
+    they have."""
     ids = sorted(backend.get_vocab().values())
     count = len(ids)
     size = ids[-1] + 1

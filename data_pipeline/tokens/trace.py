@@ -46,8 +46,8 @@ class _Batch(FileSchema):
 
 
 def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
-    """Yield lines that show the sequences of a training run's `iteration`, numbered from 1 as in
-    its metrics.jsonl.
+    """Yield lines of text that show the sequences of a training run's `iteration`, numbered from 1
+    as in its metrics.jsonl.
 
     Every sequence of the global batch is shown with its index and, for a complete run, its
     data-parallel rank. Raises BadInput for a run without that iteration, with a batch that still

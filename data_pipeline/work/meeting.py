@@ -80,8 +80,8 @@ class Meeting:
 
     def agree(self, facts: dict[str, str]) -> None:
         """Add facts to the ones that this part shows the others, by name. Raises BadInput, with the
-        differences, if a living part works on other facts; a part with other facts is watched for
-        LOOK_SECONDS."""
+        names of the facts that differ, if a living part works on other facts; a part with other
+        facts is watched for LOOK_SECONDS."""
         facts = self._sign["facts"] | facts
         until = time.monotonic() + LOOK_SECONDS
         before = read_signs(self._folder)
@@ -94,8 +94,9 @@ class Meeting:
     def _check(
         self, facts: dict[str, str], before: dict[str, Sign], signs: dict[str, Sign]
     ) -> None:
-        """Raise BadInput, with the differences, if a living part works on other facts. A part lives
-        if its sign has changed from `before` to `signs`."""
+        """Raise BadInput, with the names of the facts that differ, if a living part works on other
+        facts than `facts`. A part lives if its sign, by file name, has changed from `before` to
+        `signs`."""
         for sign in (sign for name, sign in signs.items() if sign != before.get(name)):
             if differing := _differing(facts, sign):
                 raise BadInput(

@@ -26,7 +26,7 @@ class Finished:
 
     @property
     def digest(self) -> str:
-        """Digest of everything that the stage wrote."""
+        """Digest of all files that the tasks of the stage wrote."""
         return sha256_json(self.digests)
 
     @property
