@@ -40,7 +40,8 @@ class Amount:
     """Number of tokens; None if they were not counted."""
 
     def add(self, documents: int, size: int | None, tokens: int | None) -> None:
-        """Add the given numbers of documents, bytes and tokens. None counts as 0."""
+        """Add the given numbers of documents, bytes and tokens to this amount, in place. None
+        counts as 0."""
         self.documents += documents
         self.bytes = (self.bytes or 0) + (size or 0)
         self.tokens = (self.tokens or 0) + (tokens or 0)
@@ -247,7 +248,8 @@ class Ledger(FileSchema, frozen=False):
 
 
 class TokenizerFacts(FileSchema):
-    """The kind of tokenizer and the digest of its `tokenizer.json`."""
+    """The origin of a dataset's tokenizer, `gpt2`, `train`, `words` or `path`, and the digest of
+    its `tokenizer.json`."""
 
     kind: str
     digest: str

@@ -70,9 +70,9 @@ class Pipeline:
         return self.config.stages
 
     def run(self) -> Self:
-        """Run all stages of the recipe and return the pipeline; tasks that are done already are not
-        repeated. Raises BadInput if no document is left, or if more input is damaged or malformed
-        than the recipe allows."""
+        """Run all stages of the recipe and return this pipeline, with its ledger and finished
+        stages filled; tasks that are done already are not repeated. Raises BadInput if no document
+        is left, or if more input is damaged or malformed than the recipe allows."""
         size = choose_shard_bytes(self.config.shard_bytes, self.sources.total_bytes)
         compared = self.sources.shards(self.workspace, size, compared=True)
         shards = [*compared, *self.sources.shards(self.workspace, size)]

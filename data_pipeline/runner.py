@@ -149,8 +149,9 @@ def run_stage(
 
 def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDirectory:
     """Measure which share of the test sets the sources of `config` contain, write it to
-    `overlap.json` in `out`, and return the run. Raises DataMissing for a test set that cannot be
-    found."""
+    `overlap.json` in `out`, and return the run; if it is complete there, print a note and return it
+    at once. Raises DataMissing for a test set or a source that cannot be found, BadInput for input
+    or a directory that cannot be used, Interrupted when stopped."""
     test_sets = {name: find_test_set(name).resolve() for name in config.overlap.test_sets}
     sources, _ = announce_cost(config, 0)
     digests = {f"test set {name}": sha256_file(path) for name, path in test_sets.items()}

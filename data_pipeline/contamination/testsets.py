@@ -94,8 +94,8 @@ def find_gpt2_vocabulary() -> tuple[Path, Path]:
 
 def fetch_published(out: Path) -> Iterator[Path]:
     """Write every published test set and GPT-2's two vocabulary files below `out`, at the paths at
-    which they are looked for below MLM_DATA_DIR. Yield the path of each when it is there, and last
-    of SHA256SUMS, the list of their digests.
+    which they are looked for below MLM_DATA_DIR, and at the end SHA256SUMS, the list of their
+    digests. Yield the path of each file when it is there.
 
     Existing files are kept. Raises IntegrityFailure if one of them, or a file copied from
     MLM_DATA_DIR or the cache, is not the published file. Raises DataMissing at the end, with the

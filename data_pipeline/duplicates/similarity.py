@@ -104,8 +104,9 @@ class ShingledTexts:
     def similarities(
         self, number: int, others: Sequence[int], enough: float
     ) -> NDArray[np.float64]:
-        """Return an array of the Jaccard similarities of the text `number` to `others`, at least
-        one number of a text, in order, up to and with the first that is at least `enough`."""
+        """Return an array of the Jaccard similarities of the text `number` to the texts `others`,
+        numbers of one text or more, in order, up to and with the first that is at least
+        `enough`."""
         ((start, end),) = [*self._find([number])][-1]
         own = self._keys[start:end].copy()
         similar = []

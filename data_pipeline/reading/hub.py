@@ -162,12 +162,14 @@ class HubSource:
             )
 
     def fingerprint(self) -> str:
-        """Return a digest of the corpus's repository, subset, revision and splits."""
+        """Return a digest of the corpus's repository, subset, revision and splits. A corpus that
+        the user names is looked up on the hub for it; its files are not read."""
         more = {"splits": self._splits} if self._splits != (TRAIN,) else {}
         return sha256_json(asdict(self._location) | more)
 
     def describe(self) -> str:
-        """Return the corpus's name with its repository, subset and splits, for the ledger."""
+        """Return a description for the ledger: the corpus's name with its repository, subset and
+        the splits that are read, if they are not `train` alone."""
         location = self._location
         splits = "" if self._splits == (TRAIN,) else f", {' and '.join(self._splits)}"
         return (

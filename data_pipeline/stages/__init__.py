@@ -76,8 +76,8 @@ def own_stage(name: str) -> type[Stage]:
 
 
 def own_code(names: Iterable[str]) -> dict[str, str]:
-    """Return a digest of the source of each stage of the user's own code among `names`, by `NAME:
-    code`: of its file, or of all files of its package."""
+    """Return a digest of the source of each stage of the user's own code among `names`, by
+    `NAME: code`: of its file, or of all files of its package."""
     facts = {}
     for name in filter(is_own, names):
         module = own_stage(name).__module__

@@ -11,8 +11,8 @@ SOURCE = "source"
 
 
 class Example(NamedTuple):
-    """A text, and the outcome of a filter with default settings, which a test checks. Every filter
-    lists some."""
+    """A text, and the outcome that a filter with default settings has for it, which a test checks.
+    A filter lists such pairs as `examples`."""
 
     text: str
     outcome: str | Drop

@@ -36,8 +36,8 @@ class Input:
 
 @dataclass(frozen=True)
 class WorkTask:
-    """A function to call with settings, input directories and an output directory. Settings and
-    counts are JSON."""
+    """A unit of work: a function to call with settings, input directories and an output directory.
+    Settings, and the counts that it returns, are JSON."""
 
     work: Work
     settings: Settings
