@@ -82,9 +82,9 @@ def run(
 
 
 def _add_verb(name: str, summary: str) -> None:
-    """Add the command `name IN OUT` to the program: it runs the stage whose verb is `name` or, if
-    no stage has it, the measurement of overlap, and prints what it made. Its help begins with
-    `summary`."""
+    """Add the command `name IN OUT` to `mlm-data`: it runs the stage whose verb is `name` or, if no
+    stage has it, the measurement of overlap, writes the directory OUT, and prints its path and a
+    summary of its content. Its help begins with `summary`."""
 
     def verb(
         source: Source,
@@ -183,8 +183,9 @@ def fetch(
 
 
 def _one_source(source: str, stages: list[str]) -> "VerbConfig":
-    """Return the recipe for a verb: its stages, and the argument IN as the one source. A directory
-    without `KIND:` before it is read as `documents:`."""
+    """Return the recipe for a verb: it does `stages`, and its one source is `source`, the argument
+    IN. A directory without `KIND:` before it is read as `documents:`. Raises BadInput for a source
+    of an unknown kind."""
     from mlm_repro.data_pipeline.config import VerbConfig
     from mlm_repro.data_pipeline.reading.config import ENDINGS
     from mlm_repro.lineage.config import parse_config
@@ -204,9 +205,9 @@ def _overrides(overrides: list[str] | None, workers: int | None) -> list[str]:
 
 
 def _counts(directory: Path) -> str:
-    """Return a summary of a finished directory's content in words: documents and tokens of each
-    split, or bytes where no tokens were counted, and a warning of malformed lines; for
-    `overlap.json`, the percentage found of each test set."""
+    """Return one line on the content of a finished directory. From its ledger.json: documents and
+    tokens of each split, or bytes where no tokens were counted, and a warning of malformed lines.
+    From its overlap.json, if it has one: the percentage found of each test set."""
     from mlm_repro.lineage.files import read_values
 
     if (directory / "overlap.json").is_file():
@@ -268,7 +269,7 @@ def _cells(amount: "Amount", sign: str = "") -> tuple[str, ...]:
 
 def _open(dataset: Path) -> Path:
     """Return the path of a complete directory that `run`, `import` or a verb wrote. Raises BadInput
-    if there is no run or one of another kind, IntegrityFailure if it is not complete."""
+    if `dataset` is no run or one of another kind, IntegrityFailure if it is not complete."""
     from mlm_repro.lineage.digest import is_sealed
     from mlm_repro.lineage.run import RunDirectory
 
@@ -281,5 +282,6 @@ def _open(dataset: Path) -> Path:
 
 
 def main() -> None:
-    """Run the program `mlm-data`; its default verb is `run`."""
+    """Run the program `mlm-data` on the arguments of this process, with `run` as its default verb,
+    and exit."""
     run_command(app, "run")

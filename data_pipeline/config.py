@@ -51,7 +51,8 @@ class TokenizerConfig(Config):
 
     @property
     def origin(self) -> str:
-        """Origin of the tokenizer: "path" if `path` is set, else its `kind`."""
+        """Origin of the tokenizer: "path" if `path` is set, else its `kind`: "gpt2", "train" or
+        "words"."""
         return "path" if self.path else self.kind
 
     @model_validator(mode="after")
@@ -68,7 +69,7 @@ class TokenizerConfig(Config):
 
 
 WITHOUT = {"workers", "shard_bytes", "overlap"}
-"""Keys that change nothing in a dataset, which its identity leaves out."""
+"""Keys of a recipe that do not change the dataset. Its identity leaves them out."""
 
 
 class _Beginning(Config):
@@ -117,8 +118,9 @@ class DataConfig(_WithFilters):
 
     @model_validator(mode="after")
     def _stages_can_be_done(self) -> Self:
-        """Raise ValueError for a stage that is unknown, doubled or out of order, if the stages do
-        not end with `ends_with`, and for the section of a stage that is not listed."""
+        """Return the recipe itself if its `stages` can be done. Raise ValueError for a stage that
+        is unknown, doubled or out of order, for stages that do not end with `split` and `tokenize`
+        (a verb's need not), and for the section of a stage that is not listed."""
         for name in self.stages:
             if name not in BY_NAME:
                 hint = did_you_mean(name, BY_NAME, f"known: {', '.join(BY_NAME)}")
@@ -142,8 +144,9 @@ class DataConfig(_WithFilters):
         return self
 
     def model_dump(self, **options: Any) -> JSON:
-        """Return the recipe as plain values, without the sections of stages that it does not list,
-        so that its identity stays the same when another kind of stage is added to the program."""
+        """Return the recipe as a dict by key, nested by section, without the sections of stages
+        that it does not list, so that its identity stays the same when another kind of stage is
+        added to the program. `options` are pydantic's."""
         idle = BY_NAME.keys() - {*self.stages}
         return {
             name: value for name, value in super().model_dump(**options).items() if name not in idle
@@ -155,12 +158,13 @@ class DataConfig(_WithFilters):
         return any(BY_NAME[name].needs_tokenizer for name in self.stages)
 
     def identity(self) -> JSON:
-        """Return the settings that change the dataset and differ from their defaults, as plain
-        values by section. Its digest identifies the dataset."""
+        """Return, nested as in the recipe, the JSON values of all settings that change the dataset
+        and differ from their defaults. Their digest identifies the dataset."""
         return self.model_dump(mode="json", exclude_defaults=True, exclude=WITHOUT)
 
 
 class VerbConfig(DataConfig):
-    """A recipe for the work of one verb, which need not split or tokenize."""
+    """The recipe of one verb, such as `clean`. It is like the recipe of a dataset, but its stages
+    need not end with `split` and `tokenize`."""
 
     ends_with = ()

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 ROWS = 1000
-"""Documents that are read from or written to a table at a time."""
+"""Number of documents that are read from or written to a table at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ class Document:
     """Other keys of the document's line that the recipe keeps."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object of the id, the text, and the other fields that are not empty."""
+        """Return the document as a dict for JSON: `id` and `text`, and `source` and `metadata` if
+        they are not empty."""
         more = {"source": self.source, "metadata": self.metadata}
         return {"id": self.id, "text": self.text} | {
             name: value for name, value in more.items() if value
@@ -34,7 +35,8 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """A stage's decision to drop a document; documents are counted by `reason`."""
+    """A stage's decision to drop a document, which a filter returns. Dropped documents are counted
+    by `reason`."""
 
     reason: str
 
@@ -51,8 +53,8 @@ class Malformed:
 
 
 def written_documents(path: Path) -> Iterator[Document]:
-    """Yield the documents of a file of a dataset: JSON lines, or a Parquet table with the metadata
-    as JSON."""
+    """Yield the documents of a file of a dataset, in order: JSON lines if its name ends in
+    `.jsonl`, else a Parquet table with the metadata as JSON text."""
     if path.suffix == ".jsonl":
         with path.open("rb") as file:
             yield from (Document(**orjson.loads(line)) for line in file)
@@ -67,7 +69,8 @@ def written_documents(path: Path) -> Iterator[Document]:
 
 
 def write_table(path: Path, files: Iterable[Path]) -> None:
-    """Write the documents of several JSON lines files as one Parquet table at `path`."""
+    """Write the documents of `files`, JSON lines files of a dataset, in order as one Parquet table
+    at `path`. Its columns are the texts `id`, `text`, `source` and, as JSON, `metadata`."""
     import pyarrow
     from pyarrow import parquet
 
@@ -85,7 +88,7 @@ def write_table(path: Path, files: Iterable[Path]) -> None:
 
 
 class Unfit(Exception):
-    """Raised for a text that no filter can treat in reasonable time; its document goes to
+    """Raised by a filter for a text that it cannot treat in reasonable time; the document goes to
     quarantine."""
 
 

@@ -22,7 +22,7 @@ UNSPLIT = "all"
 """Name that the token files have instead of a split's if the documents were not divided into
 splits."""
 DATED_FILES = frozenset({MANIFEST, LEDGER})
-"""Files that contain times, which the digest of a dataset's content leaves out."""
+"""Names of the files that contain times, which the digest of a dataset's content leaves out."""
 MAX_SAMPLES = 5
 EXCERPT_CHARACTERS = 300
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -40,7 +40,8 @@ class Amount:
     """Number of tokens; None if they were not counted."""
 
     def add(self, documents: int, size: int | None, tokens: int | None) -> None:
-        """Add the given numbers of documents, bytes and tokens. None counts as 0."""
+        """Add the given numbers of documents, bytes and tokens to this amount, in place. None
+        counts as 0."""
         self.documents += documents
         self.bytes = (self.bytes or 0) + (size or 0)
         self.tokens = (self.tokens or 0) + (tokens or 0)
@@ -54,8 +55,8 @@ class DroppedSample(FileSchema):
 
 
 class StageAttrition(FileSchema, frozen=False):
-    """One stage of the data pipeline: how much came in, how much came out, and why the rest was
-    dropped."""
+    """The ledger's entry for one stage: how many documents, bytes and tokens came in and came out,
+    and how many were dropped for each reason, with samples."""
 
     name: str
     documents_in: int
@@ -83,25 +84,26 @@ class StageAttrition(FileSchema, frozen=False):
 
     @property
     def kept(self) -> Amount:
-        """The amount that came out of the stage."""
+        """The documents, bytes and tokens that came out of the stage, as an Amount."""
         return Amount(self.documents_out, self.bytes_out, self.tokens_out)
 
     def enter(self, size: int | None, tokens: int | None = 0, documents: int = 1) -> None:
-        """Count further documents as come into the stage: `documents` of them, `size` bytes and
-        `tokens` tokens in all. None counts as 0."""
+        """Add to the amounts that came into the stage: `documents` further documents with `size`
+        bytes and `tokens` tokens in all. None counts as 0."""
         self.documents_in += documents
         self.bytes_in = (self.bytes_in or 0) + (size or 0)
         self.tokens_in = (self.tokens_in or 0) + (tokens or 0)
 
     def keep(self, size: int | None, tokens: int | None = 0, documents: int = 1) -> None:
-        """Count further documents as kept by the stage: `documents` of them, `size` bytes and
-        `tokens` tokens in all. None counts as 0."""
+        """Add to the amounts that came out of the stage: `documents` further documents with `size`
+        bytes and `tokens` tokens in all. None counts as 0."""
         self.documents_out += documents
         self.bytes_out = (self.bytes_out or 0) + (size or 0)
         self.tokens_out = (self.tokens_out or 0) + (tokens or 0)
 
     def drop(self, document: Document, reason: str, size: int, tokens: int = 0) -> None:
-        """Count a dropped document under its reason, and keep the first MAX_SAMPLES of a reason as
+        """Add a dropped document, with its bytes and tokens, to the amount under its reason. The
+        ids and first characters of the first MAX_SAMPLES documents of a reason are kept as
         samples."""
         self.dropped.setdefault(reason, Amount()).add(1, size, tokens)
         samples = self.samples.setdefault(reason, [])
@@ -165,7 +167,8 @@ class NearDuplicates(FileSchema):
 
     @property
     def left_out(self) -> str:
-        """A sentence on the pairs that were not compared; an empty text if all were."""
+        """A sentence on the pairs that were not compared, for a warning; an empty text if all
+        were."""
         if not self.partly_compared_documents:
             return ""
         return (
@@ -188,11 +191,13 @@ class Ledger(FileSchema, frozen=False):
 
     @property
     def lines(self) -> int:
-        """Number of lines that were read, documents and malformed ones together."""
+        """Number of lines that were read: the sum of documents and malformed lines. Blank lines are
+        not counted."""
         return self.malformed_lines + self.stages[0].documents_in
 
     def stage(self, name: str) -> StageAttrition:
-        """Return the stage of that name, which is appended if the ledger does not have it."""
+        """Return the ledger's entry for the stage of that name; if it has none, an entry with all
+        counts 0 is appended first."""
         entry = next((stage for stage in self.stages if stage.name == name), None)
         if entry is None:
             entry = StageAttrition.begin(name)
@@ -200,8 +205,9 @@ class Ledger(FileSchema, frozen=False):
         return entry
 
     def enter(self, tasks: list[JSON]) -> None:
-        """Merge the stage counts of finished tasks into the ledger; each task has them as a list
-        `stages`."""
+        """Add the stage entries of finished tasks to the ledger's entries of the same stages;
+        missing ones are appended. Each of `tasks` is a task's counts, which have its entries as
+        JSON in a list `stages`."""
         for counts in tasks:
             for stage in counts["stages"]:
                 self.stage(stage["name"]).merge(StageAttrition.model_validate(stage))
@@ -242,7 +248,8 @@ class Ledger(FileSchema, frozen=False):
 
 
 class TokenizerFacts(FileSchema):
-    """The kind of tokenizer and the digest of its `tokenizer.json`."""
+    """The origin of a dataset's tokenizer, `gpt2`, `train`, `words` or `path`, and the digest of
+    its `tokenizer.json`."""
 
     kind: str
     digest: str
@@ -298,7 +305,8 @@ class DataCard(FileSchema, frozen=False):
 
 
 def dataset_digest(directory: Path) -> str:
-    """Return the digest of a dataset's content, which a second build from the same text has too."""
+    """Return the digest of the content of a complete dataset, without its files with times, so that
+    a second build from the same text has it too. The files' digests are read from the seal."""
     return content_digest(directory, without=DATED_FILES)
 
 
@@ -322,8 +330,9 @@ class TrainedOn(NamedTuple):
 
 
 def named_datasets(run: Path) -> list[TrainedOn]:
-    """Return the datasets that a run was trained on. Raises BadInput if there is no run,
-    DataMissing if its manifest does not name its datasets."""
+    """Return the datasets that a run was trained on, in the order of its configuration, with the
+    directory in which each is now. Raises BadInput if there is no run, DataMissing if its manifest
+    does not name its datasets."""
     manifest = RunDirectory.open(run).manifest
     try:
         named = manifest["config"]["data"]["dataset"]
@@ -348,8 +357,9 @@ def named_datasets(run: Path) -> list[TrainedOn]:
 
 
 def trained_datasets(run: Path) -> list[tuple[Path, float]]:
-    """Return the directories of a run's datasets with their blend weights. Raises DataMissing if
-    one is absent or has another digest, and errors as `named_datasets` does."""
+    """Return the directories of a run's datasets with their blend weights. Raises BadInput if there
+    is no run, DataMissing if its manifest does not name its datasets, or if a dataset is absent or
+    has another digest."""
     datasets = named_datasets(run)
     for dataset in datasets:
         if not dataset.is_here:

@@ -21,7 +21,8 @@ FILES = "page.html", "README.md"
 
 
 def write_page(dataset: Path, out: Path) -> None:
-    """Write `page.html` and `README.md` about a dataset into a new folder.
+    """Write `page.html` and `README.md` about the complete dataset in the directory `dataset` into
+    a new folder `out`.
 
     Raises BadInput if the folder is there, or if `dataset` has no data card, as after a verb that
     writes no token files.

@@ -43,7 +43,7 @@ from mlm_repro.lineage.errors import BadInput
 class Pipeline:
     """Runs the stages of a recipe on its sources, as tasks in `workspace`.
 
-    `test_sets` are the files to search for, None for one that is missing.
+    `test_sets` are the files to search for, by the test set's name, None for one that is missing.
     """
 
     config: DataConfig
@@ -70,9 +70,9 @@ class Pipeline:
         return self.config.stages
 
     def run(self) -> Self:
-        """Run all stages of the recipe and return the pipeline; tasks that are done already are not
-        repeated. Raises BadInput if no document is left, or if more input is damaged or malformed
-        than the recipe allows."""
+        """Run all stages of the recipe and return this pipeline, with its ledger and finished
+        stages filled; tasks that are done already are not repeated. Raises BadInput if no document
+        is left, or if more input is damaged or malformed than the recipe allows."""
         size = choose_shard_bytes(self.config.shard_bytes, self.sources.total_bytes)
         compared = self.sources.shards(self.workspace, size, compared=True)
         shards = [*compared, *self.sources.shards(self.workspace, size)]
@@ -95,15 +95,15 @@ class Pipeline:
         return self
 
     def _section(self, name: str) -> JSON | None:
-        """Return the plain values of a stage's configuration, or None if the stage is not run or
-        has no section, such as one of the user's own code."""
+        """Return a stage's section of the recipe as JSON values by key, or None if the stage is not
+        run or has no section, such as one of the user's own code."""
         section = getattr(self.config, name, None)
         return section.model_dump(mode="json") if section and name in self.stages else None
 
     def _filters(self, kind: Known) -> JSON:
         """Return settings for the tasks of a pass that applies the recipe's filters of a `kind`:
-        the filters' names and sections, digests of those that are the user's own code, and whether
-        dropped documents are written."""
+        `filters`, pairs of a filter's name and section; `own`, digests of the filters that are the
+        user's own code; and `keep_dropped`, whether dropped documents are written."""
         names = [name for name in self.stages if name in kind]
         return {
             "filters": [(name, self._section(name) or {}) for name in names],
@@ -157,7 +157,8 @@ class Pipeline:
 
     def _check_malformed(self) -> None:
         """Raise BadInput, with the first reasons, if more lines are malformed than the recipe
-        allows. All of them are then kept beside the run."""
+        allows. All of them are then copied to `RUN.quarantine.jsonl` beside the run's directory
+        RUN."""
         bad = self.ledger.malformed_lines
         lines = self.ledger.lines
         limit = self.config.sources.max_bad_fraction
@@ -177,7 +178,8 @@ class Pipeline:
 
     def joined(self, name: str, *stages: str) -> Path:
         """Join, by a task, all files called `name` that the tasks of these finished stages wrote,
-        such as all malformed input, and return the path of the joined file."""
+        such as all malformed input, and return the path of the joined file in the workspace. The
+        files follow one another stage by stage, and in each by shard."""
         finished = [self.finished[stage] for stage in stages]
         settings = {"shards": len(finished[0].counts), "name": name}
         inputs = (stage_tasks.input for stage_tasks in finished)
@@ -186,8 +188,8 @@ class Pipeline:
         )
 
     def _make_tokenizer(self, prepared: Finished) -> Finished | None:
-        """Train or copy the tokenizer by a task, load it into `tokenizer`, and return the finished
-        stage; do nothing and return None if no stage needs a tokenizer."""
+        """Train or copy the tokenizer by a task, load it into the attribute `tokenizer`, and return
+        the finished stage; do nothing and return None if no stage needs a tokenizer."""
         if not self.config.needs_tokenizer:
             return None
         config = self.config.tokenizer
@@ -213,8 +215,9 @@ class Pipeline:
         return made
 
     def _measure(self, prepared: Finished, tokenizer: Finished | None) -> Finished:
-        """Run the second pass over all shards, enter it in the ledger, and return the finished
-        stage. Raises BadInput if no document is left."""
+        """Run the second pass over all shards, which counts tokens, fingerprints documents and
+        searches for test-set text; enter it in the ledger, and return the finished stage. Raises
+        BadInput if no document is left."""
         config = self.config.deduplicate
         search = self.config.decontaminate
         bands, rows = config.banding
@@ -306,7 +309,7 @@ class Pipeline:
 
     def _deduplicate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
         """Decide which documents are near-duplicates, describe the search in the ledger, and return
-        the decisions as the input of a further task."""
+        the decisions as the input of a further task. `decided` is not used."""
         held = sum(task_counts["documents"] for task_counts in measured.counts[: self.compared])
         decisions, compared = find_duplicates(
             self.workspace, prepared, measured, self.config.deduplicate, held
@@ -331,7 +334,8 @@ class Pipeline:
 
     def _decontaminate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
         """Decide which n-grams of the test sets are cut out, describe the search in the ledger, and
-        return these n-grams as the input of a further task."""
+        return these n-grams as the input of a further task. `decided` has the decisions on
+        duplicates, if there are any: n-grams in duplicates do not count."""
         frequent = self.config.decontaminate.frequent
         settings = {
             "counts": [task_counts["documents"] for task_counts in measured.counts],
@@ -426,8 +430,8 @@ class Pipeline:
         return jobs
 
     def _gather(self, jobs: list[Job]) -> Finished:
-        """Write the slices of the splits, enter `split` and `tokenize` in the ledger with equal
-        shares of the time, and return the finished stage."""
+        """Write the slices of the splits by tasks, the `jobs`, enter `split` and `tokenize` in the
+        ledger with equal shares of the time, and return the finished stage."""
         start = time.monotonic()
         slices = self.workspace.all("gather", gather_slice, jobs)
         for name in ("split", "tokenize"):

@@ -45,7 +45,7 @@ NAMED = 1 << 14
 def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
     """Move the files of a pipeline that has run to `directory`, and write its ledger and, if it has
     token files, its tokenizer and data card. Returns the SHA-256 of the token files and of the
-    documents beside them, by name; an empty dict without token files.
+    documents beside them, by the file's path in `directory`; an empty dict without token files.
 
     If it is cut short, nothing is lost: the same call goes on.
     """
@@ -110,8 +110,9 @@ def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
 
 
 def assemble(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: join the slices from `first` to before `last` into the file `name` of a `kind`: jsonl,
-    parquet or tokens."""
+    """Task: join the slices from `first` to before `last` into one file. Its `kind` is jsonl or
+    parquet, for `documents/NAME.KIND` with NAME from `name`, or tokens, for the token file
+    `NAME_text_document`."""
     folders = [inputs[0] / f"{number:05d}" for number in range(settings["first"], settings["last"])]
     name = settings["name"]
     kind = settings["kind"]
@@ -131,8 +132,10 @@ def assemble(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 
 def name_duplicates(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write the id of each dropped duplicate, the id of its survivor, and their similarity,
-    for the decisions from `first` to before `last`. Two equal ids are followed by their sources."""
+    """Task: write a JSON line to `duplicates.jsonl` for each of the decisions from `first` to
+    before `last`. Its keys are `id`, the id of the dropped duplicate, `survivor`, the id of the
+    document kept for it, and `jaccard`, their similarity. Two equal ids are followed by their
+    sources."""
     decisions, prepared, measured = inputs
     corpus = Corpus(prepared, measured, np.load(decisions / "00000" / STARTS))
     decisions_here = np.load(decisions / "00000" / DECISIONS, mmap_mode="r")[
@@ -163,8 +166,8 @@ def _move(source: Path, target: Path) -> None:
 
 
 def _amounts(pipeline: Pipeline) -> dict[str, Amount]:
-    """Return the number of documents, bytes and tokens in each split, by its name; tokens are None
-    if the pipeline has no tokenizer."""
+    """Return the number of documents, bytes and tokens in each split, by its name ("all" if there
+    are no splits); tokens are None if the pipeline has no tokenizer."""
     amounts = {}
     for name, shards in pipeline.splits.items():
         amount = Amount()
@@ -178,8 +181,9 @@ def _amounts(pipeline: Pipeline) -> dict[str, Amount]:
 
 
 def _describe(pipeline: Pipeline, files: JSON) -> DataCard:
-    """Return the data card of the dataset that a pipeline made, with its stages' settings; `files`
-    has the size and SHA-256 of each file by name."""
+    """Return the data card of the dataset that a pipeline made, with its stages' settings and such
+    facts as the versions of their libraries; `files` has the size and SHA-256 of each file by
+    name."""
     config = pipeline.config
     stages = pipeline.stages
     assert pipeline.tokenizer

@@ -52,8 +52,9 @@ TEST_SET_KEYS = {"texts", "percent", "occurrences", "distinct", "documents"}
 
 
 def card(run: Path) -> Comparisons:
-    """Yield comparisons of the data card with the sealed files, the manifest, the ledger, the token
-    files, the documents and the tokenizer.
+    """Yield comparisons of the data card of the dataset in `run` with the sealed files, the
+    manifest, the ledger, the token files, the documents and the tokenizer. Values are recomputed
+    here; the caller decides if they differ.
 
     Up to SAMPLED_DOCUMENTS documents of each token file, drawn at random, are tokenized anew.
     """
@@ -129,8 +130,9 @@ def card(run: Path) -> Comparisons:
 
 
 def stages(run: Path) -> Comparisons:
-    """Yield comparisons of a verb's ledger with the documents beside it, or of `overlap.json` with
-    its own counts. A dataset is compared by `card`."""
+    """Yield comparisons of the files that a verb wrote in `run`: of its ledger with the documents
+    beside it, or of `overlap.json` with its own counts. A directory with a data card is compared as
+    a whole dataset."""
     if (run / LEDGER).is_file():
         done = [stage.name for stage in read_document(run / LEDGER, Ledger).stages]
         asked = [SOURCE, *_config(run).get("stages", [])]
@@ -176,7 +178,7 @@ def stages(run: Path) -> Comparisons:
 
 def _attrition(run: Path, ledger: Ledger) -> Comparisons:
     """Yield comparisons of the numbers in each stage's ledger entry with one another, with the
-    stages before it, and with quarantine, banding and splits."""
+    stage before it, and of the ledger with the quarantine in `run`, the banding and the splits."""
     for stage in ledger.stages:
         # A document loses tokens, and may become several.
         is_cut = stage.name == "decontaminate" and stage.changed
@@ -226,7 +228,7 @@ def _attrition(run: Path, ledger: Ledger) -> Comparisons:
 
 
 def _asked(config: JSON, section: type[BaseModel], name: str) -> JSON:
-    """Return the section called `name` of a recorded configuration as plain values, with defaults
+    """Return the section called `name` of a recorded configuration as a dict by key, with defaults
     for the keys that it lacks, such as newer ones; all defaults if there is no such section.
     Nothing is validated."""
     return {**section().model_dump(), **config.get(name, {})}
@@ -251,7 +253,8 @@ def _amount(texts: list[str]) -> tuple[int, int]:
 
 
 def counted(run: Path, card: DataCard) -> Comparisons:
-    """Yield comparisons of a data card with the ledger beside it, and of the ledger with itself."""
+    """Yield comparisons of a data card with the ledger beside it in `run`, and of the ledger's
+    numbers with one another. No token files or documents are read."""
     ledger = read_document(run / LEDGER, Ledger)
     yield from _attrition(run, ledger)
     stages = {stage.name: stage.kept for stage in ledger.stages}

@@ -118,8 +118,9 @@ def build_dataset(
     continues from there after any interruption. A task that the last complete build of that name
     did too is not done again. With `part`, such as 2/8, this machine does that part of the tasks,
     and other machines do the rest. After bad input nothing is left but a list of malformed lines,
-    if there were too many. Raises BadInput for input or a root that cannot be used, and for a part
-    that differs from one that is at work; DataMissing for missing input; Interrupted when stopped.
+    if there were too many. `executor` is "local" or "ray". Raises BadInput for input or a root that
+    cannot be used, and for a part that differs from one that is at work; DataMissing for missing
+    input; Interrupted when stopped.
     """
     stated = config.model_dump(mode="json", exclude=WITHOUT)
     begin = partial(
@@ -138,16 +139,19 @@ def build_dataset(
 def run_stage(
     stage: type[Stage], config: DataConfig, out: Path, executor: str = "local"
 ) -> RunDirectory:
-    """Run one stage over the sources of `config` into the directory `out` and return its run;
-    restarts and errors are as in `build_dataset`."""
+    """Run one stage over the sources of `config` into the directory `out` and return its run; if it
+    is complete there, print a note and return it at once. The same call continues after an
+    interruption. Raises BadInput for input or a directory that cannot be used, DataMissing for
+    missing input, Interrupted when stopped."""
     begin = partial(RunDirectory.begin_at, out, f"data-{stage.verb}", config.identity())
     return _run_stages(config, begin, executor, ROOM_OF_DOCUMENTS)
 
 
 def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDirectory:
     """Measure which share of the test sets the sources of `config` contain, write it to
-    `overlap.json` in `out`, and return the run. Raises DataMissing for a test set that cannot be
-    found."""
+    `overlap.json` in `out`, and return the run; if it is complete there, print a note and return it
+    at once. Raises DataMissing for a test set or a source that cannot be found, BadInput for input
+    or a directory that cannot be used, Interrupted when stopped."""
     test_sets = {name: find_test_set(name).resolve() for name in config.overlap.test_sets}
     sources, _ = announce_cost(config, 0)
     digests = {f"test set {name}": sha256_file(path) for name, path in test_sets.items()}
@@ -190,7 +194,8 @@ def announce_cost(config: DataConfig, room: int = ROOM_OF_A_DATASET) -> tuple[Op
 
 
 class Promise(NamedTuple):
-    """Predicted cost of building a dataset: seconds and disk by stage, and peak memory."""
+    """Predicted cost of building a dataset: its number of documents, seconds and disk by stage, and
+    peak memory."""
 
     documents: int
     seconds: dict[str, float]
@@ -204,8 +209,8 @@ class Promise(NamedTuple):
 def promise(
     config: DataConfig, sources: OpenedSources, rehearsed: "Rehearsed", size: int
 ) -> Promise:
-    """Predict the cost of a build of `size` bytes of text from a rehearsal on the same sources:
-    seconds, memory and disk grow with the number of documents.
+    """Return the predicted cost of a build of `size` bytes of text, from a rehearsal on the same
+    sources: seconds, memory and disk grow with the number of documents.
 
     The number of compared pairs that are not alike grows with the square of that number, up to the
     limit of documents that a bucket offers.
@@ -240,8 +245,8 @@ def promise(
 
 
 def _crowded(rehearsed: "Rehearsed", times: float) -> float:
-    """Return by how many seconds comparing documents takes longer than in proportion to their
-    number, in a corpus of `times` as many documents as the sample.
+    """Return by how many seconds comparing documents takes longer, all processes together, than in
+    proportion to their number, in a corpus of `times` as many documents as the sample.
 
     Buckets grow with the corpus until they are full, each in its own time, and so does the number
     of documents that each offers. The number of compared texts is extrapolated from the two
@@ -261,8 +266,8 @@ def _crowded(rehearsed: "Rehearsed", times: float) -> float:
 
 
 def offered(buckets: NDArray[Any]) -> float:
-    """Return how many documents buckets of these sizes offer to all their members: to each the
-    earlier ones, up to MOST_OFFERED."""
+    """Return how often buckets with these numbers of documents, [buckets], offer a document for
+    comparison in all: to each member the earlier ones, up to MOST_OFFERED."""
     from mlm_repro.data_pipeline.duplicates.near_duplicates import MOST_OFFERED
 
     full = np.minimum(buckets, MOST_OFFERED)
@@ -270,9 +275,9 @@ def offered(buckets: NDArray[Any]) -> float:
 
 
 def forecast(config: DataConfig) -> None:
-    """Print time, memory and disk of a build by stage, as if nothing was made yet; then for each
-    larger corpus, of a size in LARGER. If no rehearsal is possible, print the reason in place of
-    these."""
+    """Print time, memory and disk of a build by stage, as if nothing was made yet, from a rehearsal
+    on a sample; then the same for each larger corpus, of a size in LARGER. If no rehearsal is
+    possible, print the reason in place of these."""
     sources, _ = announce_cost(config)
     try:
         rehearsed = rehearse(config, sources)
@@ -296,8 +301,8 @@ def forecast(config: DataConfig) -> None:
 
 
 class Rehearsed(NamedTuple):
-    """Measured cost of building a sample: time, memory, disk, and counts of the compared
-    documents."""
+    """Measured cost of building a sample of a corpus: time, memory, disk, and counts of the
+    compared documents. The cost of the whole is predicted from it."""
 
     documents: int
     bytes: int
@@ -315,8 +320,8 @@ class Rehearsed(NamedTuple):
 
 
 def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
-    """Build a sample, the first text of the sources, in a temporary folder, and return its cost.
-    Nothing is printed.
+    """Build a sample, the first text of the sources, in a temporary folder, and return its measured
+    cost. Nothing is printed.
 
     Raises UserError if that cannot be done, such as BadInput for a source on the hub or
     `installed-docs`.
@@ -409,8 +414,9 @@ def _run_stages(
     meeting: Meeting | None = None,
 ) -> RunDirectory:
     """Open all input and print the cost, then run the stages of `config` in the run that `begin`
-    opens for the input's digests, and return the complete run. `room` is as for `announce_cost`,
-    and `shelf` and `meeting` as for `_complete`."""
+    opens for the input's digests, and return the complete run. `room` is the disk space that the
+    work takes, as a multiple of the input. `shelf` is a folder that keeps the results of slow
+    stages for the next build. With a `meeting`, this process is one part of several."""
     sources, test_sets, parents, needed = _open(config, room)
     if meeting:
         meeting.agree(parents)
@@ -426,7 +432,8 @@ def _run_stages(
 
 def _made_by(config: DataConfig) -> dict[str, str]:
     """Return the versions of code and libraries that decide the bytes of a dataset beside its
-    settings and input."""
+    settings and input, by name: facts of its stages, digests of the source code, and versions of
+    libraries."""
     stated = {}
     for name in config.stages:
         for key, value in BY_NAME[name].made_with().items():
@@ -435,8 +442,8 @@ def _made_by(config: DataConfig) -> dict[str, str]:
 
 
 def _workers(executor: str, config: DataConfig) -> LocalExecutor | RayExecutor:
-    """Return the executor of that name. Local processes start with the tables of cleaning and
-    languages if both stages run."""
+    """Return the executor of that name, "ray" or "local", with the recipe's number of workers.
+    Local processes start with the tables of cleaning and languages if both stages run."""
     if executor == "ray":
         return RayExecutor(config.workers)
     # Making the tables takes time, which a build without these stages need not spend.
@@ -449,10 +456,11 @@ def _open(
     config: DataConfig, room: int
 ) -> tuple[OpenedSources, dict[str, Path | None], dict[str, str], int]:
     """Open sources and test sets, and print the cost, and warnings of missing test sets and of a
-    tokenizer that does not restore every text.
+    tokenizer that does not restore every text. `room` is the disk space that the work takes, as a
+    multiple of the input.
 
-    Returns the sources, the files of the test sets (None for a missing one), the digests of all
-    input, code and libraries, and the largest disk space in bytes.
+    Returns the sources, the files of the test sets by name (None for a missing one), the digests of
+    all input, code and libraries by name, and the largest disk space in bytes.
     """
     sources, needed = announce_cost(config, room)
     parents = _made_by(config)
@@ -487,11 +495,13 @@ def _complete(
     shelf: Path | None = None,
     meeting: Meeting | None = None,
 ) -> RunDirectory:
-    """Build in the locked directory of a run, seal it, and return the run; a run that is sealed
-    already is returned at once, with a note.
+    """Build in the locked directory of a run, with `build` on the executor `workers`, seal it, and
+    return the run; a run that is sealed already is returned at once, with a note. `room` is the
+    disk space in bytes that the work may take.
 
-    `shelf` keeps the results of slow stages from one build to the next. With a `meeting`, all parts
-    but the first work in the directory without its lock, and end when it is sealed.
+    `shelf` is a folder that keeps the results of slow stages from one build to the next. With a
+    `meeting`, all parts but the first work in the directory without its lock, and end when it is
+    sealed.
     """
     work = run.path / FOLDER
     # A lock or work that a kill left beside a complete run is removed below, under the lock.
@@ -533,8 +543,9 @@ def _help(
     meeting: Meeting,
     room: int,
 ) -> RunDirectory:
-    """Wait until the first part has begun, do this part's share of the tasks, wait until the first
-    part has sealed the run, and return the run."""
+    """Do the work of a part that is not the first: wait until the first part has begun, do this
+    part's share of the tasks, wait until the first part has sealed the run, and return the run. A
+    UserError is raised only if the run is not sealed."""
     work = run.path / FOLDER
     try:
         meeting.wait_for(
@@ -557,9 +568,9 @@ def _help(
 def _workspace(
     run: RunDirectory, workers: LocalExecutor | RayExecutor, room: int
 ) -> Iterator[Workspace]:
-    """Make a run's workspace, yield it, and end its worker processes after the block. Raises
-    BadInput if the disk has less than `room` bytes for the work, Interrupted if the disk fills up
-    or fails within the block."""
+    """Context manager: make a run's hidden directory for tasks and its workspace, yield the
+    workspace, and end its worker processes after the block. Raises BadInput if the disk has less
+    than `room` bytes for the work, Interrupted if the disk fills up or fails within the block."""
     work = run.path / FOLDER
     try:
         work.mkdir(mode=0o700, exist_ok=True)
@@ -582,8 +593,9 @@ def _workspace(
 
 
 def _put_away(work: Path, shelf: Path | None) -> None:
-    """Remove the work of a run that has ended or, with a shelf, move it there without the results
-    of quick stages, for the next build of that name."""
+    """Remove the directory `work` of a run that has ended. With a `shelf`, first move it there
+    without the results of quick stages, in place of earlier ones, for the next build of that
+    name."""
     if shelf and work.is_dir():
         for path in work.iterdir():
             if not path.name.startswith(DEAR):
@@ -595,14 +607,16 @@ def _put_away(work: Path, shelf: Path | None) -> None:
 
 
 def _found(run: RunDirectory) -> RunDirectory:
-    """Print that the run is complete already, renew the link to it, and return it."""
+    """Print a note that the run is complete already, renew the link by its name to it, and return
+    it."""
     print(f"already complete: {run.path}", file=sys.stderr)
     run.link()
     return run
 
 
 def _find_or_none(name: str) -> Path | None:
-    """Return the path of a test set; if it is missing, print a warning and return None."""
+    """Return the path of a test set; if it is missing, print a warning and return None. Raises
+    BadInput for a named file that does not exist."""
     try:
         return find_test_set(name).resolve()
     except DataMissing as error:

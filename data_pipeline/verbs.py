@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 def stage_verbs() -> dict[str, str]:
-    """Return the first sentence of each stage's docstring by its verb, in order of the file
-    names."""
+    """Return a dict from the verb of each stage to the first sentence of the stage's docstring, in
+    order of the file names."""
     verbs = {}
     for path in sorted((Path(__file__).parent / "stages").glob("[a-z]*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -19,8 +19,8 @@ def stage_verbs() -> dict[str, str]:
 
 
 def _constants(node: ast.ClassDef) -> dict[str, str]:
-    """Return the text constants that a class assigns, by name; a name that it assigns anything else
-    has an empty text."""
+    """Return the values that a class assigns to its names, by name, as texts; a name that it
+    assigns anything but a constant has an empty text."""
     constants = {}
     for statement in node.body:
         if isinstance(statement, ast.Assign):

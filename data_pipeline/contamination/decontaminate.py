@@ -24,8 +24,8 @@ SENTENCE_END = ".!?"
 
 
 def split_and_keep(text: str, ngrams: Ngrams, margin: int = 200, min_part: int = 200) -> list[str]:
-    """Return the parts of the text that are left when its matches are cut out; `[text]` if there is
-    no match.
+    """Return, in order, the parts of the text that are left when its matches with `ngrams` are cut
+    out; `[text]` if there is no match.
 
     At the first match, the left part ends with the last sentence end at least `margin` characters
     before it, and the right part starts after the first sentence end at least `margin` characters
@@ -54,10 +54,12 @@ def split_and_keep(text: str, ngrams: Ngrams, margin: int = 200, min_part: int =
 def decontaminate(
     document: Document, ngrams: Ngrams, margin: int = 200, min_part: int = 200, max_parts: int = 10
 ) -> list[Document] | Drop:
-    """Return a list of the document's clean parts, numbered from 0 in their ids, or of the document
-    itself if it has no match.
+    """Return a list of the document's clean parts, each a document with `#` and its number from 0
+    appended to its id, or of the document itself if it has no match with `ngrams`.
 
-    Returns a Drop if no part is left, or more than `max_parts` are.
+    Returns a Drop if no part is left, or more than `max_parts` are. `margin` characters on each
+    side of a match go too, onwards to the end of a sentence; a part is longer than `min_part`
+    characters.
     """
     parts = split_and_keep(document.text, ngrams, margin, min_part)
     if parts == [document.text]:
@@ -106,7 +108,8 @@ def read_documents(path: Path) -> list[list[str]]:
 def ngrams_of_files(paths: tuple[Path, ...], words: int, min_words: int) -> Ngrams:
     """Return an `Ngrams` with the n-grams, of `words` words, of every passage of the test-set files
     that has at least `min_words` words; a passage of fewer than `words` is one n-gram. Raises
-    BadInput as `read_documents` does. The last results are cached."""
+    BadInput if a file cannot be read, or if a line of a `.jsonl` file has no `text`. The two last
+    results are cached."""
     documents = chain.from_iterable(map(read_documents, paths))
     passages = map(words_of, chain.from_iterable(documents))
     return Ngrams(
@@ -115,8 +118,8 @@ def ngrams_of_files(paths: tuple[Path, ...], words: int, min_words: int) -> Ngra
 
 
 def _text(path: Path, number: int, line: str) -> str:
-    """Return the string `text` of a JSON object on a line. Raises BadInput, which names the file
-    and the line's number, if it has none."""
+    """Return the string `text` of the JSON object in `line`. Raises BadInput, which names the file
+    `path` and the line's `number`, if it has none."""
     try:
         record = parse_line(line.encode("utf-8"))
     except ValueError:
@@ -129,8 +132,8 @@ def _text(path: Path, number: int, line: str) -> str:
 
 
 def _articles(lines: list[str]) -> Iterator[list[str]]:
-    """Yield each article of WikiText as the list of its non-empty lines, its title first. Lines
-    before the first title are an article too.
+    """Yield each article in the lines of a WikiText file as the list of its non-empty lines, its
+    title first. Lines before the first title are an article too.
 
     A formula may look like a title, but has no empty lines around it.
     """

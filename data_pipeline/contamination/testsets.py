@@ -53,8 +53,8 @@ FILE_KINDS = ("jsonl", "text")
 
 
 def check_test_set_name(name: str) -> None:
-    """Raise ValueError, with the nearest known name, unless `name` is one of `TEST_SETS` or has the
-    form of a file, which is not looked for.
+    """Raise ValueError, with the nearest known name, unless `name` is the name of a published test
+    set or has the form of a file, which is not looked for.
 
     A file is `jsonl:PATH`, where PATH ends in `.jsonl`, or `text:PATH`, where it does not.
     """
@@ -71,11 +71,11 @@ def check_test_set_name(name: str) -> None:
 
 
 def find_test_set(name: str) -> Path:
-    """Return the path of a test set, named as in `check_test_set_name`. A published one is
-    downloaded if this machine does not have it.
+    """Return the path of a test set: a published one, such as `lambada`, or the PATH of
+    `jsonl:PATH` or `text:PATH`. A published one is downloaded if this machine does not have it.
 
-    Raises DataMissing if a published one cannot be found or downloaded, BadInput if a named file
-    does not exist.
+    Raises DataMissing if a published one cannot be found or downloaded, BadInput if there is no
+    file at PATH.
     """
     if name in TEST_SETS:
         return _find(TEST_SETS[name])
@@ -93,8 +93,9 @@ def find_gpt2_vocabulary() -> tuple[Path, Path]:
 
 
 def fetch_published(out: Path) -> Iterator[Path]:
-    """Write every test set and GPT-2's vocabulary to `out`, in the layout of MLM_DATA_DIR. Yield
-    the path of each when it is there, and SHA256SUMS last.
+    """Write every published test set and GPT-2's two vocabulary files below `out`, at the paths at
+    which they are looked for below MLM_DATA_DIR, and at the end SHA256SUMS, the list of their
+    digests. Yield the path of each file when it is there.
 
     Existing files are kept. Raises IntegrityFailure if one of them, or a file copied from
     MLM_DATA_DIR or the cache, is not the published file. Raises DataMissing at the end, with the
@@ -126,7 +127,8 @@ def fetch_published(out: Path) -> Iterator[Path]:
 
 
 def cache_directory() -> Path:
-    """Return the folder in which files from the hub are cached."""
+    """Return the folder in which files from the hub are cached, `~/.cache/mlm-repro`, which may not
+    exist yet."""
     return Path.home() / ".cache" / "mlm-repro"
 
 
@@ -151,8 +153,9 @@ def _find(file: PublishedFile) -> Path:
 
 
 def _download(file: PublishedFile) -> bytes:
-    """Return the content of a published file from the hub. Raises DataMissing if the hub does not
-    give it."""
+    """Return the content of a published file, downloaded from the Hugging Face hub: the file
+    itself, or rows of text that are joined into it. Raises DataMissing if that fails for any
+    reason."""
     if not hub_is_reachable():
         raise DataMissing(
             f"{file.place} is not here and the Hugging Face hub cannot be reached: {_remedy(file)}"

@@ -12,8 +12,8 @@ from mlm_repro.data_pipeline.fast.ngram_index import WORD, NgramIndex
 TAG = r"<[^<>]{1,2000}>"
 LINK = r"\]\([^()\s]{1,2000}\)"
 MARK = re.compile(rf"\u00ad|{TAG}|{LINK}")
-"""Finds marks that hide no match: a soft hyphen, a tag, or the target of a Markdown link with the
-brackets around it."""
+"""Matches the marks that do not hide a match with an n-gram: a soft hyphen, a tag, or the target of
+a Markdown link with the brackets around it."""
 SPACED = {
     (True, False): re.compile(TAG),
     (False, True): re.compile(LINK),
@@ -25,7 +25,8 @@ pattern of one kind matches faster than a pattern of both."""
 
 @dataclass(frozen=True)
 class Ngrams:
-    """All n-grams of `words` words in `texts`. A text with fewer words is one n-gram as a whole."""
+    """All n-grams of `words` words in `texts`, and the search for them in another text. A text with
+    fewer words is one n-gram as a whole."""
 
     texts: tuple[str, ...]
     """Lower-cased words joined by one space, a word being a run of `\\w`. Each text has at least
@@ -52,10 +53,11 @@ class Ngrams:
         )
 
     def matches(self, text: str) -> Iterator[tuple[int, str]]:
-        """Yield the character position and the n-gram of each match, from left to right. At one
-        position the longest comes first.
+        """Yield the character position in `text` and the n-gram of each match, from left to right.
+        At one position the longest comes first.
 
-        Soft hyphens, tags and the targets of links hide no match.
+        The case of letters and the signs between words do not matter. Soft hyphens, tags and the
+        targets of links hide no match.
         """
         if not self.texts:
             return iter(())
@@ -84,9 +86,9 @@ class Ngrams:
         return NgramIndex(self.texts, self.lengths[-1])
 
     def search(self, text: str) -> Iterator[tuple[int, str]]:
-        """Yield the position and the n-gram of each match, as `matches` does, but in the text as it
-        is: a tag, a link's target or a soft hyphen within a match hides it. The index proposes
-        positions; the words there are compared."""
+        """Yield the character position and the n-gram of each match, from left to right, and at one
+        position the longest first. A tag, a link's target or a soft hyphen within a match hides it
+        here. The index proposes positions; the words there are compared."""
         for start in self.index.candidates(text):
             words = [
                 word.group().lower() for word in islice(WORD.finditer(text, start), self.lengths[0])
@@ -97,8 +99,9 @@ class Ngrams:
 
 
 def _without_marks(text: str) -> list[tuple[int, str]]:
-    """Return the text as pieces, each with its position in the original. Soft hyphens are omitted;
-    a tag or a link target becomes one space."""
+    """Return the text as a list of pieces, each a pair of its character position in the original
+    and its text. Soft hyphens are omitted; a tag or a link target becomes one space at the end of a
+    piece."""
     pieces = []
     end = 0
     for mark in MARK.finditer(text):
@@ -108,12 +111,13 @@ def _without_marks(text: str) -> list[tuple[int, str]]:
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text, lower-cased."""
+    """Return the words of a text in order, lower-cased, repetitions included. A word is a run of
+    letters, digits and underscores."""
     return [word.lower() for word in WORD.findall(text)]
 
 
 def runs_of(words: list[str], length: int) -> list[str]:
-    """Return every run of `length` words, joined by spaces. Fewer words, or no word at all, are one
-    run."""
+    """Return every run of `length` consecutive words in order, each as a text with spaces between
+    the words. Fewer words are one run, and no word at all is one empty text."""
     length = min(length, len(words))
     return [" ".join(words[start : start + length]) for start in range(len(words) - length + 1)]

@@ -32,7 +32,8 @@ total."""
 
 
 def fingerprints(texts: Sequence[str], config: DeduplicateConfig) -> NDArray[np.uint64]:
-    """Return the band keys and the sketch of each text, [texts, bands + sketch words]."""
+    """Return the MinHash fingerprint of each text, a row of 64-bit words: one key for each band,
+    then the sketch, which is the lowest byte of every minimum, [texts, bands + sketch words]."""
     minima = np.empty((len(texts), config.num_permutations), np.uint32)
     for row, text in zip(minima, texts, strict=True):
         row[:] = signature(text, config.num_permutations, config.shingle_characters)
@@ -85,7 +86,8 @@ def sketch(minima: NDArray[np.uint32]) -> NDArray[np.uint64]:
 
 @compiled
 def agreement(left: Words, right: Words) -> int:
-    """Return the number of equal bytes of two sketches, padding included."""
+    """Return the number of equal bytes of two sketches, which are rows of 64-bit words, padding
+    included."""
     mine = left.view(np.uint8)
     theirs = right.view(np.uint8)
     count = 0
@@ -95,8 +97,9 @@ def agreement(left: Words, right: Words) -> int:
 
 
 def required_agreement(config: DeduplicateConfig) -> int:
-    """Return the number of equal bytes that two sketches need for a comparison: `min_agreement`
-    plus the padding, which is always equal."""
+    """Return the number of bytes in which two sketches must be equal for their documents to be
+    compared: the `min_agreement` of the settings, plus the padding bytes, which are always
+    equal."""
     return config.min_agreement + -config.num_permutations % WORD_BYTES
 
 
@@ -161,8 +164,9 @@ class Compared(NamedTuple):
 
 
 def describe(config: DeduplicateConfig, compared: Compared) -> NearDuplicates:
-    """Return the ledger's entry on the banding: its parameters, S-curve and recall, and the pairs
-    that were compared."""
+    """Return the ledger's entry on the search for near-duplicates: the numbers of bands and rows,
+    the S-curve and the expected recall that follow from them, and the counts of pairs that were
+    compared and left out."""
     bands, rows = config.banding
     found_at = partial(recall, bands=bands, rows=rows, min_agreement=config.min_agreement)
     return NearDuplicates(

@@ -42,8 +42,8 @@ def merge(forest: Forest, documents: Forest, others: Forest) -> None:
 
 @compiled
 def flatten(forest: Forest) -> Forest:
-    """Point each document at the first document of its set, in place, and return the forest
-    [documents]."""
+    """Let each entry of the union-find `forest` [documents] be the first document of its set, in
+    place, and return the forest."""
     for document in range(forest.shape[0]):
         forest[document] = forest[forest[document]]
     return forest
@@ -162,7 +162,8 @@ other."""
 
 
 class Linked(NamedTuple):
-    """The documents of some components, and their texts, sketches and keys."""
+    """Some components of linked documents, as input for the decision which of them are dropped: the
+    documents, and their texts, sketches and keys."""
 
     members: NDArray[np.int64]
     """Documents, component by component, in order in each."""
@@ -177,7 +178,8 @@ class Linked(NamedTuple):
     copies: NDArray[np.int64] | None = None
     """Number of exact copies of each member; the member's pairs count once for each copy too."""
     pages: mmap | None = None
-    """Map in which the sketches lie, whose pages are given back meanwhile."""
+    """Memory map of the file with the sketches. While documents are compared, its pages in memory
+    are given back to the system now and then."""
 
 
 class Resolution(NamedTuple):
@@ -235,9 +237,9 @@ class _Held:
         self._seen = np.full(size, -1, np.int32)
 
     def candidates(self, place: int) -> tuple[list[int], int, int]:
-        """Return the kept documents, ascending, that share a bucket with the document `place` and
-        agree with it in enough minima. Of more than MOST_COMPARED, return the ones that agree in
-        the most.
+        """Return the indices of the kept documents, ascending, that share a bucket with the
+        document of index `place` and agree with it in enough minima. Of more than MOST_COMPARED,
+        return the ones that agree in the most.
 
         Return also an upper bound on the number of such documents that are left out, and how many
         times a bucket offered a document.
@@ -252,13 +254,15 @@ class _Held:
         return np.sort(ranked & ((1 << PLACE_BITS) - 1)).tolist(), left, offered
 
     def hold(self, place: int) -> None:
-        """Add a document to each of its buckets; a bucket that is full only counts it."""
+        """Add the kept document of index `place` to each of its buckets; a bucket that is full only
+        counts it."""
         _hold(place, self._buckets, self._slots, self._most)
 
 
 def _mapped(size: int, folder: Path | None) -> mmap:
-    """Map a temporary file of `size` zero bytes into memory and return the map. Memory is taken
-    only by pages that are touched."""
+    """Return a new temporary file of `size` zero bytes as a memory map. The file lies in `folder`,
+    or in the system's temporary folder if that is None, and has no name. Memory is taken only by
+    pages that are touched."""
     with TemporaryFile(dir=folder) as file:
         file.truncate(size)
         return mmap(file.fileno(), size)
@@ -313,8 +317,8 @@ def _hold(place: int, buckets: NDArray[np.int32], slots: NDArray[np.int32], most
 
 
 def histogram(similarities: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the number of similarities in each of HISTOGRAM_BINS equal bins of [0, 1], the last
-    one closed."""
+    """Return the number of similarities in each of HISTOGRAM_BINS equal bins of [0, 1],
+    [HISTOGRAM_BINS]; the last bin includes 1."""
     edges = np.arange(1, HISTOGRAM_BINS) / HISTOGRAM_BINS
     return np.bincount(np.searchsorted(edges, similarities, side="right"), minlength=HISTOGRAM_BINS)
 

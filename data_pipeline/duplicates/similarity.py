@@ -25,8 +25,9 @@ Span = tuple[int, int]
 
 
 def shingle_keys(text: str, characters: int) -> Keys:
-    """Return the keys of the distinct shingles of a text, ascending. A text that is shorter than a
-    shingle is its own only shingle."""
+    """Return the keys of the distinct shingles, runs of `characters` characters, of a text,
+    ascending, as uint64 [shingles]. A text that is shorter than a shingle is its own only
+    shingle."""
     data = as_bytes(text)
     if len(text) >= characters:
         keys = np.sort(_keys(data, characters))
@@ -36,8 +37,8 @@ def shingle_keys(text: str, characters: int) -> Keys:
 
 @compiled
 def _keys(data: NDArray[np.uint8], characters: int) -> Keys:
-    """Return the keys of all shingles of a text in UTF-8, in the order of the text, repetitions
-    included."""
+    """Return the keys of all shingles, of `characters` characters each, of a text in UTF-8,
+    [shingles], in the order of the text, repetitions included."""
     all_keys = np.empty(data.shape[0], np.uint64)
     keys = np.empty(CHUNK, np.uint64)
     starts = np.empty(CHUNK, np.int64)
@@ -56,7 +57,7 @@ def _keys(data: NDArray[np.uint8], characters: int) -> Keys:
 def compare(own: Keys, keys: Keys, spans: NDArray[np.int64], enough: float) -> NDArray[np.float64]:
     """Return the Jaccard similarity of the ascending keys `own` to the ascending `keys[start:end]`
     for each span (start, end) of `spans` [others, 2], up to and with the first that is at least
-    `enough`.
+    `enough`, as an array that may be shorter than the spans.
 
     Common keys are counted from both ends at once, so that the steps from the front do not wait for
     the steps from the back, and without branches, which a processor could not predict.
@@ -103,8 +104,9 @@ class ShingledTexts:
     def similarities(
         self, number: int, others: Sequence[int], enough: float
     ) -> NDArray[np.float64]:
-        """Return the Jaccard similarity of the text `number` to each of `others`, which are numbers
-        of texts and at least one, up to and with the first that is at least `enough`."""
+        """Return an array of the Jaccard similarities of the text `number` to the texts `others`,
+        numbers of one text or more, in order, up to and with the first that is at least
+        `enough`."""
         ((start, end),) = [*self._find([number])][-1]
         own = self._keys[start:end].copy()
         similar = []
@@ -115,8 +117,9 @@ class ShingledTexts:
         return np.concatenate(similar)
 
     def _find(self, numbers: Sequence[int]) -> Iterator[list[Span]]:
-        """Yield lists of the spans that the texts' keys have in the cache. A list is valid until
-        the next one is requested, which may empty the cache."""
+        """Yield lists of the spans (start, end) that the keys of the texts `numbers` have in the
+        cache, in order; most often one list. A list is valid until the next one is requested, which
+        may empty the cache."""
         some: list[Span] = []
         for number in numbers:
             if number not in self._spans:

@@ -44,7 +44,7 @@ Codes = NDArray[np.uint32]
 
 
 def as_codes(text: str) -> Codes:
-    """Return the text's code points, lone surrogates included."""
+    """Return the text's code points as uint32 [characters], lone surrogates included."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
@@ -107,8 +107,8 @@ find_badness = re.compile(BADNESS_RE.pattern, BADNESS_RE.flags | re.MULTILINE).s
 
 
 def may_be_decoded(text: str) -> bool:
-    """Return whether ftfy may repair the encoding of one of the text's lines, if the text has no
-    character of a kind that is always repaired."""
+    """Return True if ftfy may repair the encoding of one of the text's lines. The answer holds only
+    for a text without characters that ftfy always repairs, such as control characters."""
     return any(
         find_badness(text, suspect.start() - BADNESS_WIDTH, suspect.start() + BADNESS_WIDTH)
         for suspect in SUSPECT.finditer(text)
@@ -136,8 +136,9 @@ SAMPLES = (
 @cache
 def fix_text(normalization: Normalization, *left_out: str) -> Callable[[str], str]:
     """Return a function that repairs a text as `ftfy.fix_text` does, with that normalization and
-    without the repairs `left_out`: the fast function if it is exact here, else ftfy's. The fast one
-    raises Unfit as `fast_fix_text` says."""
+    without the repairs `left_out`, such as `uncurl_quotes`: the fast function if it is exact here,
+    else ftfy's. The fast one raises Unfit for a text whose repair would take more than linear
+    time."""
     switches: dict[str, Any] = {"normalization": normalization} | dict.fromkeys(left_out, False)
     reference: Callable[[str], str] = partial(ftfy.fix_text, **switches)
     return checked("cleaning", lambda: fast_fix_text(normalization, *left_out), reference, SAMPLES)
@@ -182,8 +183,9 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
     find_entity = chardata.HTML_ENTITY_RE.search
 
     def needs(text: str, entities: bool) -> int | None:
-        """Return the kinds of characters in the text, as bits, or None if it may need more repairs
-        than `settle` makes. Entities count only if `entities` is True."""
+        """Return the kinds of characters in the text, as bits, or None if it may need another
+        repair than ligatures, widths, quotes and normalization. HTML entities count only if
+        `entities` is True."""
         kinds_here = _kinds_of(as_codes(text), kinds)
         if entities and kinds_here & AMPERSAND and find_entity(text):
             return None
@@ -220,8 +222,8 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
         return None
 
     def decoded(text: str, passes: Iterator[int]) -> str:
-        """Return the text with its encoding repaired, as `ftfy.fix_encoding` does. Raises Unfit if
-        that takes too many passes."""
+        """Return the text with its encoding repaired, as `ftfy.fix_encoding` does. Each pass takes
+        a number from `passes`, which raises Unfit when none is left."""
         after = decoded_once(text, config)[0]
         while after != text:
             next(passes)
@@ -230,8 +232,9 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
         return text
 
     def repaired_with(text: str, entities: bool) -> str:
-        """Return the text with all repairs, as `ftfy.fix_and_explain` makes them. Raises Unfit if
-        that takes too many passes, or for too many marks in a row."""
+        """Return the text with all repairs, as `ftfy.fix_and_explain` makes them; HTML entities are
+        repaired only if `entities` is True. Raises Unfit if that takes too many passes, or for too
+        many marks in a row."""
         passes = _passes()
         before = ""
         while text != before:
@@ -243,16 +246,18 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
         return text
 
     def fix_segment(segment: str, entities: bool) -> str:
-        """Return one of ftfy's segments after its repair: by the cheap repairs if they suffice,
-        else by all."""
+        """Return one of ftfy's segments, a line or a part of a long line, after its repair: by the
+        cheap repairs if they suffice, else by all. Raises Unfit if that takes too many passes, or
+        for too many marks in a row."""
         settled = settle(segment, entities)
         if settled is None and not (entities and find_entity(segment)):
             settled = settle(decoded(segment, _passes()), entities)
         return repaired_with(segment, entities) if settled is None else settled
 
     def fix_text(text: str) -> str:
-        """Return the whole text repaired, block by block, and segment by segment where a block
-        needs more."""
+        """Return the whole text repaired: block by block with the cheap repairs, and segment by
+        segment where a block needs more. Raises Unfit for a text whose repair would not be
+        linear."""
         tag = 0 if "unescape_html" in left_out else text.find("<")
         tagged = len(text) if tag < 0 else tag - (tag - text.rfind("\n", 0, tag) - 1) % SEGMENT
         fixed = []
@@ -271,14 +276,14 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
 
 
 def _passes() -> Iterator[int]:
-    """Yield a number for each allowed pass, then raise Unfit."""
+    """Yield a number for each of MOST_PASSES allowed passes over a line, then raise Unfit."""
     yield from range(MOST_PASSES)
     raise Unfit(f"not repaired after {MOST_PASSES} passes")
 
 
 def _segments(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield start and end of ftfy's segments, lines or parts of long lines, in a range of whole
-    segments."""
+    """Yield start and end in `text` of each of ftfy's segments, which are lines or parts of long
+    lines, between the positions `start` and `end`."""
     while start < end:
         after = text.find("\n", start, min(start + SEGMENT, end)) + 1 or min(start + SEGMENT, end)
         yield start, after

@@ -51,8 +51,9 @@ SLOTS_LOG2 = 18
 
 
 def tables_of(factory: DetectorFactory) -> dict[str, NDArray[Any]]:
-    """Return the arrays that `fast_detect` needs, computed from the factory's profiles.
-    Probabilities are stored sparsely: values that are not 0, and their positions."""
+    """Return, by name, the arrays that `fast_detect`, the fast detection of languages, needs,
+    computed from the profiles of langdetect's `factory`. Probabilities are stored sparsely: the
+    values that are not 0, and their positions."""
     chances = np.zeros((len(factory.word_lang_prob_map), PADDED))
     chances[:, : len(factory.langlist)] = list(factory.word_lang_prob_map.values())
     classes, upper = _character_classes(factory)
@@ -106,15 +107,15 @@ def fast_detect(tables: dict[str, NDArray[Any]]) -> Callable[[str], Detection]:
 
 
 def _letters(factory: DetectorFactory) -> dict[str, int]:
-    """Return the class of each character that occurs in a profile, in order of code point; a space
-    has the class SPACE."""
+    """Return a class, a small number, for each character that occurs in a profile, in order of code
+    point; a space has the class SPACE."""
     letters = sorted(set(chain.from_iterable(factory.word_lang_prob_map)) - {" "})
     return {" ": SPACE} | {letter: number for number, letter in enumerate(letters, UPPER + 1)}
 
 
 def _character_classes(factory: DetectorFactory) -> tuple[Classes, Flags]:
-    """Return the class of each code point after langdetect's normalisation, and for each class
-    whether it is upper-case.
+    """Return the class of each code point after langdetect's normalisation, [0x110000], and for
+    each class whether it is upper-case, [classes].
 
     langdetect normalises nothing outside the basic plane.
     """
@@ -132,9 +133,9 @@ def _character_classes(factory: DetectorFactory) -> tuple[Classes, Flags]:
 
 
 def _gram_tables(factory: DetectorFactory) -> tuple[Words, Places, Rows]:
-    """Return a hash table with open addressing (keys, rows) from n-grams to rows of probabilities,
-    after the bits that tell which n-grams of the first classes it has: bit `third` of the word
-    `first * DENSE + second`.
+    """Return three arrays. The first has bits that tell which n-grams of the first DENSE classes
+    are known: bit `third` of the word `first * DENSE + second`. The keys and the rows are a hash
+    table with open addressing from n-grams to rows of probabilities; free slots are -1.
 
     langdetect begins anew at a space, so it looks up no n-gram with a space in the middle, nor two
     spaces.
@@ -161,7 +162,8 @@ def _gram_tables(factory: DetectorFactory) -> tuple[Words, Places, Rows]:
 
 
 def _draws() -> Bytes4:
-    """Return the outputs of Python's generator with seed 0, as many as a detection can use.
+    """Return the first outputs, of 32 bits, of Python's random generator with seed 0, as many as a
+    detection can use, [draws].
 
     A draw below n from n.bit_length() bits is accepted at the latest when the highest bit is 0; a
     trial draws for its first 1,001 n-grams at most, and every second trial takes four outputs for
@@ -179,7 +181,7 @@ def _draws() -> Bytes4:
 @compiled
 def _lookup(key: int, keys: Places, rows: Rows) -> int:
     """Return the row of probabilities of the n-gram with this key, or -1 if no profile has it.
-    `keys` and `rows` are the hash table of `_gram_tables`."""
+    `keys` and `rows` are a hash table with open addressing, whose free slots are -1."""
     slot = np.int64((np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - SLOTS_LOG2))
     while keys[slot] >= 0:
         if keys[slot] == key:
@@ -192,8 +194,10 @@ def _lookup(key: int, keys: Places, rows: Rows) -> int:
 def _features(
     characters: Bytes4, classes: Classes, upper: Flags, known: Words, keys: Places, rows: Rows
 ) -> Places:
-    """Return the keys of the text's n-grams that a profile has, in order, repetitions included
-    (`append`, `cleaning_text` and `_extract_ngrams` of langdetect's Detector).
+    """Return the keys of the text's n-grams that a profile has, [n-grams], in order, repetitions
+    included (`append`, `cleaning_text` and `_extract_ngrams` of langdetect's Detector).
+    `characters` are the text's code points; `classes` and `upper` are by code point and class, and
+    the rest are the tables of n-grams.
 
     langdetect means to count Latin Extended Additional as Latin and does not: it compares a number
     with a name.
@@ -263,8 +267,9 @@ def _probabilities(
     languages: int,
     compensated: bool,
 ) -> Floats:
-    """Return the probability of each language (`Detector._detect_block`); an empty array for a text
-    without features."""
+    """Return the probability of each language, [languages], that langdetect's
+    `Detector._detect_block` gives for the text with the code points `characters`; an empty array
+    for a text without features. `draws` are the random numbers, and the other arrays the tables."""
     features = _features(characters, classes, upper, known, keys, rows)
     mean = np.zeros(PADDED)
     if len(features) == 0:
@@ -321,7 +326,8 @@ AT = re.compile(r"@(?<=[-_.0-9a-zA-Z]@)[-_0-9a-zA-Z]")
 """Finds the middle of a mail address: an @ between two characters that `Detector.MAIL_RE` allows
 beside it."""
 MAX_LENGTH = 10_000
-"""Characters that langdetect examines, counted after addresses are removed."""
+"""Number of characters, from the first on, that langdetect examines, counted after addresses are
+removed."""
 LOOKAHEAD = 3_000
 """Number of characters that are read beyond MAX_LENGTH: more than a URL (8 + 2076), a mail address
 (64 + 1 + 255 + 255) and a Vietnamese pair of characters (2) together can have."""

@@ -44,20 +44,21 @@ SAMPLES = (
 
 
 def detect(text: str) -> str | None:
-    """Return the language that langdetect finds, "unknown" if none is likely, or None if the text
-    has no features."""
+    """Return the code of the language that langdetect finds, such as "en", "unknown" if none is
+    likely, or None if the text has no features."""
     return _detection()(text)[0]
 
 
 def probability(text: str) -> float:
-    """Return the probability of the likeliest language, which `detect` may call "unknown"; 0 for a
-    text without features."""
+    """Return the probability, from 0 to 1, of the likeliest language, also if it is too small for
+    `detect` to name the language; 0 for a text without features."""
     return max(_detection()(text)[1], default=0.0)
 
 
 def reference_detection(text: str) -> Detection:
-    """Return the language and the probabilities that langdetect itself finds, with seed 0 and
-    ordered profiles; None and an empty tuple for a text without features."""
+    """Return the language, or "unknown", and the probability of each language that langdetect
+    itself finds, with seed 0 and ordered profiles; None and an empty tuple for a text without
+    features."""
     detector = language_factory().create()
     detector.append(text)
     try:
@@ -69,8 +70,9 @@ def reference_detection(text: str) -> Detection:
 
 @cache
 def _detection() -> Callable[[str], Detection]:
-    """Return the fast function that detects languages, or `reference_detection` if the fast one is
-    not exact here. If the fast one is returned, langdetect's own tables are freed."""
+    """Return the function from a text to its language and the probability of each language: the
+    fast one, or `reference_detection`, which calls langdetect, if the fast one is not exact here.
+    If the fast one is returned, langdetect's own tables are freed."""
     detection = checked_with_tables(
         "language detection",
         ("languages", "langdetect"),

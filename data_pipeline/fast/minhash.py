@@ -32,8 +32,8 @@ OPENING = (0x0F4B87C3, 0x40C951D8, 0x62EB73FA, 0xEFCDAB89, 0x67452301)
 
 
 def working_space() -> tuple[Numbers, Numbers]:
-    """Return the working memory of `sha1_hashes32`: the words of the schedule, and the states,
-    which begin with OPENING."""
+    """Return working memory for hashing LANES strings at once with SHA-1, as two flat arrays: the
+    words of the schedule, all 0, and the states, which begin with OPENING and are else 0."""
     states = np.zeros((len(OPENING) + ROUNDS, LANES), np.uint32)
     states[: len(OPENING)] = np.array(OPENING, np.uint32)[:, None]
     return np.zeros(ROUNDS * LANES, np.uint32), states.ravel()
@@ -83,7 +83,8 @@ def sha1_hashes32(
     states: Numbers,
 ) -> None:
     """Write the first four bytes of SHA-1 of `data[starts[n]:ends[n]]`, little-endian, to
-    `hashes[n]`, for each n in `chosen`.
+    `hashes[n]`, for each n in `chosen`. `schedule` and `states` are working memory from
+    `working_space`.
 
     FIPS 180-4, with its five variables as one sequence: each round appends a state. b is the state
     before it; c, d and e are the states before b, rotated. Strings are at most LONGEST bytes.
@@ -150,15 +151,16 @@ SAMPLES = (
 
 
 def signature(text: str, num_permutations: int = 128, shingle_characters: int = 5) -> Numbers:
-    """Return the smallest permuted hash of the text's shingles for each permutation,
-    [num_permutations]."""
+    """Return a text's MinHash signature as uint32 [num_permutations]: for each permutation the
+    smallest permuted hash of the text's shingles, which have `shingle_characters` characters."""
     return _signer(num_permutations, shingle_characters)(text)
 
 
 def reference_signature(
     text: str, num_permutations: int = 128, shingle_characters: int = 5
 ) -> Numbers:
-    """Return the `signature` as datasketch itself computes it."""
+    """Return a text's MinHash signature, the smallest permuted hash of its shingles for each
+    permutation, as datasketch itself computes it, uint32 [num_permutations]."""
     sketch = as_sketch(None, num_permutations)
     encoded = [
         shingle.encode("utf-8", "surrogatepass") for shingle in shingles(text, shingle_characters)
@@ -180,7 +182,8 @@ def as_sketch(values: Numbers | None, num_permutations: int) -> "MinHash":
 @cache
 def _signer(num_permutations: int, shingle_characters: int) -> Sign:
     """Return the function that computes a text's signature, for this number of permutations and
-    this length of shingles in characters."""
+    this length of shingles in characters: the compiled one if it is exact here, else
+    datasketch's."""
     reference = partial(
         reference_signature,
         num_permutations=num_permutations,
@@ -200,8 +203,9 @@ def _permutations(count: int) -> dict[str, Numbers]:
 
 
 def _compiled_signer(shingle_characters: int, reference: Sign, arrays: Arrays) -> Sign:
-    """Return a compiled function that computes a text's signature. A text shorter than a shingle is
-    given to `reference`."""
+    """Return a compiled function that computes a text's signature; `arrays` has under
+    `permutations` the multipliers and the offsets, [2, permutations]. A text shorter than a shingle
+    is given to `reference`."""
     multipliers, offsets = np.ascontiguousarray(arrays["permutations"])
     known = np.full((1 << TABLE_BITS, 2), EMPTY)
     recent = np.zeros(RECENT_HASHES, np.uint64)
@@ -231,10 +235,11 @@ def _signature(
     states: Numbers,
     document: int,
 ) -> Numbers:
-    """Return the signature of a text in UTF-8 that has at least one shingle.
+    """Return the signature, [permutations], of a text in UTF-8 that has at least one shingle of
+    `characters` characters.
 
     `known` caches shingles' keys and hashes, side by side, across documents. `recent` holds the
-    hashes met in this document.
+    hashes met in this document, each with the document's number; both are changed.
     """
     minima = np.full(multipliers.shape[0], np.uint32(0xFFFFFFFF))
     keys = np.empty(CHUNK, np.uint64)
@@ -281,7 +286,8 @@ def _slot(key: np.uint64) -> np.int64:
 
 @compiled
 def _lower(minima: Numbers, hashes: Numbers, multipliers: Numbers, offsets: Numbers) -> None:
-    """Lower each minimum, in place, to the smallest of the permuted hashes."""
+    """Lower each of `minima`, in place, to the smallest of the hashes permuted with its multiplier
+    and offset, if that is smaller."""
     for permutation in range(minima.shape[0]):
         multiplier = multipliers[permutation]
         offset = offsets[permutation]

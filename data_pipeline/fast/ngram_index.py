@@ -52,8 +52,8 @@ class NgramIndex:
         _fill(hashes, self._filter, self._table)
 
     def candidates(self, text: str) -> Iterator[int]:
-        """Yield the character positions, ascending, of the words at which an n-gram of the index
-        may begin.
+        """Yield the character positions, ascending, of the words of `text` at which an n-gram of
+        the index may begin. Every match is among them.
 
         The text is read in chunks: memory beyond it is constant.
         """
@@ -83,8 +83,8 @@ class NgramIndex:
             count = again
 
     def _hashes(self, texts: Sequence[str]) -> Iterator[Numbers]:
-        """Yield an array of hashes for each batch of texts: one for every run of `words` words that
-        lies within a text."""
+        """Yield, for each batch of texts, an array of the hashes of all runs of `words` words that
+        lie within a text."""
         for first in range(0, len(texts), BATCH_TEXTS):
             batch = texts[first : first + BATCH_TEXTS]
             codes = _code_points(re.sub(r"[^\w ]", "", " ".join(batch)) + " ")
@@ -176,13 +176,15 @@ def _hash_words(
 
 @compiled
 def _scramble(value: np.uint64) -> np.uint64:
-    """Return the key of a hash, never 0; its high bits depend on all of the hash."""
+    """Return the key under which the index stores the hash `value`; it is never 0, and its high
+    bits depend on all of the hash."""
     return ((value ^ (value >> HALF)) * RADIX) | ONE
 
 
 @compiled
 def _find_key(key: np.uint64, table: Numbers) -> np.uint64:
-    """Return the slot of a key or, if the table lacks it, the free slot that it would take."""
+    """Return the slot of a key in a hash table with open addressing or, if the table lacks it, the
+    free slot that it would take."""
     last = np.uint64(len(table) - 1)
     slot = (key >> HALF) & last
     while table[slot] != 0 and table[slot] != key:
@@ -212,9 +214,10 @@ def _search(
     filter_bits: Numbers,
     table: Numbers,
 ) -> tuple[int, bool, int]:
-    """Append the words of `codes` as `_hash_words` does, look up every run of `words` words in the
-    index, and write the positions of the runs that it has to the row MATCHES. Returns the number of
-    complete words, whether the chunk ends inside of a word, and the number of matches."""
+    """Append the hashes and positions of the complete words of `codes` to `word_rows`, which has
+    `count` words. Look up every run of `words` words in the index, and write the positions of the
+    runs that it has to the row MATCHES. Returns the new number of complete words, whether the chunk
+    ends inside of a word, and the number of matches."""
     count, within_word = _hash_words(codes, origin, fold, word_rows, count, within_word)
     hashes = word_rows[HASHES]
     last_bit = np.uint64(len(filter_bits) * 64 - 1)

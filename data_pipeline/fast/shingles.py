@@ -27,7 +27,7 @@ def shingles(text: str, characters: int = 5) -> frozenset[str]:
 
 
 def as_bytes(text: str) -> NDArray[np.uint8]:
-    """Return the text in UTF-8; a lone surrogate keeps its own three bytes."""
+    """Return the text in UTF-8, as uint8 [bytes]; a lone surrogate keeps its own three bytes."""
     return np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
 
 
@@ -60,8 +60,8 @@ def pack(
     starts: NDArray[np.int64],
     ends: NDArray[np.int64],
 ) -> tuple[int, int, int]:
-    """Write the keys and positions of as many shingles as fit, from the shingle `data[start:end]`
-    on.
+    """Write the keys of shingles to `keys`, and their first and end bytes to `starts` and `ends`,
+    from the shingle `data[start:end]` on, as many as fit there.
 
     A shingle of at most eight bytes is its own key: among shingles of one number of characters no
     two share it, because that number restores leading NULs. A longer one has a hash as its key, in

@@ -69,7 +69,8 @@ COMPARED = "compared.npy"
 
 class Corpus:
     """Reads a document that the token filters kept by its number in the corpus, `corpus[number]`:
-    only such documents are counted, through all shards. `starts` has each shard's first number."""
+    only such documents are counted, through all shards. `prepared` and `measured` are the folders
+    of the two passes, and `starts` has each shard's first number."""
 
     def __init__(self, prepared: Path, measured: Path, starts: NDArray[np.int64]) -> None:
         self._prepared = prepared
@@ -96,8 +97,8 @@ def find_duplicates(
     config: DeduplicateConfig,
     held: int = 0,
 ) -> tuple[Finished, Compared]:
-    """Decide which documents are near-duplicates. Returns the finished stage with all decisions,
-    and the counts of compared pairs.
+    """Decide, by tasks, which documents of the finished passes are near-duplicates. Returns the
+    finished stage with all decisions, and the counts of compared pairs.
 
     The first `held` documents are kept without a comparison. Prints a warning if pairs were left
     out.
@@ -149,9 +150,9 @@ def find_duplicates(
 
 
 def find_copies(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write each document whose text an earlier document has, with the first such document,
-    in order; these first documents, sorted, once for each copy; and the number of each shard's
-    first document.
+    """Task: write `copies.npy`, each document whose text an earlier document has, with the first
+    such document, in order; `firsts.npy`, these first documents, sorted, once for each copy; and
+    `starts.npy`, the number of each shard's first document and the total.
 
     The first `held` documents are not looked at. The rule `megatron-2019` compares equal texts like
     any others, so that no copy is written under it. Returns the number of copies.
@@ -180,9 +181,9 @@ def find_copies(settings: Settings, inputs: list[Path], directory: Path) -> Coun
 
 
 def _digests(measured: Path, counts: Sequence[int], word: int) -> Words:
-    """Return 64-bit word number `word` (0 or 1) of the digest of each text, [documents], in the
-    order of shards, read from what the pass `measure` wrote in `measured`. Shard i has `counts[i]`
-    texts."""
+    """Return one of the two 64-bit words, number `word` (0 or 1), of the digest of each text,
+    [documents], in the order of shards. They are read from the files that the pass `measure` wrote
+    below `measured`, where shard i has `counts[i]` texts."""
     words = np.empty(sum(counts), np.uint64)
     start = 0
     for shard, count in enumerate(counts):
@@ -193,9 +194,9 @@ def _digests(measured: Path, counts: Sequence[int], word: int) -> Words:
 
 
 def lay_side_by_side(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write the numbers of the distinct documents, their sketches, and their keys of each
-    band, each to a file of its own: one of numbers, one of sketches, and one of keys for each band.
-    Returns the number of distinct documents."""
+    """Task: write binary files on the documents that are no copies, in order: `distinct.bin`, their
+    numbers in the corpus; `sketches.bin`, their sketches; and for each band a file of their keys.
+    Returns the number of these documents."""
     config = DeduplicateConfig(**settings["config"])
     measured = inputs[0]
     copies = np.load(inputs[1] / "00000" / COPIES, mmap_mode="r")["document"]
@@ -217,15 +218,16 @@ def lay_side_by_side(settings: Settings, inputs: list[Path], directory: Path) ->
 
 
 def _rows(path: Path, words: int) -> Iterator[Words]:
-    """Yield the fingerprints of a shard, ROWS_AT_ONCE at a time, [rows, words]."""
+    """Yield the fingerprints in the file `path`, which have `words` 64-bit words each, in order,
+    ROWS_AT_ONCE at a time, [rows, words]."""
     with path.open("rb") as file:
         while len(rows := np.fromfile(file, np.uint64, ROWS_AT_ONCE * words)):
             yield rows.reshape(-1, words)
 
 
 def _open_sketches(folder: Path, config: DeduplicateConfig) -> tuple[Words, mmap]:
-    """Return the sketches that were laid side by side, [documents, words], and the map of their
-    file."""
+    """Return the sketches of all distinct documents, [documents, words], as a view of a file in
+    `folder` that is mapped into memory, and the map."""
     with (folder / SKETCHES).open("rb") as file:
         pages = mmap(file.fileno(), 0, access=ACCESS_READ)
     return np.frombuffer(pages, np.uint64).reshape(
@@ -236,11 +238,11 @@ def _open_sketches(folder: Path, config: DeduplicateConfig) -> tuple[Words, mmap
 def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: in the band `first` and each LINK_TASKS-th after it, join documents that share a bucket
     and whose sketches agree in enough bytes. Write the resulting union-find forest as pairs of a
-    document and the first of its set, [2, pairs].
+    document and the first of its set, [2, pairs], to `forest.npy`.
 
-    Documents that were compared with only a part of a bucket are written beside it. Sketches are
-    read through a map whose pages are given back after every BUCKETS_AT_ONCE buckets. Returns the
-    numbers of pairs that were not compared and of compared pairs that do not agree.
+    Documents that were compared with only a part of a bucket are written to `partly.npy`. Sketches
+    are read through a map whose pages are given back after every BUCKETS_AT_ONCE buckets. Returns
+    the numbers of pairs that were not compared and of compared pairs that do not agree.
     """
     config = DeduplicateConfig(**settings["config"])
     folder = inputs[0] / "00000"
@@ -262,9 +264,10 @@ def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Count
 
 
 def gather_components(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: unite the forests of all link tasks, and write the components of two or more documents.
-    Returns ranges of components with about equal numbers of documents, one range for each task that
-    follows."""
+    """Task: unite the forests of all link tasks, and write the components of two or more documents:
+    `members.npy`, their documents component by component, and `components.npy`, the start of each
+    and the total. Returns ranges of components with about equal numbers of documents, one range for
+    each task that follows."""
     forest = np.arange(settings["documents"])
     for task in range(settings["tasks"]):
         merge(forest, *np.load(inputs[0] / f"{task:05d}" / FOREST, mmap_mode="r"))
@@ -282,9 +285,10 @@ def gather_components(settings: Settings, inputs: list[Path], directory: Path) -
 
 
 def resolve_components(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write the decisions for the components from `first` to before `last`, the number of
-    compared pairs by similarity, and the documents that were compared with a part of a bucket
-    alone. Returns the numbers of pairs, of offered documents and of members, and the seconds."""
+    """Task: decide which documents of the components from `first` to before `last` are dropped.
+    Write these decisions, the number of compared pairs by similarity, and the documents that were
+    compared with only a part of a bucket. Returns the numbers of pairs left uncompared, offered
+    documents, compared pairs and members, and the seconds."""
     components, laid, copied = (folder / "00000" for folder in inputs[:3])
     config = DeduplicateConfig(**settings["config"])
     starts = np.load(components / COMPONENTS, mmap_mode="r")[
@@ -318,9 +322,10 @@ def resolve_components(settings: Settings, inputs: list[Path], directory: Path) 
 
 
 def collect_decisions(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write all decisions in order of document, with the decisions about copies, and the
-    number of each shard's first document. Documents have their numbers in the corpus here. Returns
-    the numbers of decisions, of compared pairs by similarity, and of partly compared documents."""
+    """Task: write all decisions, also the ones about copies, in order of document, to
+    `decisions.npy`, and the number of each shard's first document to `starts.npy`. Documents have
+    their numbers in the corpus here. Returns the numbers of decisions, of compared pairs by
+    similarity, and of partly compared documents."""
     folders = [inputs[0] / f"{task:05d}" for task in range(settings["tasks"])]
     numbers = np.memmap(inputs[1] / "00000" / DISTINCT, np.int64, "r")
     copies = np.load(inputs[2] / "00000" / COPIES, mmap_mode="r")

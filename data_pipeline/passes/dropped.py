@@ -19,8 +19,9 @@ def drop(
     size: int,
     tokens: int = 0,
 ) -> None:
-    """Count a dropped document, as it came to the stage, under a reason in the stage's ledger
-    entry. With a `folder`, append it to `dropped.jsonl` there."""
+    """Count a dropped document, which has `size` bytes and `tokens` tokens as it came to the stage,
+    under a reason in the stage's ledger entry. With a `folder`, append it to `dropped.jsonl`
+    there."""
     entry.drop(document, reason, size, tokens)
     if folder:
         row = document.to_json() | {"stage": entry.name, "reason": reason}

@@ -28,14 +28,14 @@ DOCUMENTS_AT_ONCE = 64
 
 
 def slice_documents(documents: int, size: int) -> int:
-    """Return the number of documents in a slice, for a corpus of `documents` documents with `size`
-    bytes in all."""
+    """Return the number of documents in a slice of about SLICE_BYTES, at most SLICE_DOCUMENTS, for
+    a corpus of `documents` documents with `size` bytes in all."""
     return max(1, min(SLICE_DOCUMENTS, round(SLICE_BYTES * documents / size)))
 
 
 def choose_order(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write the order of the remaining documents, a file of numbers for each split, and the
-    number of each shard's first document.
+    """Task: write the order of the remaining documents, for each split a file `order-SPLIT.npy` of
+    numbers, and `starts.npy`, the number of each shard's first document and the total.
 
     Settings: `counts`, documents left in each shard; `splits`, the split of each shard, "" before
     splitting; `shuffle`, section and seed of the split, or None for the order of the input. Returns
@@ -61,8 +61,8 @@ def choose_order(settings: Settings, inputs: list[Path], directory: Path) -> Cou
 def split(
     documents: int, train: int = 29, valid: int = 1, seed: int = 1234
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the shuffled document numbers of the two splits, in the ratio `train:valid` to the
-    nearest document.
+    """Return the shuffled document numbers of the training and of the validation split, two arrays,
+    for a corpus of `documents` documents, in the ratio `train:valid` to the nearest document.
 
     Each split has at least one document if there are two or more. The shuffle is NumPy's
     RandomState, whose stream is fixed for good.
@@ -74,12 +74,13 @@ def split(
 
 
 def gather_slice(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write the documents from `first` to before `last` in the order of a split.
+    """Task: write the documents from `first` to before `last` in the order of a split, as JSON
+    lines and as a token file.
 
     Only the shards that hold one of them are opened, and only their own bytes are read. Settings:
-    `split`, `first`, `last`, `lines` (True if texts are wanted), `dtype` of tokens or None. Inputs:
-    the order, and all shards after each pass and after selection. Returns the numbers of documents,
-    bytes and tokens.
+    `split`, `first`, `last`, `lines` (True if texts are wanted), `dtype` of tokens, or None if no
+    token file is wanted. Inputs: the order, and all shards after each pass and after selection.
+    Returns the numbers of documents, bytes and tokens.
     """
     order = np.load(inputs[0] / "00000" / f"order-{settings['split']}.npy", mmap_mode="r")
     numbers = np.array(order[settings["first"] : settings["last"]])

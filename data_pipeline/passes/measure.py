@@ -49,10 +49,10 @@ not fill the memory."""
 
 def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: for each document of a shard that the token filters keep, write its index, its sizes,
-    its token ids and the requested measurements.
+    its token ids and the requested measurements, each to a file of its own.
 
     The measurements are MinHash fingerprints with text digests, and counts of test-set n-grams.
-    `numbers` [documents] are indices in the shard, `sizes` [documents, 2] bytes and tokens.
+    `numbers.npy` [documents] has indices in the shard, `sizes.npy` [documents, 2] bytes and tokens.
     Settings: `filters`, pairs of a TokenFilter's name and its section of the recipe; `deduplicate`
     and `decontaminate`, the keys of their sections that change the result, or None; `test_sets`,
     paths; `tokenizer`, a digest or None; `keep_dropped`, True if dropped documents are written too.
@@ -134,13 +134,13 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 
 def encode(tokenizer: Tokenizer, text: str) -> NDArray[np.int32]:
-    """Return the token ids of a text with the end-of-text token appended."""
+    """Return the token ids of a text with the end-of-text token appended, [tokens]."""
     return np.concatenate([tokenizer.encode_ids(text), np.array([tokenizer.end_of_text], np.int32)])
 
 
 def read_matches(directory: Path) -> Iterator[tuple[int, dict[str, int]]]:
-    """Yield the number of each document of a measured shard that has test-set n-grams, and the
-    count of each n-gram."""
+    """Yield each document of a measured shard that has test-set n-grams, in order: its number in
+    the shard, and how often it has each n-gram, by n-gram. `directory` is the shard's."""
     with (directory / MATCHES).open("rb") as file:
         for line in file:
             row = orjson.loads(line)
@@ -148,8 +148,8 @@ def read_matches(directory: Path) -> Iterator[tuple[int, dict[str, int]]]:
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Yield lists of documents, in order, that end when they have BATCH_CHARACTERS. The last may be
-    empty."""
+    """Yield lists of documents, in order; a list ends with the document that brings it to
+    BATCH_CHARACTERS. The last may be empty."""
     batch = []
     characters = 0
     for document in documents:

@@ -37,8 +37,8 @@ RESULT = "overlap.json"
 
 
 def count_overlap(texts: Iterable[str], test_set: Path, words: int) -> tuple[int, set[str]]:
-    """Read the texts, and return their number and the set of those n-grams, of `words` words, of a
-    test-set file that they contain."""
+    """Read the texts, and return their number and the set of the n-grams, of `words` words, of the
+    test-set file `test_set` that they contain. `<unk>` divides a text."""
     ngrams = ngrams_of_files((test_set,), words, words)
     read = 0
     contained = set[str]()
@@ -50,11 +50,12 @@ def count_overlap(texts: Iterable[str], test_set: Path, words: int) -> tuple[int
 
 
 def overlap(found: set[str], test_set: Path, words: int) -> JSON:
-    """Return the statistic, as plain values by name, from the n-grams that `count_overlap` found in
-    all shards: how many n-grams the test set has, how many of them were found, and the percentage.
+    """Return the statistic of a test-set file from the n-grams of it that were `found` in all
+    shards. `percent` and `occurrences` count every n-gram in the test set, as the papers do: how
+    many there are and how many were found.
 
-    The papers count every occurrence in the test set. The counts of distinct n-grams, and of
-    occurrences in each document, in order, stand beside them.
+    `distinct` counts different n-grams, and `documents` has a pair of these two numbers for each
+    document of the test set, in order.
     """
     documents = []
     for document in read_documents(test_set):
@@ -114,8 +115,8 @@ def measure_overlap(
 
 
 def count_shard(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write the n-grams of the test set that a shard of the input contains, one a line.
-    Returns the number of texts in the shard."""
+    """Task: write the n-grams, of `words` words, of the test set that a shard of the input
+    contains, sorted, one a line, to `found.txt`. Returns the number of texts in the shard."""
     items = read_pieces(settings["pieces"], settings["max_line_bytes"])
     texts = (item.text for item in items if isinstance(item, Document))
     read, present = count_overlap(texts, Path(settings["test_set"]), settings["words"])

@@ -23,7 +23,8 @@ QUARANTINE = "quarantine.jsonl"
 
 
 def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write the documents of a shard that the text filters keep, and its malformed input.
+    """Task: write the documents of a shard that the text filters keep, and its malformed input to
+    `quarantine.jsonl`.
 
     Settings: `pieces`, `max_line_bytes`, `goes_on` (True if the rest of a damaged file is skipped),
     `filters`: pairs of a TextFilter's name and its section of the recipe, and `keep_dropped` (True

@@ -27,9 +27,10 @@ LEFT_IN = "left_in.jsonl"
 
 
 def find_rare_ngrams(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write the test sets' n-grams that occur fewer than `frequent` times in documents that
-    are not duplicates; all that occur there if it is None. Returns the number of documents with
-    test-set n-grams, and the number of n-grams that are too frequent and not written."""
+    """Task: write to `rare.txt`, one a line, the test sets' n-grams that occur fewer than
+    `frequent` times in documents that are not duplicates; all that occur there if it is None.
+    Returns the number of these documents that have test-set n-grams, and the number of n-grams that
+    are too frequent and not written."""
     measured, *decisions = inputs
     frequency: Counter[str] = Counter()
     documents = start = 0
@@ -48,8 +49,9 @@ def find_rare_ngrams(settings: Settings, inputs: list[Path], directory: Path) ->
 
 
 def select_documents(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write the index of a shard's remaining documents, the parts of documents that were cut,
-    and a list of the documents that still hold n-grams too frequent to be cut out.
+    """Task: write `places.bin`, the index of a shard's remaining documents; the parts of documents
+    that were cut, with their tokens; and `left_in.jsonl`, a list of the documents that still hold
+    n-grams too frequent to be cut out.
 
     The index, [documents, 6], locates each one, so that a slice reads no more of a shard than its
     own documents: 1 for a part, 0 for a whole document; start and end of its line; start and end of
@@ -145,7 +147,7 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
 
 
 def _share(text: str, ngrams: Ngrams) -> float:
-    """Return the share of a text's characters that these n-grams cover."""
+    """Return the share, from 0 to 1, of a text's characters that these n-grams cover."""
     covered = end = 0
     for start, ngram in ngrams.matches(text):
         covered += max(0, start + len(ngram) - max(start, end))
@@ -154,8 +156,9 @@ def _share(text: str, ngrams: Ngrams) -> float:
 
 
 def _dropped(decisions: list[Path], start: int, count: int) -> NDArray[np.bool_]:
-    """Return True for each of the `count` documents from number `start` that is a duplicate,
-    [count]."""
+    """Return for each of the `count` documents of the corpus from number `start` on whether it is
+    dropped as a duplicate, [count]. `decisions` has the folder of the task that collected the
+    decisions, or nothing if no duplicates were searched for."""
     gone = np.zeros(count, bool)
     for folder in decisions:
         documents = np.load(folder / "00000" / DECISIONS, mmap_mode="r")["document"]

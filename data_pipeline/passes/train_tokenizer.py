@@ -14,8 +14,9 @@ training."""
 
 
 def train(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write a tokenizer of `vocab_size` tokens and a `kind`, trained on the documents of a
-    range of `shards` of the first pass, which have `bytes` in all."""
+    """Task: write a tokenizer of `vocab_size` tokens: of words if `kind` is `words`, else
+    byte-level BPE. It is trained on documents of the first pass, from the first to before the
+    second of the two shard numbers in `shards`, which have `bytes` in all."""
     make = Tokenizer.of_words if settings["kind"] == "words" else Tokenizer.train
     make(
         _sample(inputs[0], range(*settings["shards"]), settings["bytes"]), settings["vocab_size"]
@@ -24,8 +25,8 @@ def train(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 
 def copy(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write the tokenizer at `path` with its `end_of_text`, or without a path GPT-2's, from
-    its two `files`."""
+    """Task: write the tokenizer at `path`, with `end_of_text` if that is not None, or without a
+    path GPT-2's, from its two `files`."""
     tokenizer = (
         Tokenizer.open(Path(settings["path"]), settings["end_of_text"])
         if settings["path"]
@@ -36,8 +37,9 @@ def copy(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 
 def _sample(prepared: Path, shards: range, size: int) -> Iterator[str]:
-    """Yield texts in order. From a large corpus only texts with a low checksum are taken, so that
-    sharding changes nothing."""
+    """Yield the texts of the documents in the `shards` of the first pass, in order. If `size`,
+    their bytes in all, is large, only texts with a low checksum are taken, so that sharding changes
+    nothing."""
     below = (TRAINING_BYTES << 32) // max(size, 1)
     for shard in shards:
         for document in DocumentShard(prepared / f"{shard:05d}"):

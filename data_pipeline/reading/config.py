@@ -19,7 +19,7 @@ ENDINGS = {
     "text": (".txt", ".md", ".rst"),
     "documents": (".jsonl", ".parquet"),
 }
-"""Kinds of files, with the endings of their names."""
+"""Kinds of files, with the endings that the names of such files have without compression."""
 HUB = "hub:"
 INSTALLED_DOCS = "installed-docs"
 

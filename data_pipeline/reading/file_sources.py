@@ -56,7 +56,7 @@ SUFFIXES = {
     for kind, names in ENDINGS.items()
 }
 Files = list[tuple[str, Path | Remote]]
-"""Names and paths, or addresses, of files."""
+"""List of files, each a pair of its name and its path or remote address."""
 
 
 class FileSource:
@@ -102,8 +102,9 @@ class FileSource:
 
     @cached_property
     def files(self) -> Files:
-        """Name and path of each file that is read, in order. At first access standard input or a
-        pipe is copied to a temporary file, and the files that are left out are printed."""
+        """List of the name and path of each file that is read, in order. At first access standard
+        input or a pipe is copied to a temporary file, and the files that are left out are printed.
+        Raises BadInput if there are none."""
         path = self._root
         if "://" in self._path:
             return self._elsewhere(Remote(self._path))
@@ -133,9 +134,9 @@ class FileSource:
         return self._of_splits(root, [*files])
 
     def _elsewhere(self, remote: Remote) -> Files:
-        """Return name and address of each remote file at an address that is of this kind, and warn
-        of other files; a single file, or one that matches a pattern, may have any ending. Raises
-        BadInput if there are none, and for `documents`."""
+        """Return name and address of each file below or at a remote address that is of this kind,
+        and warn of other files; a single file, or one that matches a pattern, may have any ending.
+        Raises BadInput if there are none, and for `documents`."""
         if self.kind == "documents":
             raise BadInput(
                 f"source {self.name}: a dataset is read from this machine; copy it first"
@@ -151,10 +152,10 @@ class FileSource:
         return self._of_splits(None if "*" in remote.url else remote, files)
 
     def _of_splits(self, root: Path | Remote | None, files: Files) -> Files:
-        """Return those of `files` that belong to the splits to read, split by split. Files of other
-        splits are left out, which is printed and stands in `describe`. `root` is the place that the
-        files' names start from, or None if it is not one folder. Raises BadInput for a
-        name that is not UTF-8 text."""
+        """Return the files of the splits to read, split by split. Files of other splits are left
+        out, which is printed and becomes part of the source's description. `root` is the folder
+        that the files' names start from, or None if they have no common one. Raises BadInput for a
+        name that is not UTF-8 text, and for a split that the files do not have."""
         refuse_non_text(name for name, _ in files)
         if self.kind == "text":
             return files
@@ -206,12 +207,13 @@ class FileSource:
         return max(1, sum(sizes)) / max(1, len(sizes))
 
     def fingerprint(self) -> str:
-        """Return a digest of the names and the SHA-256 of all files to read. The files are read for
+        """Return a digest of the names and the content of all files to read. The files are read for
         it, once."""
         return sha256_json([[piece.name, piece.sha256] for piece, *_ in self._surveyed])
 
     def describe(self) -> str:
-        """Return a description for people, which is complete once the source has been read."""
+        """Return a description for people: the source's name, the number of its files if it has
+        several, and a note of the splits that are left out. The files are listed for it."""
         notes = [f"{len(self.files):,} files"] * (len(self.files) > 1) + [self._left_out] * bool(
             self._left_out
         )
@@ -249,8 +251,9 @@ class FileSource:
             yield from read_pieces(_cut_table(piece, 1) if is_table(piece) else [piece])
 
     def _below(self, path: Path) -> Iterator[tuple[str, Path]]:
-        """Yield name and path of the files of this kind below a directory, and warn of other files.
-        Raises BadInput for a link that leads out of it or to nothing."""
+        """Yield name and path of the files of this kind below a directory, in order of path, and
+        warn of other files at the end; hidden files and folders are skipped. Raises BadInput for a
+        link that leads out of it or to nothing."""
         resolved = path.resolve()
         others = []
         snapshots = [
@@ -307,9 +310,10 @@ class FileSource:
 
     @cached_property
     def _surveyed(self) -> list[tuple[Piece, list[int], list[Cut]]]:
-        """Each file as a Piece with its SHA-256, and the positions at which it can be cut: the
-        number of newlines before each grain, or its compressed frames. The files are read at first
-        access."""
+        """Each file as a Piece with its SHA-256, and the positions at which it can be cut, two
+        lists: the number of newlines before each grain of GRAIN_BYTES, and its compressed frames.
+        The files are read at first access. Raises BadInput if one cannot be read, IntegrityFailure
+        if a file of `documents` differs from the seal of its directory."""
         try:
             size = sum(path.stat().st_size for _, path in self.files)
             with (
@@ -326,8 +330,9 @@ class FileSource:
         self, name: str, path: Path | Remote, progress: Progress
     ) -> tuple[Piece, list[int], list[Cut]]:
         """Read a file once, and return it as a Piece with its SHA-256, and the positions at which
-        it can be cut: newlines before each grain, and compressed frames. Raises IntegrityFailure
-        for a file of `documents` that differs from the seal of its directory."""
+        it can be cut: newlines before each grain of GRAIN_BYTES, and compressed frames, empty lists
+        where there are none. Raises IntegrityFailure for a file of `documents` that differs from
+        the seal of its directory."""
         size = path.stat().st_size
         split = name.split("/")[0] if self.kind == "documents" and "/" in name else ""
         split = SHARD.sub("", Path(name).stem) if split == "documents" else split
@@ -361,8 +366,8 @@ class FileSource:
 
 
 def _cut_frames(piece: Piece, shard_bytes: int, cuts: list[Cut]) -> Iterator[Piece]:
-    """Yield pieces of a compressed file, cut at frames: each but the last has at least
-    `shard_bytes` of content."""
+    """Yield pieces of a compressed file, cut at the starts of frames in `cuts`, whose last entry is
+    the end of the file: each piece but the last has at least `shard_bytes` of content."""
     first = cuts[0]
     for cut in cuts[1:]:
         if (size := cut.content - first.content) >= shard_bytes or cut is cuts[-1]:
@@ -387,7 +392,8 @@ def _content_bytes(path: Path | Remote) -> int:
 
 def _cut_table(piece: Piece, shard_bytes: int) -> Iterator[Piece]:
     """Yield pieces of a Parquet table, runs of row groups, each but the last of `shard_bytes` or
-    more. Raises BadInput if the table has no column of text under the key.
+    more. Raises BadInput if the table has no column of text or bytes with the name
+    `piece.text_key`.
 
     An Arrow table is left whole; so is a file that is not a table, for its reader to refuse.
     """
@@ -422,8 +428,8 @@ def _cut_table(piece: Piece, shard_bytes: int) -> Iterator[Piece]:
 
 
 def _check_column(piece: Piece, schema: Any) -> None:
-    """Raise BadInput unless the table has a column, or a field in a struct, of text or bytes under
-    the key."""
+    """Raise BadInput unless a table with this `schema` has a column, or a field in a struct, with
+    the name `piece.text_key` and of text or bytes. The error lists the columns."""
     from pyarrow import types
 
     fields = [*schema]

@@ -62,8 +62,8 @@ def _answers() -> bool:
 
 @contextmanager
 def asking_for(what: str) -> Iterator[None]:
-    """Turn the errors that the hub's clients raise in this block into one sentence, which calls the
-    requested thing `what`.
+    """Context manager: turn the errors that the hub's clients raise in the block into one sentence,
+    which calls the requested thing `what`.
 
     Raises DataMissing if the hub does not have the repository, the revision or the file, or gates
     it; Interrupted for any other exception of the block. The error of a full disk is passed on.
@@ -143,8 +143,9 @@ class HubSource:
 
     @cached_property
     def _location(self) -> Location:
-        """Repository, subset and revision. A corpus that the user names is looked up on the hub,
-        with the errors of `asking_for`; without a revision it has the one that is newest today."""
+        """Repository, subset and revision. A corpus that the user names is looked up on the hub;
+        without a revision it has the one that is newest today. Raises DataMissing if the hub does
+        not have it, Interrupted if it cannot be asked."""
         if self.name in LOCATIONS:
             return LOCATIONS[self.name]
         from huggingface_hub import HfApi
@@ -161,12 +162,14 @@ class HubSource:
             )
 
     def fingerprint(self) -> str:
-        """Return a digest of the corpus's repository, subset, revision and splits."""
+        """Return a digest of the corpus's repository, subset, revision and splits. A corpus that
+        the user names is looked up on the hub for it; its files are not read."""
         more = {"splits": self._splits} if self._splits != (TRAIN,) else {}
         return sha256_json(asdict(self._location) | more)
 
     def describe(self) -> str:
-        """Return the corpus's name with its repository, subset and splits, for the ledger."""
+        """Return a description for the ledger: the corpus's name with its repository, subset and
+        the splits that are read, if they are not `train` alone."""
         location = self._location
         splits = "" if self._splits == (TRAIN,) else f", {' and '.join(self._splits)}"
         return (
@@ -176,8 +179,8 @@ class HubSource:
 
     @cached_property
     def total_bytes(self) -> int:
-        """Approximate bytes of text, from the sizes of the compressed files; LARGE_BYTES if the hub
-        does not answer."""
+        """Approximate bytes of text, from the sizes of the subset's compressed files; LARGE_BYTES
+        if the hub does not answer or gives no sizes."""
         from huggingface_hub import HfApi
 
         location = self._location
@@ -193,9 +196,9 @@ class HubSource:
         return TEXT_PER_BYTE * sum(sizes) or LARGE_BYTES
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
-        """Stream each file of the corpus into a local file, and yield the pieces of the local
-        files. Raises the errors of `asking_for`, and BadInput for a split that the corpus does not
-        have."""
+        """Stream each file of the corpus into a local file, a task each, and yield pieces of about
+        `shard_bytes` of the local files. Raises DataMissing if the hub does not have the corpus,
+        Interrupted if it cannot be read, and BadInput for a split that the corpus does not have."""
         with asking_for(self.name):
             streams = _open(self._location)
         choose_splits(self.name, [*streams], self._splits, is_whole=True)
@@ -214,8 +217,9 @@ class HubSource:
 
 
 def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write one file of a corpus as JSON lines: its documents, and records of its malformed
-    rows. Raises the errors of `asking_for`."""
+    """Task: download one file of a corpus, number `file` of the `files` of a `split`, and write it
+    as JSON lines to `documents.jsonl`: its documents, and records of its malformed rows. Raises
+    DataMissing if the hub does not have it, Interrupted if it cannot be read."""
     name = settings["name"]
     number = settings["file"]
     split = settings["split"]
@@ -234,7 +238,8 @@ def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 
 def _open(location: Location) -> Any:
-    """Return a stream of rows for each split of a corpus on the hub, by the split's name."""
+    """Return a dict from each split of a corpus on the hub to a stream of its rows, which downloads
+    them as they are read."""
     from datasets import load_dataset
 
     return load_dataset(

@@ -117,8 +117,8 @@ class InstalledDocs:
         return self._config.max_bytes or 60_000_000
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
-        """Write the documentation to one file of the workspace, and yield that file in pieces of at
-        most `shard_bytes`."""
+        """Write the documentation to one file of the workspace by a task, and yield that file in
+        pieces of at most `shard_bytes`."""
         settings = {
             "places": [(owner, inside, str(path)) for owner, inside, path in self.places],
             "seed": self._seed,
@@ -180,8 +180,8 @@ def _distribution_files(distributions: dict[str, Distribution]) -> Iterator[Plac
 
 
 def _standard_library_files() -> Iterator[Place]:
-    """Yield distribution, path inside it and path on disk of each wanted file of the standard
-    library, sorted by path."""
+    """Yield distribution ("python"), path inside it and path on disk of each Python file and text
+    of the standard library, sorted by path, except legal texts and lists of changes."""
     root = Path(sysconfig.get_path("stdlib"))
     paths: list[PurePosixPath] = []
     for folder, folders, names in os.walk(root):
@@ -194,9 +194,9 @@ def _standard_library_files() -> Iterator[Place]:
 
 
 def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write the documents of all installed documentation files, or of a random sample of
-    them, in the order of the files. Returns the number of files taken and whether they are a
-    sample."""
+    """Task: write the documents and malformed input of all installed documentation files, or of a
+    random sample of them, in the order of the files, as JSON lines to `documents.jsonl`. Returns
+    the number of files that gave a line and whether they are a sample."""
     places = [(owner, inside, Path(path)) for owner, inside, path in settings["places"]]
     order = list(range(len(places)))
     if settings["max_documents"] or settings["max_bytes"]:
@@ -243,8 +243,9 @@ def extract(place: Place, max_line_bytes: int = MAX_LINE_BYTES) -> list[Document
 
 
 def _paragraphs_in_python(code: str) -> Iterator[str]:
-    """Yield the paragraphs of triple-quoted strings and whole-line comments, without legal ones.
-    They are found by a pattern; the code is not parsed."""
+    """Yield the paragraphs of the triple-quoted strings and whole-line comments in Python code,
+    except those with the words copyright or licence. They are found by a pattern; the code is not
+    parsed."""
     for match in IN_PYTHON.finditer(code):
         text = (
             inspect.cleandoc(match[3])
@@ -259,7 +260,8 @@ def _paragraphs_in_python(code: str) -> Iterator[str]:
 
 
 def _topics(name: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Yield id and text of the language reference's entries, which `help()` shows."""
+    """Yield id and text of the language reference's entries, which `help()` shows, from the syntax
+    tree of their module. An id is `name:TOPIC`."""
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
             for topic, text in sorted(ast.literal_eval(node.value).items()):

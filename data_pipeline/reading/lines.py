@@ -33,14 +33,14 @@ class Cut(NamedTuple):
     """First byte of the frame in the compressed file."""
     content: int
     newlines: int
-    """Bytes of content, and newlines in them, before the frame."""
+    """Number of newlines in the content before the frame, whose bytes are `content`."""
     is_inside: bool
     """True if the frame begins inside of a line."""
 
 
 def _expand(chunks: Iterable[bytes], kind: str) -> Iterator[tuple[bytes, int]]:
-    """Yield the content of compressed frames in pieces, each with the byte of the file at which its
-    frame begins.
+    """Yield the content of a compressed file's frames in pieces, each with the byte of the file at
+    which its frame begins. `chunks` are the bytes of the file, and `kind` is `.zst` or `.gz`.
 
     Chunks are small, so that a piece fits in memory whatever it expands to. Raises EOFError if the
     file is cut off, OSError or zlib.error if it is damaged.
@@ -137,8 +137,8 @@ class _Zstandard(io.RawIOBase):
 
 @contextmanager
 def open_bytes(path: Path | Remote, start: int = 0) -> Iterator[BinaryIO]:
-    """Yield a file opened as a stream of its decompressed bytes, from the frame that begins at
-    `start`."""
+    """Context manager: yield a file opened as a stream of its decompressed bytes, from the
+    compressed frame, or the byte of a plain file, at `start`."""
     with path.open("rb", CHUNK_BYTES) as file:
         file.seek(start)
         yield _decompressed(file, compression(path))
@@ -169,8 +169,8 @@ def _decompressed(file: Any, kind: str) -> Any:
 
 
 def read_lines(stream: BinaryIO, max_bytes: int) -> Iterator[tuple[bytes, int]]:
-    """Yield lines with their lengths in bytes, newline included. A line of more than `max_bytes` is
-    cut to CHUNK_BYTES and comes with its whole length."""
+    """Yield the lines of a stream with their lengths in bytes, newline included. A line of more
+    than `max_bytes` is cut to CHUNK_BYTES and comes with its whole length."""
     while line := stream.readline(max_bytes + 1):
         length = len(line)
         if length > max_bytes and not line.endswith(b"\n"):
@@ -191,8 +191,8 @@ def skip_line(file: BinaryIO, most: float = math.inf) -> int:
 
 
 def seek_line(file: BinaryIO, start: int, end: int) -> int | None:
-    """Move to the first line that begins in `[start, end)` and return its position, or None if no
-    line begins there."""
+    """Move to the first line that begins in the bytes `[start, end)` of a file and return its
+    position, or None if no line begins there."""
     if start == 0:
         return 0 if end else None
     file.seek(start - 1)

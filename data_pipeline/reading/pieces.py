@@ -26,8 +26,8 @@ class Piece:
     """Approximate size of the piece in bytes."""
     start: int = 0
     end: int = 0
-    """Range in the file: bytes of lines that begin in it, or row groups; an empty range is the
-    whole file."""
+    """End of the range in the file that begins at `start`: of bytes, for the lines that begin in
+    it, or of row groups. An empty range is the whole file."""
     before: int = 0
     """Newlines or rows before the range."""
     text_key: str = "text"

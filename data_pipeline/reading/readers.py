@@ -56,7 +56,7 @@ Item = Document | Malformed | None
 
 
 class Damaged(BadInput):
-    """Raised if a file cannot be read to its end. If the build goes on without the rest, the
+    """Raised if an input file cannot be read to its end. If the build goes on without the rest, the
     message is written to the quarantine."""
 
 
@@ -137,8 +137,9 @@ def _read_rows(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
 
 
 def _csv_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
-    """Yield the line at which each row below the names of the columns ends, and the row, or a
-    reason if it has too many fields. A `.tsv` has tabs between columns."""
+    """Yield pairs for the rows below the names of the columns: the line at which the row ends, and
+    its fields by column, or a reason if it has too many fields. A `.tsv` has tabs between
+    columns."""
     delimiter = "\t" if ".tsv" in piece.path.lower() else ","
     # csv refuses fields of over 128 kB, and a text may be longer; `_read_rows` checks its length.
     csv.field_size_limit(1 << 62)
@@ -154,9 +155,9 @@ def _csv_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
 
 
 def _warc_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
-    """Yield the number and headers of each document of an archive, with its plain text under the
-    text's key, as in Common Crawl's WET files. A document of another content type has a reason
-    instead; other records, such as requests, are counted and skipped."""
+    """Yield a pair for each document of an archive: its number, and its headers with its plain text
+    under the text's key, as in Common Crawl's WET files. A document of another content type has a
+    reason instead; other records, such as requests, are counted and skipped."""
     iterator = import_extra("warcio.archiveiterator", "remote").ArchiveIterator
     with open_bytes(place_of(piece.path)) as file:
         for number, record in enumerate(iterator(file), 1):
@@ -173,7 +174,7 @@ def _warc_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
 
 
 def is_table(piece: Piece) -> bool:
-    """Return True if the piece is a Parquet or Arrow table: by its kind or, for a file of a
+    """Return True if the piece is of a Parquet or Arrow table: by its kind or, for a file of a
     dataset, by its name."""
     return piece.kind in ("parquet", "arrow") or (
         piece.kind == "documents" and piece.path.endswith(".parquet")
@@ -186,8 +187,8 @@ def _check_stamp(piece: Piece) -> None:
 
 
 def pieces_within(limit: Limit, pieces: Iterable[Piece], max_line_bytes: int) -> Iterator[Piece]:
-    """Yield the pieces up to the first document that the limit refuses; the last piece ends before
-    it. The pieces are read here once, for the sizes of their documents."""
+    """Yield the pieces up to the first document that `limit` refuses; the last piece ends before
+    it. The pieces are read here once, for the sizes of their documents, which `limit` counts."""
     for piece in pieces:
         before = limit.documents
         if all(map(limit.admits, read_pieces([piece], max_line_bytes))):
@@ -209,7 +210,8 @@ def mend_surrogates(text: str) -> str:
 
 
 def malformed(name: str, line: int, reason: str, content: bytes) -> Malformed:
-    """Return a record of malformed input, with its first characters."""
+    """Return a record of malformed input: the name of its file, its line, the reason, and the first
+    EXCERPT_CHARACTERS characters of `content`."""
     excerpt = content[: 4 * EXCERPT_CHARACTERS].decode("utf-8", "replace")[:EXCERPT_CHARACTERS]
     return Malformed(name, line, reason, excerpt)
 
@@ -245,7 +247,8 @@ def _read_lines(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
 
 
 def _parse(piece: Piece, number: int, line: bytes, row: JSON | None = None) -> Item:
-    """Return the document of a line or of a row, or a record of malformed input with the reason."""
+    """Return the document of a line, or of a row if one is given, or a record of malformed input
+    with the reason. `number` is its line or row in the file."""
     value: Any = ""
     try:
         value = (
@@ -272,8 +275,9 @@ def _parse(piece: Piece, number: int, line: bytes, row: JSON | None = None) -> I
 
 
 def document_of(piece: Piece, number: int, value: object) -> Document:
-    """Return the document of a line or a row. Raises ValueError if it is not an object, has no
-    text, or has metadata that `plain` refuses; UnicodeDecodeError if its bytes are not UTF-8."""
+    """Return the document of a line or a row, `value`, with the number `number` in its file. Raises
+    ValueError if it is not an object, has no text, or has metadata that is nested too deeply;
+    UnicodeDecodeError if its bytes are not UTF-8."""
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     text = _value(value, piece.text_key)
@@ -330,8 +334,8 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 
 def _value(row: JSON, key: str) -> Any:
-    """Return the value under a key of the row, else under its dotted steps, or None if the row
-    lacks it."""
+    """Return the value under `key` in a row or, if it has no such key, under the key's dotted
+    steps, such as `text` in the object `body` for `body.text`; None if the row lacks it."""
     inner: Any = row
     for step in [key] if key in row else key.split("."):
         inner = inner.get(step) if isinstance(inner, dict) else None
@@ -347,7 +351,8 @@ def _table_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
 
 
 def table_bytes(path: str) -> Any:
-    """Return a table opened as a binary file; a local file is mapped into memory."""
+    """Return the file of a table, at a path or an address, opened as a binary file; a local file is
+    mapped into memory."""
     import pyarrow
 
     file = place_of(path)
@@ -355,7 +360,8 @@ def table_bytes(path: str) -> Any:
 
 
 def _batches(piece: Piece) -> Iterator[Any]:
-    """Yield batches of at most BATCH_ROWS rows, with the wanted columns alone."""
+    """Yield batches of at most BATCH_ROWS rows of a Parquet or Arrow table, in order, with only the
+    columns that documents are made from."""
     from pyarrow import parquet
 
     columns = [piece.text_key, *([piece.id_key] if piece.id_key else []), *piece.keep]
@@ -376,8 +382,8 @@ def _batches(piece: Piece) -> Iterator[Any]:
 
 
 def open_arrow(file: Any) -> tuple[Any, Iterator[Any]]:
-    """Return schema and batches of a file in Arrow's stream format, which `save_to_disk` writes, or
-    in its file format."""
+    """Return the schema and an iterator of the batches of a table in Arrow's stream format, which
+    `save_to_disk` writes, or in its file format."""
     import pyarrow
 
     if file.read(len(ARROW_FILE)) == ARROW_FILE:
@@ -394,8 +400,8 @@ def _read_text(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
 
 
 def text_document(name: str, content: bytes, max_line_bytes: int) -> Document | Malformed:
-    """Return a document from a file's content, or a record of malformed input. At most one byte
-    more than the limit need be given."""
+    """Return a document from a text file's content, with `name` as its id, or a record of malformed
+    input if it is too long or not UTF-8. At most one byte more than the limit need be given."""
     if len(content) > max_line_bytes:
         return malformed(name, 1, f"longer than {max_line_bytes:,} bytes", content)
     try:

@@ -48,8 +48,10 @@ class Remote:
         return self.url
 
     def _ask(self, method: str, **more: int) -> Any:
-        """Call a method of the file system on this address and return its result. After an error,
-        or if too few bytes came, it is called again after each of PAUSES_SECONDS.
+        """Call a method of fsspec's file system on this address and return its result. After an
+        error, or if too few bytes came, it is called again after each of PAUSES_SECONDS; then
+        Interrupted is raised. Raises BadInput at once if there is no such file, ExtraMissing if a
+        library is missing.
 
         The file system is looked up at each call, because every process needs one of its own.
         """
@@ -89,8 +91,9 @@ class Remote:
         raise Interrupted(f"{self.url} {where}: {reason}, {again}")
 
     def stat(self) -> SimpleNamespace:
-        """Return the size and, in the field of the inode, a digest of the server's facts that
-        change with the content. Raises BadInput if the server does not say the size."""
+        """Return an object with the size, `st_size`, and, in the field of the inode, a digest of
+        the server's facts that change with the content. Raises BadInput if the server does not say
+        the size."""
         facts = self._ask("info")
         if facts.get("size") is None:
             raise BadInput(f"{self.url}: the server does not say its size; fetch the file first")

@@ -50,7 +50,7 @@ class OpenedSources:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the sources."""
+        """Names of the sources, as the recipe or the fallback has them, in order."""
         return tuple(source.name for source in self.sources)
 
     @property
@@ -63,15 +63,16 @@ class OpenedSources:
         return versions
 
     def fingerprints(self) -> dict[str, str]:
-        """Return the digest of each source and of each dataset that is compared, by `source NUMBER
-        NAME`. Files are read for it."""
+        """Return the digest of each source and of each dataset that the build compares with, by
+        `source NUMBER NAME`; numbers count from 0. Files are read for it."""
         numbered = enumerate((*self.sources, *self.compared))
         return {
             f"source {number} {source.name}": source.fingerprint() for number, source in numbered
         }
 
     def describe(self) -> str:
-        """Return a description for people, which is complete once the sources have been read."""
+        """Return a description for people: the descriptions of all sources, what a limit cut off,
+        and the fallback. It is complete once the sources have been read."""
         described = "; ".join(
             source.describe() + self._cuts.get(source.name, "") for source in self.sources
         )
@@ -92,7 +93,8 @@ class OpenedSources:
 
     @property
     def documents(self) -> int:
-        """Approximate number of documents, by the mean size of the first ones of each source."""
+        """Approximate number of documents to read, within the limits, by the mean size of the first
+        ones of each source of files, or a typical size for other sources."""
         of_source = [
             source.document_bytes if isinstance(source, FileSource) else TYPICAL_DOCUMENT_BYTES
             for source in self.sources
@@ -106,8 +108,8 @@ class OpenedSources:
     def shards(
         self, workspace: Workspace, shard_bytes: int, compared: bool = False
     ) -> list[list[Piece]]:
-        """Return all pieces of all sources in order, or of the datasets that are `compared`,
-        gathered into shards."""
+        """Return all pieces of all sources in order, or with `compared` of the datasets that the
+        build compares with, gathered into shards of about `shard_bytes`, a list of pieces each."""
         sources = self.compared if compared else self.sources
         pieces = (
             self._within_limits(source, source.pieces(workspace, shard_bytes)) for source in sources
@@ -115,8 +117,8 @@ class OpenedSources:
         return pack(chain.from_iterable(pieces), shard_bytes)
 
     def _within_limits(self, source: Source, pieces: Iterator[Piece]) -> Iterator[Piece]:
-        """Yield a source's pieces up to the recipe's limits, and remember where the source was cut
-        off."""
+        """Yield a source's pieces up to the recipe's limits, and remember for the description how
+        many documents were read if the source was cut off."""
         config = self.config
         if (
             source in self.compared
@@ -132,8 +134,8 @@ class OpenedSources:
 
 
 def open_sources(config: SourcesConfig, seed: int) -> OpenedSources:
-    """Return the sources to read. A source that stands in for the hub is announced on standard
-    error.
+    """Return the sources that a recipe names, opened. If the hub cannot be reached, the fallback
+    stands in for the sources on it, which is announced on standard error.
 
     Raises DataMissing for a corpus that is withdrawn, or if the hub cannot be reached and there is
     no fallback; BadInput for a source without files.

@@ -29,8 +29,8 @@ CACHED = "dataset_info.json"
 
 def tell_splits(root: Path | None, names: Sequence[str]) -> list[str]:
     """Return a list with the split of each file in `names`, which are paths below the folder
-    `root`; "" for a file whose split nothing tells. Raises BadInput if the folder has an unreadable
-    list of splits.
+    `root`; "" for a file whose split nothing tells. The folder's lists of splits are read, if it
+    has any. Raises BadInput if one is unreadable.
 
     Without a `root`, as for remote files, the names alone tell it.
     """
@@ -44,8 +44,8 @@ def tell_splits(root: Path | None, names: Sequence[str]) -> list[str]:
 
 
 def _listed(path: Path) -> list[str]:
-    """Return the splits that a file of `datasets` lists, or an empty list if the file does not
-    exist. Raises BadInput if it is unreadable."""
+    """Return the splits that a JSON file of `datasets` lists under `splits`, or an empty list if
+    the file does not exist. Raises BadInput if it is unreadable."""
     try:
         return [*map(str, read_json(path).get("splits") or ())]
     except FileNotFoundError:
@@ -78,9 +78,9 @@ def _named(name: str) -> str:
 def choose_splits(
     source: str, told: Sequence[str], wanted: Sequence[str], is_whole: bool
 ) -> list[str]:
-    """Return the splits to read, in order: those `wanted`, or without them the only split, or
-    `train` alone of several. `told` has the split of each file of the source, as `tell_splits`
-    returns it.
+    """Return the splits to read, in order: the ones in `wanted`, or without them the only split, or
+    `train` alone of several. `told` has the split of each file of the source, "" for a file whose
+    name tells none.
 
     A file that tells none counts as `train`; if no file tells one, all are read, whatever is
     `wanted`. With `is_whole` the source names a data set, and one that has only held-out text is

@@ -23,7 +23,8 @@ PAPER = ("clean", "language", "length", "deduplicate", "decontaminate", "split",
 
 
 def _declared() -> Iterator[type[Stage]]:
-    """Yield the stages that the files of this folder declare, in order of the file names."""
+    """Yield the class of each stage that the files of this folder declare, in order of the file
+    names."""
     for file in iter_modules(__path__):
         module = import_module(f"mlm_repro.data_pipeline.stages.{file.name}")
         classes = (
@@ -42,15 +43,16 @@ STAGES = tuple(_declared())
 
 
 def is_own(name: str) -> bool:
-    """Return True if a stage's name has a colon, as the name `module:Class` of a stage of the
-    user's own code has."""
+    """Return True if `name` is the name `module:Class` of a stage of the user's own code, which
+    alone has a colon."""
     return ":" in name
 
 
 @cache
 def own_stage(name: str) -> type[Stage]:
-    """Return the filter `module:Class`, from the working directory or from Python's path. The class
-    gets this text as its `name`; the working directory is appended to `sys.path`.
+    """Return the class of the filter `module:Class`, imported from the working directory or from
+    Python's path. The class gets this text as its attribute `name`; the working directory is
+    appended to `sys.path`.
 
     Raises ValueError if it cannot be imported or is not a filter.
     """
@@ -74,8 +76,8 @@ def own_stage(name: str) -> type[Stage]:
 
 
 def own_code(names: Iterable[str]) -> dict[str, str]:
-    """Return a digest of the source of each own stage among `names`, by `NAME: code`: of its file,
-    or of all files of its package."""
+    """Return a digest of the source of each stage of the user's own code among `names`, by
+    `NAME: code`: of its file, or of all files of its package."""
     facts = {}
     for name in filter(is_own, names):
         module = own_stage(name).__module__
@@ -86,8 +88,8 @@ def own_code(names: Iterable[str]) -> dict[str, str]:
 
 
 class Known(dict[str, type[Any]]):
-    """The stages of a kind by name. The user's own stages of that kind are imported at first
-    access, and are not listed by an iteration."""
+    """The classes of the stages of a `kind`, such as TextFilter, by name. The user's own stages of
+    that kind are imported at first access, and are not listed by an iteration."""
 
     def __init__(self, kind: type[Stage]) -> None:
         super().__init__({stage.name: stage for stage in STAGES if issubclass(stage, kind)})

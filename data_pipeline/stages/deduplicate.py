@@ -68,12 +68,12 @@ class DeduplicateConfig(Stage):
 
     @property
     def num_permutations(self) -> int:
-        """Length of a MinHash signature."""
+        """Length of a MinHash signature: the number of bands times the number of rows."""
         return self.banding[0] * self.banding[1]
 
     @property
     def expected_recall(self) -> float:
-        """Probability that a pair at the threshold shares a band."""
+        """Probability, from 0 to 1, that a pair at the threshold shares at least one band."""
         bands, rows = self.banding
         return float(1 - (1 - self.threshold**rows) ** bands)
 

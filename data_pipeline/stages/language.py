@@ -50,8 +50,8 @@ class Language(TextFilter):
 
     @classmethod
     def made_with(cls) -> dict[str, Any]:
-        """Return the version of langdetect, whose profiles decide, its seed, and the version of
-        Python, whose float sum changed in 3.12."""
+        """Return, by name, the version of langdetect, whose profiles decide, its seed, and the
+        version of Python, whose float sum changed in 3.12."""
         from importlib.metadata import version
 
         return {"langdetect": version("langdetect"), "seed": 0, "python": platform.python_version()}

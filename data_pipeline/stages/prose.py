@@ -37,7 +37,7 @@ LIST_ITEM = re.compile(r"\s*(?:(?:[-*+•]|\.\.|\(?\d{1,2}[.)]|\(?[a-z]\)|:[\w ]
 
 
 def letters(text: str) -> int:
-    """Return the number of letters and white space characters in a text."""
+    """Return the number of characters of a text that are letters or white space, together."""
     ascii_letters = text.encode("ascii", "ignore").translate(None, OTHER_ASCII)
     return len(ascii_letters) + sum(
         sign.isalpha() or sign.isspace() for sign in BEYOND_ASCII.findall(text)
@@ -45,8 +45,8 @@ def letters(text: str) -> int:
 
 
 def function_words(words: Iterable[str]) -> int:
-    """Return the number of a text's words that are function words; punctuation around a word is
-    ignored."""
+    """Return the number of the words that are English function words, such as "the"; case and the
+    punctuation around a word are ignored."""
     return sum(word.lower().strip(AROUND_WORDS) in FUNCTION_WORDS for word in words)
 
 
@@ -105,7 +105,8 @@ class Prose(TextFilter):
         return "\n\n".join(prose) if words >= self.min_words else Drop("too little prose")
 
     def prose_of(self, text: str) -> list[str]:
-        """Return the paragraphs of a text that are prose, each as one line."""
+        """Return a list of the paragraphs of a text that are prose by the settings, in order, each
+        as one line."""
         return [paragraph for paragraph in paragraphs(text) if self._is_prose(paragraph)]
 
     def _is_prose(self, paragraph: str) -> bool:

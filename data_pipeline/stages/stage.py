@@ -11,7 +11,8 @@ SOURCE = "source"
 
 
 class Example(NamedTuple):
-    """A text, and the outcome of a filter with default settings, which a test checks."""
+    """A text, and the outcome that a filter with default settings has for it, which a test checks.
+    A filter lists such pairs as `examples`."""
 
     text: str
     outcome: str | Drop
@@ -26,7 +27,7 @@ class Stage(Config):
     name: ClassVar[str]
     """Name of the stage, of its section and of its entry in the ledger."""
     verb: ClassVar[str]
-    """Verb of `mlm-data`."""
+    """Verb of `mlm-data` that runs the stage alone."""
     step: ClassVar[int]
     """Rank among the steps of a build: 1 on text, 2 on text with tokens; each step from 3 on has
     one stage, which works on the whole corpus."""
@@ -35,35 +36,36 @@ class Stage(Config):
 
     @classmethod
     def made_with(cls) -> dict[str, Any]:
-        """Return what the result depends on beside the settings, such as a library's version, as
-        name → JSON value; nothing unless the stage overrides this. It stands in the data card and
-        decides which documents are the same work."""
+        """Return the facts that the result depends on beside the settings, such as a library's
+        version, as name → JSON value. A stage that has such facts overrides this; by default there
+        are none. They stand in the data card, and a build with other facts is another run."""
         return {}
 
 
 class TextFilter(Stage, ABC):
-    """A stage that keeps, changes or drops each document by its text alone. Every setting needs a
-    default."""
+    """Base class of the stages that keep, change or drop each document by its text alone. A
+    subclass defines `apply`; every setting needs a default."""
 
     step = 1
 
     @abstractmethod
     def apply(self, text: str) -> str | Drop:
-        """Return the text, a changed text, or a Drop. The result must depend on nothing else, so
-        that the filter may run anywhere.
+        """Return the text, a changed text, or a Drop with the reason. A build calls this for each
+        document that the stages before have kept. The result must depend on the text and the
+        settings alone, so that the filter may run anywhere.
 
         Libraries that are slow to import are imported here.
         """
 
 
 class TokenFilter(Stage, ABC):
-    """A stage that keeps or drops each document by its text and its number of tokens. Every setting
-    needs a default."""
+    """Base class of the stages that keep or drop each document by its text and its number of
+    tokens. A subclass defines `apply`; every setting needs a default."""
 
     step = 2
     needs_tokenizer = True
 
     @abstractmethod
     def apply(self, text: str, tokens: int) -> Drop | None:
-        """Return a Drop, or None if the document is kept; `tokens` includes its end-of-text
-        token."""
+        """Return a Drop with the reason, or None if the document is kept. `tokens` is the number of
+        its tokens, its end-of-text token included."""

@@ -22,8 +22,8 @@ from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 
 @dataclass(frozen=True)
 class SampleIndex:
-    """Megatron-LM's three index arrays: the order of documents, where each sample starts, and the
-    order of samples."""
+    """Megatron-LM's index of the training samples in a token file, three arrays: the order of
+    documents, where each sample starts, and the order of samples."""
 
     documents: NDArray[np.int32]
     """Order of documents over all epochs, [E·N]."""
@@ -71,19 +71,19 @@ def build_sample_index(
 
 
 class SamplePiece(NamedTuple):
-    """The tokens of one document within a sample, with the document's index and the first token's
-    position in the document."""
+    """Tokens of one document within a sample, with the document's index in its token file and the
+    first token's position in the document."""
 
     document: int
     start: int
-    """First token of the part within the document."""
+    """Position in the document of the part's first token."""
     tokens: NDArray[Any]
     file: TokenFile
 
 
 class PackedSamples:
-    """The samples of one token file, at least `num_samples`, of s + 1 consecutive tokens each, in
-    shuffled order. Samples run across documents."""
+    """Samples of one token file, at least `num_samples`, of s + 1 consecutive tokens each, with s
+    the sequence length, in shuffled order. Samples run across documents."""
 
     def __init__(self, token_file: TokenFile, num_samples: int, seq_length: int, seed: int) -> None:
         self._file = token_file
@@ -94,8 +94,8 @@ class PackedSamples:
         return len(self.index.shuffle)
 
     def pieces(self, number: int) -> Iterator[SamplePiece]:
-        """Yield the documents, or parts of them, that make up the `number`-th sample in training
-        order."""
+        """Yield a SamplePiece for each document, whole or in part, that makes up the `number`-th
+        sample in training order."""
         return self._pieces(int(self.index.shuffle[number]))
 
     def consecutive(self, number: int) -> NDArray[np.int64]:
@@ -120,7 +120,8 @@ class PackedSamples:
 
 
 class BlendedSamples:
-    """The samples of several token files, each file drawn in proportion to its weight."""
+    """Samples of several token files, `num_samples` in all, each file drawn in proportion to its
+    weight."""
 
     def __init__(
         self, parts: Sequence[tuple[TokenFile, float]], num_samples: int, seq_length: int, seed: int
@@ -139,8 +140,8 @@ class BlendedSamples:
         ]
 
     def pieces(self, number: int) -> Iterator[SamplePiece]:
-        """Yield the documents, or parts of them, that make up the `number`-th sample in training
-        order. They are from one token file."""
+        """Yield a SamplePiece for each document, whole or in part, that makes up the `number`-th
+        sample in training order. They are from one token file."""
         return self._parts[self.datasets[number]].pieces(int(self.numbers[number]))
 
     def sample(self, number: int) -> NDArray[np.int64]:
@@ -151,15 +152,16 @@ class BlendedSamples:
 def training_samples(
     parts: Sequence[tuple[TokenFile, float]], num_samples: int, seq_length: int, seed: int
 ) -> PackedSamples | BlendedSamples:
-    """Return the samples of one token file, or of several with their weights."""
+    """Return at least `num_samples` samples, of `seq_length` + 1 tokens each, of one token file, or
+    of several in proportion to their weights, in the order of training."""
     if len(parts) == 1:
         return PackedSamples(parts[0][0], num_samples, seq_length, seed)
     return BlendedSamples(parts, num_samples, seq_length, seed)
 
 
 def known_tokens(tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64]:
-    """Return the tokens unchanged. Raises IntegrityFailure, on every rank, for a token that is
-    negative or not below `vocab_size`.
+    """Return the tokens unchanged. Raises IntegrityFailure for a token that is negative or not
+    below `vocab_size`; every rank that meets one prints the error, not only rank 0.
 
     A divided embedding would otherwise silently treat it as another rank's token.
     """
@@ -173,7 +175,7 @@ def known_tokens(tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64
 
 
 def normalized(weights: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the weights divided by their sum."""
+    """Return the weights divided by their sum, as a new array."""
     array = np.array(weights, np.float64)
     return array / array.sum()
 
@@ -181,7 +183,8 @@ def normalized(weights: Sequence[float] | NDArray[np.float64]) -> NDArray[np.flo
 def blending_indices(
     weights: NDArray[np.float64], size: int
 ) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-    """Return, for each of `size` samples, the index of its dataset and the sample's number there.
+    """Return two arrays [size]: for each of `size` samples the index of its dataset, and the
+    sample's number in that dataset.
 
     Each sample comes from the dataset that is furthest behind its weight, the first of equals
     (Megatron-LM megatron/data/helpers.cpp, build_blending_indices). `weights` add up to 1.
@@ -195,8 +198,10 @@ def blending_indices(
 
 @cache
 def _compiled_blend() -> Callable[..., Any]:
-    """Return the loop `_blend` in compiled form. It is compiled at first use, so that a program
-    that only reads facts about a dataset never loads numba."""
+    """Return a compiled function of weights, datasets and numbers. It fills the latter two arrays:
+    for each sample the dataset that is furthest behind its weight, and the sample's number there.
+    It is compiled at first use, so that a program that only reads facts about a dataset never loads
+    numba."""
     from mlm_repro.lineage.loops import compiled
 
     return compiled(_blend)

@@ -40,19 +40,19 @@ class PairSample(NamedTuple):
     length: int
     """Tokens before the padding."""
     is_swapped: int
-    """1 where B came first in the document."""
+    """1 if B came first in the document, else 0."""
 
 
 class Masking:
-    """Masks runs of whole words in token sequences, for BERT to predict them."""
+    """Masks runs of whole words in token sequences, for a BERT to predict them."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self.cls, self.sep, self.mask, self.pad = vocabulary.special_ids
 
     def words(self, tokens: Tokens) -> list[list[int]]:
-        """Return the positions of each word of a sequence, without the special tokens such as
-        [CLS]."""
+        """Return a list with the positions of each word of a sequence, in order. Special tokens
+        such as [CLS] belong to no word."""
         is_special = np.isin(tokens, self.vocabulary.special_ids)
         plain = np.where(is_special, self.vocabulary.end_of_text, tokens)
         starts = self.vocabulary.word_starts(plain)
@@ -68,11 +68,11 @@ class Masking:
     def apply(
         self, tokens: Tokens, target_length: int, random: np.random.RandomState
     ) -> tuple[Tokens, Tokens]:
-        """Return the masked sequence [tokens], and the original ids of masked tokens, -1 elsewhere
-        [tokens].
+        """Return two arrays [tokens]: a copy of the sequence with masked tokens, and the original
+        ids of these, -1 elsewhere.
 
         At most MASKED_SHARE of `target_length` tokens are masked, and no more than that share of
-        the sequence, or one token.
+        the sequence, or one token. Draws are taken from `random`.
         """
         words = self.words(tokens)
         wanted = min(MASKED_SHARE * target_length, max(1, round(len(tokens) * MASKED_SHARE)))
@@ -109,8 +109,8 @@ class Masking:
 
 
 class PairSamples:
-    """The samples of one token file, for any number of passes over it. Raises BadInput if no
-    document has two sentences."""
+    """BERT's samples of one token file: pairs of runs of sentences, for any number of passes over
+    it. Raises BadInput if no document has two sentences."""
 
     def __init__(self, file: TokenFile, vocabulary: Vocabulary, seq_length: int, seed: int) -> None:
         self._file = file
@@ -136,8 +136,8 @@ class PairSamples:
         return self.make(int(self._epoch(epoch)[index]), number)
 
     def make(self, place: int, number: int) -> PairSample:
-        """Return the sample at `index[place]`, split into its two parts and masked, with random
-        draws from the seed plus `number`."""
+        """Return sample number `place` in the file's order, split into its two parts and masked,
+        with random draws from the seed plus `number`."""
         first, last, target = self.index[place].tolist()
         random = np.random.RandomState((self._seed + number) % 2**32)
         spans = zip(
@@ -168,8 +168,8 @@ class PairSamples:
         return self._order[1]
 
     def _map(self) -> NDArray[np.int64]:
-        """Return the first sentence, the sentence after the last, and the target length of each
-        sample, in the file's order, [samples, 3]."""
+        """Return the first sentence, the sentence after the last, and the target length in tokens
+        of each sample, in the file's order, [samples, 3]."""
         sizes = self._sentences.ends - self._sentences.starts
         draws = (
             np.random.RandomState(self._seed)
@@ -200,8 +200,10 @@ def _trim(
 
 @compiled
 def _map_samples(sizes: Any, documents: Any, longest: int, draws: Any, index: Any) -> int:
-    """Write the samples of one epoch to `index` and return their number: Megatron-LM's
-    build_mapping (megatron/core/datasets/helpers.cpp) with its generator's `draws`."""
+    """Write the samples of one pass over the file to `index` in order, each as its first sentence,
+    the sentence after its last and its target length, and return their number: Megatron-LM's
+    build_mapping (megatron/core/datasets/helpers.cpp) with its generator's `draws`. `sizes` are the
+    tokens of each sentence, `documents` the first sentences of documents."""
     targets = np.where(draws % SHORT_EVERY == 0, 2 + draws % (longest - 1), longest)
     count = 0
     drawn = 0

@@ -40,7 +40,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self:
-        """Return the flags of a tokenizer's tokens."""
+        """Return the flags of a tokenizer's tokens, found by decoding each of them."""
         texts = [tokenizer.text_of(token) for token in range(tokenizer.vocab_size)]
 
         def flags(test: Any) -> Flags:
@@ -60,8 +60,8 @@ class Vocabulary:
         return len(self.begins_in_word)
 
     def word_starts(self, tokens: NDArray[np.int64]) -> Flags:
-        """Return True for each token of a text at which a word begins, the first included,
-        [tokens]."""
+        """Return an array [tokens] that is True for each token of a text at which a word begins,
+        the first included."""
         runs_on = np.zeros(len(tokens), np.bool_)
         runs_on[1:] = self.begins_in_word[tokens[1:]] & self.ends_in_word[tokens[:-1]]
         return ~runs_on
@@ -80,7 +80,8 @@ class Sentences:
 
     @classmethod
     def of(cls, file: TokenFile, vocabulary: Vocabulary, longest: int) -> Self:
-        """Find the sentences of a token file; each has at most `longest` tokens."""
+        """Return the sentences of a token file, found by the vocabulary's flags; each has at most
+        `longest` tokens."""
         stops = np.concatenate([[0], np.cumsum(file.sizes, dtype=np.int64)])
         spans = [np.empty(0, np.int64)] * 2
         documents = np.zeros(len(file.document_index), np.int64)
@@ -121,8 +122,9 @@ def _find(
     ends: Any,
     documents: Any,
 ) -> int:
-    """Write the start and end of each sentence, and each document's first sentence, as far as the
-    arrays have room. Returns the number of sentences."""
+    """Write the start and end of each sentence to `starts` and `ends`, as far as these have room,
+    and the number of each document's first sentence, then the number of sentences, to `documents`.
+    Returns the number of sentences."""
     count = 0
     for document in range(len(document_index) - 1):
         documents[document] = count

@@ -32,12 +32,13 @@ CHECKED_AT_ONCE = 1 << 20
 
 
 def token_dtype(vocab_size: int) -> "np.dtype[Any]":
-    """Return uint16 for vocabularies under 65,500 tokens, int32 above (Megatron-LM's limit)."""
+    """Return the dtype of a token file: uint16 for vocabularies under 65,500 tokens, int32 for
+    others (Megatron-LM's limit)."""
     return np.dtype(np.uint16 if vocab_size < 65_500 else np.int32)
 
 
 def token_paths(prefix: Path) -> tuple[Path, Path]:
-    """Return the `.bin` and the `.idx` of a prefix."""
+    """Return the paths of the `.bin` and the `.idx` of a prefix, whether they exist or not."""
     return prefix.with_name(prefix.name + ".bin"), prefix.with_name(prefix.name + ".idx")
 
 
@@ -57,7 +58,7 @@ def texts_of(prefix: Path) -> Path:
 
 def blend(prefixes: Sequence[Path], weight: float = 1.0) -> list[tuple[Path, float]]:
     """Return the prefixes of one split's token files, each with a share of the weight in proportion
-    to its bytes."""
+    to the bytes of its `.bin`."""
     if len(prefixes) == 1:
         return [(prefixes[0], weight)]
     sizes = [token_paths(prefix)[0].stat().st_size for prefix in prefixes]
@@ -113,7 +114,8 @@ class TokenFile:
         return len(self.sizes)
 
     def __getitem__(self, sequence: int) -> NDArray[Any]:
-        """Return the tokens of one sequence."""
+        """Return the tokens of one sequence, by its number in the file, as a view of the mapped
+        file."""
         start = int(self._offsets[sequence]) // self.dtype.itemsize
         return self.tokens[start : start + int(self.sizes[sequence])]
 
@@ -145,8 +147,9 @@ class TokenFile:
 
 
 class TokenFileWriter:
-    """Context manager that writes a token file. Both files appear, in place of earlier ones, when
-    the block ends without an error; after an error earlier ones stay."""
+    """Context manager that writes a token file, `<prefix>.bin` and `<prefix>.idx`. Both files
+    appear, in place of earlier ones, when the block ends without an error; after an error earlier
+    ones stay."""
 
     def __init__(self, prefix: Path, dtype: "np.dtype[Any]") -> None:
         self._paths = token_paths(prefix)
@@ -193,8 +196,8 @@ class TokenFileWriter:
         )
 
     def add_file(self, prefix: Path) -> None:
-        """Append a token file with its documents. Raises BadInput if its tokens have another
-        dtype."""
+        """Append the sequences and documents of the token file at `prefix`. Raises BadInput if its
+        tokens have another dtype or a file is missing, IntegrityFailure if it is damaged."""
         other = TokenFile(prefix)
         if other.dtype != self._dtype:
             raise BadInput(
@@ -221,8 +224,8 @@ class TokenFileWriter:
                 partial.unlink(missing_ok=True)
 
     def _publish(self) -> None:
-        """Give both files their names. An index never stands beside tokens that it does not
-        describe."""
+        """Give both finished files their names, in place of earlier ones. An index never stands
+        beside tokens that it does not describe."""
         directory = self._paths[0].parent
         self._paths[1].unlink(missing_ok=True)
         sync(directory)

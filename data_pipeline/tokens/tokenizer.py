@@ -108,7 +108,8 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path) -> Self:
-        """Read `tokenizer.json` in `directory`. Texts end with the token that its files name.
+        """Return the tokenizer in `tokenizer.json` in `directory`. Texts end with the token that
+        the files there name, else with `<|endoftext|>`.
 
         Raises BadInput if it is missing or lacks that token, IntegrityFailure if it is unreadable
         or makes a text many times longer.
@@ -119,7 +120,9 @@ class Tokenizer:
 
     @classmethod
     def open(cls, path: Path, end_token: str | None = None) -> Self:
-        """Read a dataset's tokenizer, a `tokenizer.json` or a Hugging Face directory.
+        """Return the tokenizer at `path`: a dataset's, a `tokenizer.json`, or a Hugging Face
+        directory with one or with GPT-2's `merges.txt` and `vocab.json`. Texts end with
+        `end_token`, else with the token that the files name.
 
         Raises BadInput for anything else, and for a tokenizer that lacks the token that ends a
         text.
@@ -137,8 +140,9 @@ class Tokenizer:
 
     @classmethod
     def _read(cls, path: Path, end_token: str | None = None) -> Self:
-        """Read a `tokenizer.json`. Raises BadInput without the token that ends a text,
-        IntegrityFailure if it is unreadable or makes a text many times longer."""
+        """Return the tokenizer in a `tokenizer.json`. Texts end with `end_token`, else with the
+        token that the files beside it name, else with `<|endoftext|>`. Raises BadInput without that
+        token, IntegrityFailure if the file is unreadable or makes a text many times longer."""
         try:
             content = read_bytes(path, MOST_BYTES).decode("utf-8")
             backend = _without_extras(parse_json(content)) or Backend.from_str(content)
@@ -156,9 +160,9 @@ class Tokenizer:
 
     @classmethod
     def from_gpt2_files(cls, vocab_json: Path, merges_txt: Path) -> Self:
-        """Build a tokenizer from a `vocab.json` (token to id) and a `merges.txt` (one merge a line,
-        after a version line). Raises BadInput or IntegrityFailure if they are not a byte-level BPE
-        vocabulary."""
+        """Return the tokenizer of a `vocab.json` (token to id) and a `merges.txt` (one merge a
+        line, after a version line). Raises BadInput or IntegrityFailure if they are not a
+        byte-level BPE vocabulary."""
         try:
             vocabulary = read_json(vocab_json)
             _, *lines = merges_txt.read_text(encoding="utf-8").split("\n")
@@ -174,7 +178,8 @@ class Tokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> Self:
-        """Train a byte-level BPE with exactly `vocab_size` tokens; the last is end-of-text.
+        """Return a byte-level BPE tokenizer trained on the texts, with exactly `vocab_size` tokens;
+        the last is end-of-text.
 
         The result depends only on the texts. Raises BadInput if they have too few distinct pairs
         for that many tokens.
@@ -198,8 +203,8 @@ class Tokenizer:
 
     @classmethod
     def of_words(cls, texts: Iterable[str], vocab_size: int) -> Self:
-        """Build a vocabulary of end-of-text, the 256 bytes, and the most frequent words in order of
-        falling frequency.
+        """Return a tokenizer of `vocab_size` tokens: end-of-text, the 256 bytes, and the most
+        frequent words of the texts in order of falling frequency.
 
         A word is a piece of text that GPT-2's byte pairs do not cross: letters, digits or signs,
         with the space before. A word outside the vocabulary is spelled in bytes, so that a text is
@@ -227,15 +232,15 @@ class Tokenizer:
         )
 
     def save(self, directory: Path) -> None:
-        """Write `tokenizer.json` into `directory`, and the file that tells transformers which token
-        ends a text."""
+        """Write `tokenizer.json` into `directory`, and `tokenizer_config.json`, which tells
+        transformers which token ends a text."""
         write_text(directory / FILE_NAME, self._content)
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self.end_token}
         write_json(directory / CONFIG_NAME, config | {"split_special_tokens": True})
 
     def changes(self) -> str:
-        """Return a sentence on the first of CHECKED_TEXTS that changes when it is encoded and
-        decoded; an empty text if none does."""
+        """Return a sentence on the first of some built-in texts, CHECKED_TEXTS, that changes when
+        it is encoded and decoded; an empty text if none does."""
         texts = ((text, self.decode(self.encode(text))) for text in CHECKED_TEXTS)
         return next(
             (f"{text[:20]!r} comes back as {back[:20]!r}" for text, back in texts if text != back),
@@ -251,7 +256,7 @@ class Tokenizer:
         return self.encode_ids(text).tolist()
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each text as a list."""
+        """Return the token ids of each text as a list, in order; no token is added."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -271,8 +276,8 @@ class Tokenizer:
 
     @property
     def special_ids(self) -> tuple[int, ...]:
-        """Ids of SPECIAL_TOKENS: the tokenizer's own if it has all of them, else the ids after its
-        last."""
+        """Ids of [CLS], [SEP], [MASK] and [PAD], in this order: the tokenizer's own if it has all
+        four, else the ids after its last."""
         return special_ids(self._backend)
 
     @property
@@ -288,7 +293,7 @@ class Tokenizer:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the content of `tokenizer.json`."""
+        """SHA-256 of the content of the `tokenizer.json` that `save` writes for this tokenizer."""
         return hashlib.sha256(self._content.encode("utf-8")).hexdigest()
 
     @cached_property
@@ -312,8 +317,8 @@ class Tokenizer:
 
 
 def special_ids(backend: Any) -> tuple[int, ...]:
-    """Return the ids of SPECIAL_TOKENS in a tokenizer of the library: its own if it has all of
-    them, else the ids after its last."""
+    """Return the ids of [CLS], [SEP], [MASK] and [PAD], in this order, in a tokenizer of the
+    library: its own if it has all four, else the ids after its last."""
     own_ids = tuple(map(backend.token_to_id, SPECIAL_TOKENS))
     size = max(backend.get_vocab().values()) + 1
     return tuple(range(size, size + len(SPECIAL_TOKENS))) if None in own_ids else own_ids
@@ -321,12 +326,14 @@ def special_ids(backend: Any) -> tuple[int, ...]:
 
 @lru_cache(maxsize=2)
 def load_once(directory: Path, digest: str) -> Tokenizer:
-    """Return the tokenizer in `directory`, read once per process; `digest` tells contents apart."""
+    """Return the tokenizer in `directory`, which is read once; the two last tokenizers are cached
+    in the process. `digest` tells contents of one directory apart."""
     return Tokenizer.load(directory)
 
 
 def _named_end(directory: Path) -> str | None:
-    """Return the end-of-text token that the files beside a tokenizer.json name, or None."""
+    """Return the text of the end-of-text token that a tokenizer_config.json or a
+    special_tokens_map.json in `directory` names, or None."""
     for name in (CONFIG_NAME, "special_tokens_map.json"):
         if (directory / name).is_file() and (token := read_json(directory / name).get("eos_token")):
             return str(token["content"] if isinstance(token, dict) else token)
@@ -334,8 +341,9 @@ def _named_end(directory: Path) -> str | None:
 
 
 def _without_extras(content: JSON) -> Backend | None:
-    """Rebuild a GPT-2-style tokenizer from its vocabulary and merges alone, which decide its ids.
-    Return None for a tokenizer of another kind."""
+    """Return a GPT-2-style tokenizer, given as the values of a tokenizer.json, rebuilt from its
+    vocabulary and merges alone, which decide its ids. Return None for a tokenizer of another
+    kind."""
     model = content["model"]
     before = content.get("pre_tokenizer") or {}
     added = content.get("added_tokens") or []
@@ -357,8 +365,9 @@ def _without_extras(content: JSON) -> Backend | None:
 
 
 def _check_ids(backend: Backend, path: Path) -> None:
-    """Raise IntegrityFailure if an id occurs twice, or if the ids have gaps. Tokenizers of other
-    kinds than GPT-2's may have gaps, up to half of the ids."""
+    """Raise IntegrityFailure, which names the file `path`, if an id occurs twice, or if the ids of
+    a tokenizer of GPT-2's kind have gaps. Tokenizers of other kinds may lack at most as many ids as
+    they have."""
     ids = sorted(backend.get_vocab().values())
     count = len(ids)
     size = ids[-1] + 1
@@ -368,13 +377,15 @@ def _check_ids(backend: Backend, path: Path) -> None:
 
 
 def _growth(step: JSON) -> int:
-    """Return an upper bound on the number of characters that a normalizer makes of one."""
+    """Return an upper bound on the number of characters that a normalizer makes of one. `step` is
+    the normalizer as JSON, which may contain others."""
     factor = max(1, len(step.get("content", "")), len(step.get("prepend", "")))
     return factor * math.prod(map(_growth, step.get("normalizers", [])))
 
 
 def _kind(backend: Any) -> tuple[Any, ...]:
-    """Return everything in a tokenizer but its vocabulary, for comparison with another's."""
+    """Return everything in a tokenizer of the library but its vocabulary, as a tuple that equals
+    another tokenizer's if they are of the same kind."""
     # Compared part by part: serializing the whole tokenizer doubled the time to open GPT-2's.
     steps = backend.normalizer, backend.pre_tokenizer, backend.post_processor, backend.decoder
     model = [getattr(backend.model, name, None) for name in (*OTHER_IDS, "unk_token", "fuse_unk")]
@@ -394,5 +405,6 @@ def _byte_level(
 
 @cache
 def _kinds() -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return the `_kind` of GPT-2's byte-level BPE and of a vocabulary of words."""
+    """Return two kinds of tokenizers, everything in them but their vocabulary: GPT-2's byte-level
+    BPE and a vocabulary of words."""
     return _kind(_byte_level({}, [])), _kind(_byte_level({}, [], of_words=True))

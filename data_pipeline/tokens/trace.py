@@ -19,13 +19,15 @@ from mlm_repro.lineage.run import MANIFEST, RunDirectory
 
 
 class _Summary(FileSchema):
-    """The part of a run's summary.json that determines the samples of each rank."""
+    """The data-parallel size in a run's summary.json, 1 if it has none. It determines the samples
+    of each rank."""
 
     dp: int = Field(1, validation_alias=AliasPath("layout", "dp"))
 
 
 class _Config(FileSchema):
-    """The part of a run's configuration that determines its samples."""
+    """The values in a run's configuration that determine its samples, such as the sequence
+    length."""
 
     family: str = Field(validation_alias=AliasPath("model", "family"))
     seq_length: int = Field(ge=1, validation_alias=AliasPath("model", "seq_length"))
@@ -35,7 +37,8 @@ class _Config(FileSchema):
 
 
 class _Batch(FileSchema):
-    """The part of an iteration's line in metrics.jsonl that determines its samples."""
+    """The number of an iteration, its batch size, and the samples up to and with it, from its line
+    in metrics.jsonl."""
 
     iteration: int
     batch_size: int = Field(ge=1)
@@ -43,8 +46,8 @@ class _Batch(FileSchema):
 
 
 def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
-    """Yield lines that show the sequences of a training run's `iteration`, numbered from 1 as in
-    its metrics.jsonl.
+    """Yield lines of text that show the sequences of a training run's `iteration`, numbered from 1
+    as in its metrics.jsonl.
 
     Every sequence of the global batch is shown with its index and, for a complete run, its
     data-parallel rank. Raises BadInput for a run without that iteration, with a batch that still
@@ -91,9 +94,9 @@ def _show(pieces: list[SamplePiece], tokenizer: Tokenizer) -> Iterator[str]:
 
 
 def _places(path: Path, documents: set[int]) -> dict[int, str]:
-    """Return the origin of each of some documents in a token file, by the document's index, as
-    text: its id, its source and its line in the file at `path`. Documents that this file lacks are
-    left out."""
+    """Return by index a text on the origin of each of the `documents` of a token file: its id, its
+    source and its line in the file at `path`, the JSON lines or Parquet file with its documents.
+    Documents that this file lacks are left out."""
     origins = {}
     rows = written_documents(path) if path.is_file() else iter(())
     for number, row in enumerate(islice(rows, max(documents) + 1)):
@@ -104,8 +107,8 @@ def _places(path: Path, documents: set[int]) -> dict[int, str]:
 
 
 def _taken(run: Path, iteration: int, config: _Config) -> tuple[_Batch, int]:
-    """Return the iteration's line in metrics.jsonl, and the number of samples in the whole
-    training, which determines how they are shuffled. Raises BadInput if metrics.jsonl is
+    """Return the iteration's line in the run's metrics.jsonl, and the number of samples in the
+    whole training, which determines how they are shuffled. Raises BadInput if metrics.jsonl is
     unreadable, has no such iteration, or does not yet determine that number."""
     try:
         lines = [orjson.loads(line) for line in read_bytes(run / "metrics.jsonl").splitlines()]

@@ -17,8 +17,8 @@ BUFFER_BYTES = 1 << 18
 
 
 class DocumentWriter:
-    """Context manager that writes a shard of documents into a directory: their JSON lines, and
-    where each line starts."""
+    """Context manager that writes a shard of documents into a directory: `documents.jsonl`, their
+    JSON lines, and `documents.npy`, the byte at which each line starts."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -36,7 +36,7 @@ class DocumentWriter:
 
     @property
     def end(self) -> int:
-        """Number of bytes written."""
+        """Number of bytes of JSON lines written so far, at which the next document starts."""
         return self._starts[-1]
 
     def __len__(self) -> int:
@@ -48,7 +48,8 @@ class DocumentWriter:
 
 
 class DocumentShard:
-    """Documents that a DocumentWriter wrote, read in order or by number."""
+    """The documents in a directory that a DocumentWriter wrote, read in order by iteration, or by
+    number with `shard[number]`."""
 
     def __init__(self, directory: Path) -> None:
         self.starts = np.asarray(np.load(directory / STARTS, mmap_mode="r"))

@@ -38,9 +38,9 @@ T = TypeVar("T")
 
 
 class Meeting:
-    """One part of an array of jobs that build one dataset. In a shared folder it shows the other
-    parts that it lives and what it works on, compares its facts with theirs, and waits for their
-    results.
+    """Context manager of one part of an array of jobs that build one dataset. In a shared folder it
+    shows the other parts that it lives and which facts it works on, compares its facts with theirs,
+    and waits for their results.
 
     `part` counts from 1; `parts` is the number of all parts.
     """
@@ -79,8 +79,9 @@ class Meeting:
             self._folder.parent.rmdir()
 
     def agree(self, facts: dict[str, str]) -> None:
-        """Add facts to the sign of this part. Raises BadInput, with the differences, if a living
-        part works on other facts; a part with other facts is watched for LOOK_SECONDS."""
+        """Add facts to the ones that this part shows the others, by name. Raises BadInput, with the
+        names of the facts that differ, if a living part works on other facts; a part with other
+        facts is watched for LOOK_SECONDS."""
         facts = self._sign["facts"] | facts
         until = time.monotonic() + LOOK_SECONDS
         before = read_signs(self._folder)
@@ -93,8 +94,9 @@ class Meeting:
     def _check(
         self, facts: dict[str, str], before: dict[str, Sign], signs: dict[str, Sign]
     ) -> None:
-        """Raise BadInput, with the differences, if a living part works on other facts. A part lives
-        if its sign has changed from `before` to `signs`."""
+        """Raise BadInput, with the names of the facts that differ, if a living part works on other
+        facts than `facts`. A part lives if its sign, by file name, has changed from `before` to
+        `signs`."""
         for sign in (sign for name, sign in signs.items() if sign != before.get(name)):
             if differing := _differing(facts, sign):
                 raise BadInput(
@@ -155,15 +157,15 @@ class Meeting:
 
 
 def _differing(facts: dict[str, str], sign: Sign) -> list[str]:
-    """Return the names of the facts that differ between `facts` and the sign of another part; an
-    empty list if that part has ended."""
+    """Return the sorted names of the facts that `facts` and the sign of another part both have,
+    with different values; an empty list if that part has ended."""
     theirs = {} if sign["said"] else sign["facts"]
     return sorted(name for name in facts.keys() & theirs.keys() if facts[name] != theirs[name])
 
 
 def read_signs(folder: Path, part: int | str = "*") -> dict[str, Sign]:
-    """Return the content of the sign files in a folder, by file name: of one part, or of all. A
-    file that is removed meanwhile is left out."""
+    """Return the JSON content of the sign files in a folder, by file name: of one part, or of all.
+    A file that is removed meanwhile is left out."""
     signs = {}
     for path in folder.glob(f"part-{part}-*.json"):
         with suppress(OSError):  # the first part has ended and removed it

@@ -27,7 +27,8 @@ directory and returns counts. It must be importable and depend on nothing else."
 
 @dataclass(frozen=True)
 class Input:
-    """A directory that a task reads, with the digest of its content."""
+    """A directory that a task reads, with the digest of its content, by which tasks are told
+    apart."""
 
     path: Path
     digest: str
@@ -35,8 +36,8 @@ class Input:
 
 @dataclass(frozen=True)
 class WorkTask:
-    """A function to call with settings, input directories and an output directory. Settings and
-    counts are JSON."""
+    """A unit of work: a function to call with settings, input directories and an output directory.
+    Settings, and the counts that it returns, are JSON."""
 
     work: Work
     settings: Settings
@@ -58,7 +59,7 @@ class WorkTask:
 
 @dataclass(frozen=True)
 class Done:
-    """A finished task: its directory, digest and counts."""
+    """The result of a finished task: its directory, and the digest and counts of its work."""
 
     path: Path
     digest: str
@@ -67,8 +68,9 @@ class Done:
 
 
 def run_task(task: WorkTask, digest: str = "") -> Done:
-    """Do the work and return its result; if the marker names the same task and the files are as
-    written, return the earlier result.
+    """Do the work of a task, write its files and the marker `DONE` to its directory, and return its
+    result; if a marker there names the same task and the files are as written, return the earlier
+    result.
 
     Files damaged by a power cut differ from the marker, so their work is done again. Raises
     Interrupted if the memory is full, BadInput if `digest`, which the sending machine computed, is
@@ -93,8 +95,8 @@ def run_task(task: WorkTask, digest: str = "") -> Done:
 
 
 def finished(task: WorkTask, is_new: bool = False) -> Done | None:
-    """Return the earlier result of a task if the marker in its directory names the same task and
-    the files are as written, else None. With `is_new` the files, which another process has just
+    """Return the earlier result of a task if the marker `DONE` in its directory names the same task
+    and the files are as written, else None. With `is_new` the files, which another process has just
     written, are not compared with the marker."""
     try:
         marker = orjson.loads((task.output / MARKER).read_bytes())
@@ -106,8 +108,8 @@ def finished(task: WorkTask, is_new: bool = False) -> Done | None:
 
 
 def _files(directory: Path) -> dict[str, list[Any]]:
-    """Return size and SHA-256 of each file below a task's directory, by path, without the
-    marker."""
+    """Return size and SHA-256, a list of two, of each file below a task's directory, by path,
+    without the marker."""
     written = sorted(
         path for path in directory.rglob("*") if path.is_file() and path.name != MARKER
     )

@@ -17,8 +17,8 @@ Executor = LocalExecutor | RayExecutor | PartExecutor
 
 @dataclass(frozen=True)
 class Finished:
-    """The finished tasks of a stage; task `n` left its files in `path/n`, written with five
-    digits."""
+    """The finished tasks of a stage, with their digests and counts; task `n` left its files in
+    `path/n`, written with five digits."""
 
     path: Path
     digests: list[str]
@@ -26,16 +26,16 @@ class Finished:
 
     @property
     def digest(self) -> str:
-        """Digest of everything that the stage wrote."""
+        """Digest of all files that the tasks of the stage wrote."""
         return sha256_json(self.digests)
 
     @property
     def input(self) -> Input:
-        """The stage as an input of a later task."""
+        """The stage's directory, with the files of all its tasks, as an input of a later task."""
         return Input(self.path, self.digest)
 
     def task(self, number: int) -> Input:
-        """Return one task's files as an input of a later task."""
+        """Return the directory of one task of the stage as an input of a later task."""
         return Input(self.path / f"{number:05d}", self.digests[number])
 
 
@@ -43,7 +43,8 @@ Job = tuple[Settings, tuple[Input, ...]]
 
 
 class Workspace:
-    """Runs the tasks of a stage on an executor; task number N writes to `path/<stage>/N`."""
+    """A directory in which the tasks of a build run, stage by stage, on an executor; task number N
+    writes to `path/STAGE/N`, with five digits."""
 
     def __init__(self, path: Path, executor: Executor) -> None:
         self.path = path
@@ -58,7 +59,9 @@ class Workspace:
         total: int,
         at_once: int | None = None,
     ) -> Iterator[Done]:
-        """Run one task for each job, its settings and inputs, and yield the results in order.
+        """Run one task, a call of `work`, for each job, its settings and inputs, and yield the
+        results in order. Each task has a directory of its own, and one that is finished there is
+        not done again.
 
         At most `at_once` tasks are given to the executor at a time. Progress is counted under
         `title`; an empty title shows none.
@@ -81,8 +84,9 @@ class Workspace:
         title: str | None = None,
         at_once: int | None = None,
     ) -> Finished:
-        """Run every task of a stage and return the finished stage. Progress is counted under
-        `title`, or the stage's name if it is None; an empty `title` shows none."""
+        """Run `work` for every job of a stage and return the finished stage; tasks that are
+        finished already are not done again. Progress is counted under `title`, or the stage's name
+        if it is None; an empty `title` shows none."""
         done = list(
             self.each(stage, work, jobs, stage if title is None else title, len(jobs), at_once)
         )
@@ -93,5 +97,6 @@ class Workspace:
         )
 
     def one(self, stage: str, work: Work, settings: Settings, *inputs: Input) -> Finished:
-        """Run a stage of a single task, without showing progress, and return the finished stage."""
+        """Run a stage of a single task, a call of `work`, without showing progress, and return the
+        finished stage. A task that is finished already is not done again."""
         return self.all(stage, work, [(settings, inputs)], "")

@@ -33,10 +33,11 @@ AHEAD = 4
 
 
 class LocalExecutor:
-    """Runs tasks in at most `count` processes, 0 meaning one for each core. With one, tasks run in
-    this process itself.
+    """Context manager that runs tasks in at most `count` processes, 0 meaning one for each core.
+    With one, tasks run in this process itself.
 
-    The processes are forked from a server that has imported PRELOADED and `preload`.
+    The processes are forked from a server that has imported PRELOADED and the modules `preload`.
+    They are killed when the block ends.
     """
 
     def __init__(self, count: int = 0, preload: Sequence[str] = ()) -> None:
@@ -55,8 +56,9 @@ class LocalExecutor:
         self._end()
 
     def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
-        """Run the tasks and yield their results in order; tasks run in this process if `count` or
-        `at_once` is 1. Raises Interrupted if processes are killed ATTEMPTS times in a row."""
+        """Run the tasks and yield their results in order; at most `at_once` tasks are in work at a
+        time, if that is given. Tasks run in this process if `count` or `at_once` is 1. Raises
+        Interrupted if processes are killed ATTEMPTS times in a row."""
         if 1 in (self.count, at_once):
             yield from map(run_task, tasks)
             return
@@ -93,8 +95,8 @@ class LocalExecutor:
                 self._end()
 
     def _submit(self, task: WorkTask) -> "Future[Done]":
-        """Give a task to the pool and return its future. The pool is started for the first task and
-        replaced if it is broken."""
+        """Give a task to the pool of processes and return the future of its result. The pool is
+        started for the first task and replaced if it is broken."""
         with _not_interrupted():
             self._pool = self._pool or ProcessPoolExecutor(
                 self.count, get_context("forkserver"), _watch_parent

@@ -12,8 +12,8 @@ from mlm_repro.lineage.errors import BadInput, Interrupted
 
 
 class PartExecutor:
-    """Runs every `parts`-th task of a stage on `workers`, and waits until the other parts have done
-    theirs.
+    """Runs every `parts`-th task of a stage on `workers`, on one of several machines that share a
+    folder, and waits until the other parts have done theirs.
 
     Once `is_over` returns True, the first part has written the dataset and removed the tasks'
     files, perhaps between two looks of this part.
@@ -59,8 +59,8 @@ def _state(tasks: list[WorkTask]) -> str:
 
 
 def parse_part(text: str) -> tuple[int, int]:
-    """Parse `I/N` into the number of the part and the number of all parts. Raises BadInput if it is
-    not of this form, such as 2/8."""
+    """Return the number of the part and the number of all parts that a text `I/N`, such as 2/8,
+    gives. Raises BadInput if it is not of this form, or if the part is not from 1 to N."""
     part, _, parts = text.partition("/")
     if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
         raise BadInput(

@@ -19,8 +19,8 @@ ANSWER_SECONDS = 10
 
 
 class RayExecutor:
-    """Runs tasks on the cluster that `RAY_ADDRESS` names, or on one started here with `workers`
-    processes.
+    """Context manager that runs tasks on the Ray cluster that `RAY_ADDRESS` names, or on one
+    started here with `workers` processes, 0 meaning one for each core.
 
     A task whose node or process is lost is run again elsewhere. Raises BadInput if Ray is not
     installed, or, when the block begins, if the cluster cannot be used.
@@ -60,8 +60,9 @@ class RayExecutor:
         self._ray.shutdown()
 
     def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
-        """Run the tasks and yield their results in order. Raises Interrupted if a task is lost more
-        than RETRIES times, BadInput if the nodes do not share the output."""
+        """Run the tasks and yield their results in order; at most `at_once` tasks are in work at a
+        time, if that is given. Raises Interrupted if a task is lost more than RETRIES times,
+        BadInput if the nodes do not share the output, and errors of the tasks."""
         ray = self._ray
         # The digest goes with each task, so that a node with other code refuses it.
         remote = ray.remote(max_retries=RETRIES, num_cpus=1)(run_task)
