@@ -64,8 +64,8 @@ def seal_numbers(
 
 
 def gather(made: Sequence[RunDirectory], runs: Path) -> RunDirectory:
-    """Seal a study of several experiments' runs below `runs`: one line for each run, and all their
-    records; return the study's directory.
+    """Seal the finished runs of several experiments as one study below `runs`: runs.jsonl with a
+    line for each run, and records.jsonl with all their records; return the study's directory.
 
     A complete study of the same runs is returned as it is.
     """

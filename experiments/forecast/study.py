@@ -124,8 +124,9 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
 def _sweep_rates(
     experiment: str, ablation: Ablation, datasets: Sequence[Path], folder: Path, runs: Path
 ) -> None:
-    """Run the learning-rate finder's training for each arm whose rate it gives, and write its rates
-    and losses to a file in `folder`. Raises StepFailed if a training fails."""
+    """Run the learning-rate finder's training for each arm whose rate the finder gives, below
+    `runs`, and write its rates and losses to `folder`/sweeps/ARM.json. Do nothing if the ablation
+    has no finder. Raises StepFailed if a training fails."""
     for arm in ablation.arms:
         if not ablation.finder or arm.rate_of:
             continue

@@ -56,8 +56,8 @@ class Trained(NamedTuple):
 
 
 def kept(training: Path) -> KeptRun:
-    """Return the line that an ablation keeps of a training, given by its run's directory; of its
-    metrics it has the validations alone."""
+    """Return the line of runs.jsonl that an ablation keeps of a training, given by its run's
+    directory; of its metrics it has the validations alone."""
     return KeptRun.of(training, metrics=[line.to_json() for line in read_validations(training)])
 
 
@@ -68,7 +68,8 @@ def keep(training: Path, study: Path) -> None:
 
 
 class Kept:
-    """The trainings that the folder of an ablation keeps, by the name of their configuration."""
+    """The trainings that the folder of an ablation keeps, by the name of their configuration, and
+    which of them were asked for."""
 
     def __init__(self, folder: Path) -> None:
         """Read the folder. Raises IntegrityFailure if a training is damaged or contradicts its

@@ -195,8 +195,8 @@ def predicted_iteration(job: Job) -> Prediction | None:
 
 
 def failures_of(job: Job) -> Failures:
-    """Return the job's mean time between failures, and how long its checkpoints and restarts take,
-    all in seconds."""
+    """Return a Failures: the job's mean time between failures, and how long its checkpoints, their
+    copies and its restarts take, all in seconds."""
     config = job.config()
     dp = layout_of(config, job.ranks).dp
     written = written_bytes(config.model, config.train.precision, config.parallel, dp)

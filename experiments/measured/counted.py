@@ -26,8 +26,8 @@ from mlm_repro.lineage.shipped import Shipped, find_file, model_file
 
 
 def built_parameters(config: ModelConfig, part: str = "") -> int:
-    """Return the number of parameters of the whole model, or of the modules whose names begin with
-    `part`. The model is built without values."""
+    """Return the number of parameters of the whole model, on all ranks together, or of its
+    parameters whose names begin with `part`. The model is built without values."""
     return sum(
         math.prod(parameter.global_shape)
         for parameter in parameters_of(config)
@@ -58,9 +58,9 @@ def measure_built(experiment: Experiment) -> list[Line]:
 
 
 def measure_transformer_xl() -> list[Line]:
-    """Return lines with the parameters of the small model with byte pairs, in millions, the
-    percentage by which byte pairs lengthen WikiText-103, and the percentages of its words that are
-    unknown.
+    """Return lines with the parameters of the small Transformer-XL with byte pairs, in millions,
+    the percentage by which byte pairs lengthen WikiText-103, and the percentages of its words that
+    are unknown.
 
     Lengths are counted in the validation file as it is, unknown words in the test file too. Raises
     DataMissing if a file is missing.

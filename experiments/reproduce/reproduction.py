@@ -167,8 +167,8 @@ def reproduce(plan: Plan, runs: Path) -> Path:
 
 
 def keep_training(training: RunDirectory) -> KeptRun:
-    """Return the line that a reproduction keeps of a training's run: its validations, and means
-    over blocks of iterations.
+    """Return the line of runs.jsonl that a reproduction keeps of a training's run: its validations,
+    and means over blocks of iterations.
 
     Losses, rates, norms and seconds are means over the block that ends at `iteration`; tokens/s and
     TFLOP/s are the block's work over its time.
@@ -388,8 +388,9 @@ def reproduced_model(published: RunConfig, training: RunDirectory) -> Reproduced
 
 
 def facts_of(config: RunConfig, done: TrainingSummary) -> JSON:
-    """Return those fields of a model in summary.json that its training's configuration and summary
-    give: the shape, seed, tokens and times."""
+    """Return, as a dict, the fields of a ReproducedModel that its training's configuration and
+    summary give: `trained`, the model's shape, and `seed`, `tokens`, `train_seconds` and
+    `tokens_per_second`."""
     facts = done.model_dump(include={"seed", "tokens", "train_seconds", "tokens_per_second"})
     return facts | {"trained": shape_of(config)}
 

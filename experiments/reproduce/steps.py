@@ -59,7 +59,8 @@ def evaluation_name(model: str, task: str) -> str:
 
 
 def launch_folder(config: RunConfig, runs: Path) -> Path:
-    """Return the folder below `runs` for a published model's launch files."""
+    """Return the folder of a published model's launch files: `launch-NAME` in `runs`, with the
+    configuration's name. It is not made."""
     return runs / f"launch-{config.name}"
 
 
