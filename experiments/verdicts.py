@@ -100,8 +100,8 @@ class Verdict:
 
     @property
     def needs(self) -> str:
-        """What it would take to try an untried claim, such as "a cluster"; empty for other
-        claims."""
+        """What it would take to try a claim that was not tried, such as "a cluster"; empty for
+        other outcomes."""
         return group_of(self.claim, NEEDS) or "a cluster" if self.outcome == "not-tried" else ""
 
     @property
@@ -212,8 +212,8 @@ def runs_in(folders: Iterable[Path]) -> list[Path]:
 
 
 def parts_of(path: Path) -> Iterator[RunNumbers]:
-    """Yield the manifest and the records of a sealed run's directory or, for a study, those of each
-    run that it keeps; published records are left out.
+    """Yield a RunNumbers, manifest and records, for the run in a sealed directory or, if it is a
+    study, for each run that the study keeps; published records are left out.
 
     Raises IntegrityFailure if a record belongs to a run that the study does not keep.
     """
@@ -571,7 +571,8 @@ def _reason(experiment: Experiment, claim: Claim, was_run: bool) -> str:
 
 
 def _cells(verdict: Verdict) -> tuple[str, ...]:
-    """Return the cells of a verdict's row.
+    """Return the texts of a verdict's row: claim, published value, our number, its kind, outcome,
+    scale and reason.
 
     The number of a smaller model or machine is shown as a dash.
     """

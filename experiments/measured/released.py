@@ -81,9 +81,10 @@ def _validation(path: Path, evaluated: EvaluatedCheckpoint) -> PerplexityTask:
 
 
 def _found(experiment: Experiment) -> Iterator[tuple[str, Path, bool]]:
-    """Yield name and directory of each of the experiment's models that is below MLM_MODELS_DIR or
-    in the hub's cache, or can be downloaded from the hub, and True if its weights are the released
-    ones. A missing model is left out with a printed line. Raises DataMissing if all are missing."""
+    """Yield name and directory of each of the experiment's models that is in the folder
+    MLM_MODELS_DIR or in the hub's cache, or can be downloaded from the hub, and True if its weights
+    are the released ones. A missing model is left out with a printed line. Raises DataMissing if
+    all are missing."""
     missing = []
     for name in MODELS[experiment.name]:
         root = os.environ.get(MODELS_VARIABLE)

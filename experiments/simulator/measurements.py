@@ -102,8 +102,8 @@ def v100_rows() -> list[Observation]:
 
 @cache
 def fitted_rows(software: str) -> tuple[Observation, ...]:
-    """Return the Observations that the software's constants are fitted on, first of all the one
-    that ratios refer to; empty for a software that is not fitted."""
+    """Return the Observations that the constants of a software, such as `megatron-2021`, are fitted
+    on, first of all the one that ratios refer to; empty for a software that is not fitted."""
     rows = {
         "megatron-2019": v100_rows,
         "megatron-2021": a100_rows,
@@ -115,7 +115,8 @@ def fitted_rows(software: str) -> tuple[Observation, ...]:
 
 @cache
 def fitted_workloads(software: str) -> frozenset[Workload]:
-    """Return the workloads of `fitted_rows`, the first row's included."""
+    """Return the workloads of the rows that the software's constants are fitted on, as a set, also
+    that of the row which ratios refer to; empty for a software that is not fitted."""
     return frozenset(row.workload for row in fitted_rows(software))
 
 
@@ -190,8 +191,8 @@ def _whole(name: str, cell: str) -> int:
 
 
 class Simulated(NamedTuple):
-    """The seconds of an iteration of a workload, and of the first row, which its ratios refer
-    to."""
+    """The simulated seconds of an iteration of a workload, and of the first workload, to which its
+    ratios refer."""
 
     workload: Workload
     seconds: float
@@ -210,8 +211,8 @@ def _parameters(workload: Workload) -> int:
 
 
 def _scaling_percent(row: Simulated) -> float:
-    """Return the throughput per GPU as a percentage of the first row's, counting parameters ×
-    sequences: the normalisation that fits the 2019 paper's Figure 5."""
+    """Return the throughput per GPU as a percentage of the first workload's, where throughput is
+    parameters × sequences over the time: the normalisation that fits the 2019 paper's Figure 5."""
     work, first_work = (
         workload.global_batch / workload.gpus * _parameters(workload)
         for workload in (row.workload, row.first)
@@ -234,7 +235,8 @@ QUANTITIES: dict[str, Callable[[Simulated], float]] = {
     "aggregate_petaflops": lambda row: _tflops(row) * row.workload.gpus / 1e3,
     "percent_of_peak": lambda row: 100 * _tflops(row) / PEAK_TFLOPS[row.cluster],
 }
-"""Published quantities that follow from an iteration's time."""
+"""Functions that compute a published quantity from a workload's iteration time, by the quantity's
+name."""
 RATIOS = ("speedup", "scaling_percent")
 """Quantities that are 1 or 100 % for the first row by definition."""
 

@@ -104,7 +104,7 @@ class Workload(NamedTuple):
 
     @property
     def inner(self) -> int:
-        """Width between the products of the MLP."""
+        """Width of the MLP's inner layer: `ffn_hidden`, or 4 · hidden if that is 0."""
         return self.ffn_hidden or 4 * self.hidden
 
     @property
@@ -252,7 +252,8 @@ class Workloads:
 
     @classmethod
     def of(cls, rows: Sequence[Workload]) -> Self:
-        """Return checked workloads as columns, one element for each workload."""
+        """Return checked workloads as columns, each an array of float64 with one element for each
+        workload."""
         columns = [
             [
                 w.gpus,
