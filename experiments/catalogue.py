@@ -260,8 +260,8 @@ class Arithmetic(Config):
     of: tuple[str, ...]
     """Ids of the numbers that it is made of; `*` stands for any characters."""
     over: str = ""
-    """Ids of the numbers that the numbers in `of` are divided by, or that are subtracted from them,
-    at the same x but in `ends`; `*` stands for any characters. Empty if there are none."""
+    """Ids of the numbers by which those are divided, or which are subtracted, at the same x but in
+    `ends`; `*` stands for any characters. Empty if there are none."""
     how: Literal["each", "ends", "spread", "place", "power", "difference", "sum"] = "each"
     """The quotient at each x; the quotient of the largest of each; the largest over the least of
     each series; the x of the largest; the number to the power `exponent`; the difference; the sum.
