@@ -112,7 +112,7 @@ class Claim(Config):
 
     @property
     def paper(self) -> str:
-        """The claim's paper, as a key of `PAPERS`."""
+        """The key of the claim's paper in `PAPERS`, such as `2021`: the first part of its id."""
         return self.id.split("/")[0]
 
     @property

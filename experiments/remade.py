@@ -364,7 +364,7 @@ def made_again(experiment: Experiment, mode: str) -> list[Record] | None:
 
 
 def values_of(records: Iterable[Record]) -> dict[str, float]:
-    """Return a dict of the records' values by a text of series, quantity, kind and x."""
+    """Return the records' values as a dict by texts `SERIES QUANTITY (KIND) at X`."""
     return {f"{x.series} {x.quantity} ({x.kind}) at {x.x}": x.value for x in records}
 
 

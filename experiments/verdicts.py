@@ -237,10 +237,11 @@ def judge(
     results: Results,
     work: Callable[[Experiment], WorkedOut] = worked_out,
 ) -> list[Verdict]:
-    """Return a verdict for every claim of the experiments, in their order. The kinds' order decides
-    which of several numbers answers a claim.
+    """Return a verdict for every claim of the experiments, in the experiments' and the claims'
+    order. If a claim has several numbers, `ORDER` says which kind of number answers it.
 
-    The numbers come from the runs in `results` and from what `work` computes and simulates.
+    The numbers come from the runs in `results` and from what `work`, a function of an experiment,
+    computes and simulates.
     """
     records: dict[str, Rows] = defaultdict(lambda: defaultdict(list))
     verdicts = []
@@ -266,8 +267,8 @@ def judge(
 
 
 def unanswered(experiments: Iterable[Experiment]) -> list[Verdict]:
-    """Return a verdict without a number for each claim that none of the experiments answers, with
-    the reason that unanswered.toml gives."""
+    """Return a verdict without a number, not-tried or of-others, for each claim that none of the
+    experiments answers, with the reason that unanswered.toml gives."""
     answered = set().union(*(experiment.expected.claims for experiment in experiments))
     rows = [*UNANSWERED["context"], *UNANSWERED["missing"]]
     rows.append({"claims": ["*"], "reason": "no experiment runs it"})
@@ -286,8 +287,9 @@ def named(outcome: str) -> str:
 
 
 def totals(verdicts: Iterable[Verdict], by_paper: bool = False) -> Table:
-    """Return a table with a row for each scale, or each paper and scale, that has any, and a column
-    for each outcome of `WORDS`, where `counted` counts the verdicts."""
+    """Return a Table with a row for each scale, with `by_paper` for each paper and scale, that has
+    a count, and a column for each of the outcomes confirmed, contradicted, predicted and not tried,
+    which has the text of `counted`: facts and, in brackets, claims."""
     every = list(verdicts)
     rows = []
     for paper in dict.fromkeys(each.claim.paper for each in every) if by_paper else ("",):

@@ -104,11 +104,9 @@ def _worked_out(name: str) -> WorkedOut:
 
 
 def _simulated(part: Part, rows: Sequence[Row]) -> Iterator[tuple[Line, Any, Mapping[str, Range]]]:
-    """Yield, for each workload, an item for each of its simulated quantities, or one for the reason
-    why it cannot run.
-
-    An item has the line, the inputs of its digest, and the baselines' predictions by name.
-    """
+    """Yield a triple for each simulated quantity of each workload: a line (a dict with a record's
+    fields), what its digest is made of, and the baselines' predictions by name. A workload that
+    cannot run gets one triple, whose line has the `reason`."""
     if not part.simulated:
         return
     base = workload_rows(part.baseline)[0] if part.baseline else rows[0]

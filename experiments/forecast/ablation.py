@@ -46,8 +46,8 @@ def ablation_config(
 def trials_of(
     experiment: str, ablation: Ablation, arm: Arm, dataset: Path = Path()
 ) -> list[RunConfig]:
-    """Return the configurations of the trials of an arm's rates; empty if a finder or another arm
-    gives the rate."""
+    """Return a configuration for the trial of each learning rate of an arm, in the order of the
+    rates; empty if a finder or another arm gives the rate."""
     rates = () if ablation.finder or arm.rate_of else arm.rates or ablation.rates
     return [
         ablation_config(experiment, ablation, arm, SEARCH_SEED, rate, dataset) for rate in rates

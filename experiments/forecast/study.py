@@ -246,8 +246,8 @@ def _directory_of(config: RunConfig, runs: Path) -> Path:
 
 
 def _train(config: RunConfig, runs: Path) -> None:
-    """Train on one rank below `runs`. A loss that is not finite ends the training with a printed
-    message and without an error."""
+    """Train the configured model on one rank, in its run directory below `runs`. A loss that is not
+    finite ends the training with a printed message and without an error."""
     try:
         train(resolve(config, 1), runs)
     except NotFinite as error:
@@ -264,9 +264,9 @@ def _begin_alone() -> None:
 
 
 def _alone(config: RunConfig, runs: Path) -> int:
-    """Train below `runs` with standard error discarded and return the exit code, 0 also if the loss
-    diverged; the message of a UserError is printed. A training that is stopped ends its process, so
-    that no other training begins in it."""
+    """Train the configured model below `runs` with standard error discarded and return the exit
+    code, 0 also if the loss diverged; the message of a UserError is printed. A training that is
+    stopped ends its process, so that no other training begins in it."""
     try:
         with redirect_stderr(StringIO()):
             _train(config, runs)

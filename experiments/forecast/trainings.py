@@ -45,7 +45,7 @@ class Trained(NamedTuple):
 
     @property
     def is_trial(self) -> bool:
-        """True for a trial of a learning rate."""
+        """True for a trial of a learning rate, whose seed is `SEARCH_SEED` (0)."""
         return self.config.train.seed == SEARCH_SEED
 
     @property
@@ -72,8 +72,8 @@ class Kept:
     which of them were asked for."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the folder. Raises IntegrityFailure if a training is damaged or contradicts its
-        seal."""
+        """Read all trainings that the ablation's folder keeps. Raises IntegrityFailure if one is
+        damaged or contradicts its seal."""
         self.folder = folder
         trained = map(_read, read_runs(folder).values())
         self.trained = {each.config.name: each for each in trained}

@@ -168,7 +168,8 @@ class Job(Config):
 
     @property
     def python(self) -> str:
-        """The Python interpreter of the ranks: this process's, or the container's."""
+        """The command of the Python interpreter that runs the ranks: this process's interpreter, or
+        `python` in a container."""
         return "python" if self.container else sys.executable
 
 
@@ -357,8 +358,10 @@ def slurm_script(job: Job, out: Path) -> str:
 
 
 def _mounted(job: Job, out: Path) -> list[Path]:
-    """Return the folders that the ranks read or write, without folders that lie in another one.
-    Raises BadInput for a name that pyxis cannot mount."""
+    """Return, resolved and sorted, the folders that the ranks read or write: runs, launch files,
+    dataset, the run they start from, the working directory and the folder of the model's file. A
+    folder inside another one of them is left out. Raises BadInput for a name that pyxis cannot
+    mount."""
     origin = job.config().train.init_from
     needed = {
         path.resolve() for path in (job.runs, out, job.dataset, *([Path(origin)] if origin else ()))

@@ -171,8 +171,9 @@ def bytes_per_sbh(shape: str, sequence_parallel: bool) -> list[float]:
 
 
 def measure_activations() -> list[Line]:
-    """Return lines with the bytes of activations that a layer keeps (2022 paper, Table 2 and text),
-    the FLOPs of an iteration and of recomputation, and the bytes of a checkpoint."""
+    """Return lines, dicts with a record's fields, with the bytes of activations that a layer keeps
+    (2022 paper, Table 2 and text), the FLOPs of an iteration and of recomputation, and the bytes of
+    a checkpoint. Starts processes."""
     announce(f"a layer on 1 and {TENSOR_RANKS} processes, and models without their values")
     numbers = []
     for shape in SHAPES:
@@ -221,8 +222,9 @@ def _kept(shape: str) -> list[Line]:
 
 
 def _flops(shape: str) -> list[Line]:
-    """Return lines with the FLOP coefficients of an iteration and of recomputation. They come from
-    products that torch counts, in a layer of the published shape and in a model of four layers."""
+    """Return lines, dicts with a record's fields, with the FLOP coefficients of an iteration and of
+    recomputation. They come from products that torch counts, in a layer of the published shape and
+    in a model of four layers. `shape` is a key of `SHAPES`."""
     s, heads, h, _ = SHAPES[shape]
     layers = 4
     config = ModelConfig(
@@ -263,8 +265,9 @@ def _counted(run: Callable[..., torch.Tensor], *inputs: Any) -> int:
 
 
 def _checkpoint() -> list[Line]:
-    """Return a list of one line: the terabytes of a checkpoint of the 1T model, from the bytes per
-    parameter of a small model's checkpoint, which is written to a temporary folder."""
+    """Return a list of one line, a dict with a record's fields: the terabytes of a checkpoint of
+    the 1T model, from the bytes per parameter of a small model's checkpoint, which is written to a
+    temporary folder."""
     train = TrainConfig(precision="fp16")
     mesh = serial_mesh()
     model = MODEL.model_copy(update={"hidden_size": 256})

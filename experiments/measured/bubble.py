@@ -45,8 +45,8 @@ CONFIG = ModelConfig(
 
 
 class Clock:
-    """A rank's time in units, including waiting, and its current and peak number of activations in
-    flight."""
+    """A rank's logical time in units of a chunk's forward pass, including waiting, and its current
+    and peak number of activations in flight."""
 
     def __init__(self) -> None:
         self.units = 0
@@ -61,8 +61,8 @@ class Clock:
 
 
 class Tick(torch.autograd.Function):
-    """An operation that takes time forward and backward; in between, its activation is in
-    flight."""
+    """An operation of autograd that advances a rank's clock by a forward or a backward pass instead
+    of computing; between the two, its activation is in flight."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, clock: Clock) -> torch.Tensor:
@@ -144,9 +144,10 @@ Figures 3 and 4 and of the 2022 paper's GPT-3 (Table 3)."""
 
 
 def measure_schedules() -> list[Line]:
-    """Run each of `SCHEDULES` with logical clocks and return lines: its bubble fraction, its peak
-    number of microbatches in flight on the first rank (a chunk counts as a fraction of a stage),
-    that peak as a share of the stages, and the reduction of the bubble by interleaving."""
+    """Run each of `SCHEDULES` with logical clocks and return lines, dicts with a record's fields:
+    its bubble fraction, its peak number of microbatches in flight on the first rank (a chunk counts
+    as a fraction of a stage), that peak as a share of the stages, and the reduction of the bubble
+    by interleaving. Starts processes."""
     announce("pipelines of 4 and 8 processes with logical clocks")
     numbers = []
     fractions = {}
@@ -171,7 +172,8 @@ def measure_schedules() -> list[Line]:
 
 def measure_bubbles(experiment: Experiment) -> list[Line]:
     """Run the experiment's pipelines of up to `MOST_RANKS` ranks with logical clocks, by the
-    schedule 1F1B, and return a line with the bubble of each.
+    schedule 1F1B, and return a line, a dict with a record's fields, with the bubble of each. Starts
+    processes.
 
     It is (slowest rank's time) / (m · (t_f + t_b)) − 1 with m microbatches; an experiment that
     computes a bubble share gets the same idle time as a share of the whole, by the schedule of

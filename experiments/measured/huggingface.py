@@ -48,10 +48,10 @@ Answers = tuple[NDArray[np.float32], list[list[int]]]
 
 
 def measure_huggingface() -> list[Line]:
-    """Divide a small GPT-2 of Hugging Face over several numbers of ranks and return lines: the
-    largest difference of its logits from those on one rank, the percentages of equal greedy
-    continuations and of merged files equal to the undivided model's, and the number of a layer's
-    collectives."""
+    """Divide a small GPT-2 of Hugging Face over several numbers of ranks and return lines, dicts
+    with a record's fields: the largest difference of its logits from the ones on one rank, the
+    percentages of equal greedy continuations and of merged files equal to the undivided model's,
+    and the number of a layer's collectives. Starts processes."""
     announce(
         f"a small model on {', '.join(map(str, WIDTHS))} processes, {TEXTS} texts of"
         f" {TOKENS + NEW_TOKENS} tokens"

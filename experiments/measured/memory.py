@@ -124,9 +124,10 @@ def layer_bytes(layout: tuple[str, int, bool]) -> tuple[int, int]:
 
 
 def measure_memory() -> list[Line]:
-    """Run GPipe's pipelines, whose peak memory is N + L/K · N/M, and return lines: N in inputs of a
-    layer and L/K in layers, both from a line through several M; the layers that are kept without
-    recomputation; and the best number of checkpoints."""
+    """Run GPipe's pipelines, whose peak memory is N + L/K · N/M, and return lines, dicts with a
+    record's fields: N in inputs of a layer and L/K in layers, both from a line through several M;
+    the layers that are kept without recomputation; and the best number of checkpoints. Starts
+    processes."""
     announce(
         f"pipelines of {', '.join(map(str, PARTITIONS))} processes, and stages of {STAGE_LAYERS}"
         " layers"
@@ -162,10 +163,10 @@ def measure_memory() -> list[Line]:
 
 
 def _checkpoints(series: str) -> list[Line]:
-    """Return lines with the number of checkpoints that needs the least memory in a stage of
-    `STAGE_LAYERS` layers, beside √(l · A_int / A_in) from measured bytes, for each of `IN_FLIGHT`.
-    `series` is a key of `LAYOUTS`. With n microbatches in flight, A_in counts n times. Starts
-    processes."""
+    """Return lines, dicts with a record's fields: the number of checkpoints that needs the least
+    memory in a stage of `STAGE_LAYERS` layers, and √(l · A_int / A_in) from measured bytes, for
+    each of `IN_FLIGHT`. `series` is a key of `LAYOUTS`. With n microbatches in flight, A_in counts
+    n times. Starts processes."""
     layout = LAYOUTS[series]
     numbers = []
     size_in, size_all = run_forked(layer_bytes, layout[1], layout)[0]

@@ -39,9 +39,9 @@ and quantity."""
 
 
 def measure_released(experiment: Experiment, limit: int | None = None) -> list[Line]:
-    """Score every model of the experiment that is found, and return a line for each of its
-    quantities; `limit` is the most windows of each test. A number of other weights, or of a part,
-    is `scaled`, and its note says so.
+    """Score every model of the experiment that is found, and return a line, a dict with a record's
+    fields, for each of its quantities; `limit` is the most windows of each test. A number of other
+    weights, or of a part, is `scaled`, and its note says so.
 
     Raises DataMissing if no model is found, or if a test file is missing.
     """

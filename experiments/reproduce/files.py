@@ -80,7 +80,8 @@ class ReproductionSummary(FileSchema):
 
     @property
     def labels(self) -> dict[str, str]:
-        """The label of each trained model by its published model's name."""
+        """The name under which readers see each trained model, such as `8.3b twin (446 k)`, by its
+        published model's name."""
         return {model.series: model.label for model in self.models}
 
     @property

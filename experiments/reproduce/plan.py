@@ -177,8 +177,8 @@ def model_name(training: str) -> str:
 
 
 def folder_of(training: str, runs: Path) -> Path:
-    """Return the folder that holds the directory of a training of this name: `runs`, or a folder
-    inside it for a training with another seed than the recipe's."""
+    """Return the folder that holds the directory of a training of this name: `runs`, or
+    `runs`/seeds for a training with another seed than the recipe's."""
     return runs / SEEDS if SEED_MARK in training else runs
 
 

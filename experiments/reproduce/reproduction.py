@@ -242,8 +242,9 @@ def results_of(
 
 
 def _bands(records: list[Record], run: RunDirectory) -> Iterator[Record]:
-    """Yield, for each model and quantity with results of several seeds, a record of their mean,
-    without a seed; minimum and maximum stand in its note."""
+    """Yield, for each model and each of its bits per byte, log-likelihood and final validation
+    perplexity with several seeds, a record of their mean, without a seed; minimum and maximum stand
+    in its note."""
     of_seeds = defaultdict(list)
     for record in records:
         if record.seed is not None and record.quantity.endswith((*UNITS_OF_TWINS, END)):
@@ -375,8 +376,8 @@ def _summary(plan: Plan, trained: list[RunDirectory], run: RunDirectory) -> Repr
 
 
 def reproduced_model(published: RunConfig, training: RunDirectory) -> ReproducedModel:
-    """Return what summary.json states of a published model and of the complete training that
-    reproduces it."""
+    """Return the ReproducedModel that summary.json has for a published model and the complete
+    training that reproduces it."""
     done = read_summary(training.path)
     return ReproducedModel(
         name=model_name(training.manifest["name"]),
@@ -414,8 +415,8 @@ def _shown_command(plan: Plan) -> str:
 
 
 def shape_of(config: RunConfig) -> ModelShape:
-    """Return the shape and size of a recipe's model, and the length and learning rate of its
-    training."""
+    """Return a ModelShape: the shape and size of a recipe's model, and the length and learning rate
+    of its training."""
     values = (
         config.model.model_dump()
         | config.train.model_dump()

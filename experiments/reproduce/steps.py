@@ -65,7 +65,7 @@ def launch_folder(config: RunConfig, runs: Path) -> Path:
 
 
 def shown(path: Path) -> str:
-    """Return the path relative to the current directory if it lies below it, else the path as it
+    """Return the path as a text: relative to the current directory if it lies below it, else as it
     was given."""
     return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)
 
