@@ -21,8 +21,8 @@ from mlm_repro.lineage.numbers import csv_cell
 AGAINST = "against.json"
 """The record that `mlm-verify against` keeps in its run."""
 MOST = 1e9
-"""Largest share of a tolerance that it states; also stated for any difference where none is
-allowed."""
+"""Largest share of a tolerance that `share_of` states; also the share of any difference where none
+is allowed."""
 
 Name = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
 NotNegative = Annotated[NonNegativeFloat, Field(allow_inf_nan=False)]

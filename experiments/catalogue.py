@@ -65,7 +65,7 @@ SAYS: dict[str, dict[str, str]] = read_toml(CLAIMS / "says.toml")
 """The classes of sentences: `words` that say it, required `relation`, number `of_a_set`, word
 `before` the value."""
 ABOUT = 0.1
-"""Share by which a number that is called about differs at most."""
+"""Largest share by which a number may differ from a published one that is called "about"."""
 
 
 class Tolerance(Config):

@@ -151,7 +151,8 @@ NamedT = TypeVar("NamedT", "KeptRun", "KeptEvaluation")
 
 
 def _by_name(lines: Sequence[NamedT]) -> dict[str, NamedT]:
-    """Return the lines by name. Raises IntegrityFailure if two lines have the same name."""
+    """Return lines of runs.jsonl or of evaluations.jsonl as a dict by name. Raises IntegrityFailure
+    if two lines have the same name."""
     named = {line.name: line for line in lines}
     if len(named) < len(lines):
         raise IntegrityFailure(

@@ -114,7 +114,8 @@ def _extra_activations(row: Row, first: Row) -> float:
 
 
 def bert_of(row: Row) -> ModelConfig:
-    """Return the configuration of a BERT with the row's shape."""
+    """Return the model configuration of a BERT with the shape of a row of workloads; the vocabulary
+    is not padded."""
     workload = workload_of(row)
     return ModelConfig(
         family="bert",
@@ -202,5 +203,5 @@ FORMULAS: dict[str, Callable[[Row, Row], Range | float]] = {
         / 1e9
     ),
 }
-"""Closed forms by quantity. Each takes a row of `published_rows` and the first such row of its
-series."""
+"""Functions that compute a quantity in closed form, by the quantity's name. Each takes a row of
+`published_rows` and the first such row of its series."""

@@ -28,7 +28,8 @@ NORMAL = 1.645
 
 
 class Finding(NamedTuple):
-    """A claimed effect with its measured difference, its verdict and a sentence on it."""
+    """A claimed effect between two arms of an ablation or two sizes of a model, with its measured
+    difference, its verdict and a sentence on it."""
 
     effect: Effect
     record: Record
@@ -136,8 +137,8 @@ def found(effect: Effect, level: float, differences: Sequence[float], about: JSO
 
 
 def outcome_of(effect: Effect, low: float, high: float) -> Seen:
-    """Return "confirmed" if the interval lies inside the claimed range, "contradicted" if it lies
-    outside, else "undecided"."""
+    """Return "confirmed" if the interval from `low` to `high` lies inside the effect's claimed
+    range, "contradicted" if it lies wholly outside, else "undecided"."""
     above = -math.inf if effect.above is None else effect.above
     below = math.inf if effect.below is None else effect.below
     if above < low and high < below:
@@ -172,8 +173,8 @@ def order_verdict(
     records: Sequence[Record], scores: ReproductionScores | None, labels: Mapping[str, str]
 ) -> str:
     """Return a sentence on the order of the sizes: whether larger models end lower in both
-    measures, in every seed and beyond chance. Without `scores` there is one measure, the validation
-    perplexity.
+    measures, in every seed and beyond chance, or that only one size was trained. Without `scores`
+    there is one measure, the validation perplexity.
 
     The records of models must come smallest first; `labels` gives the names that the sentence uses.
     """

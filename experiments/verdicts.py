@@ -70,7 +70,7 @@ SCALES: dict[Scale, str] = {
 """How a claim was tried."""
 COST_MODEL = "the cost model"
 WORDS: tuple[Outcome, ...] = ("confirmed", "contradicted", "predicted", "not-tried")
-"""The outcomes as tables show them. Beside predicted stands of how many."""
+"""The outcomes that tables count; predicted is counted out of all predictions."""
 EXHIBIT = re.compile(r"(.* )?([Tt]able|Figure|curve).*")
 Rows = dict[tuple[str, str, Kind], list[Record]]
 """An experiment's records by series, quantity and kind."""
@@ -107,7 +107,7 @@ class Verdict:
     @property
     def fact(self) -> str:
         """A text that is equal for verdicts that hold or fail together, because they are about one
-        workload, one sentence or one exhibit."""
+        workload, one sentence or one exhibit, or because `FACTS` groups them."""
         if self.scale == "simulated" and self.record:
             return str(self.record.digest)
         return (
@@ -282,7 +282,7 @@ def unanswered(experiments: Iterable[Experiment]) -> list[Verdict]:
 
 
 def named(outcome: str) -> str:
-    """Return the outcome's name with spaces instead of hyphens."""
+    """Return an outcome such as `not-tried` with spaces instead of hyphens."""
     return outcome.replace("-", " ")
 
 
@@ -430,7 +430,7 @@ def skill_sentence(skill: Mapping[str, Skill]) -> str:
 
 
 def interval(record: Record | None) -> Range:
-    """Return the 90 % interval of a simulated record.
+    """Return the 90 % interval of a simulated record as a Range around its value.
 
     An end that the record does not state is its value, so that the interval has no width.
     """

@@ -163,7 +163,8 @@ def _seal_forecast(run: RunDirectory) -> EffectForecast:
 
 def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
     """Train each configuration below `runs`, one to a core, wait for all, print a line for each,
-    and keep the outcomes in the ablation's `folder`. A training that diverges is an outcome.
+    and keep the outcomes in runs.jsonl of the ablation's `folder`. A training that diverges is an
+    outcome.
 
     Trainings that are kept there already are skipped. Raises Interrupted if a training was stopped
     or killed and StepFailed if one failed, after stopping the others.

@@ -157,6 +157,6 @@ def seeds_of(forecast: Path, count: int) -> list[int]:
 
 
 def origin_of(manifest: Manifest) -> JSON:
-    """Return the fields of a record that name its run, `source` and `digest`, from the run's
-    manifest."""
+    """Return, as a dict, the fields of a record that name its run, `source` and `digest`, from the
+    run's manifest."""
     return {"source": f"{manifest.name}-{manifest.identity[:8]}", "digest": manifest.config_digest}

@@ -398,7 +398,8 @@ def torchrun_script(job: Job, out: Path) -> str:
 
 def jobset(job: Job, out: Path) -> str:
     """Return the YAML of a Kubernetes JobSet for the job, whose pods mount this machine's folders
-    under the same paths. The pods run `torchrun.sh` of the folder `out`."""
+    under the same paths. The pods run `torchrun.sh` of the folder `out`. Raises BadInput for a
+    folder that cannot be mounted."""
     folders = [*enumerate(map(str, _mounted(job, out)))]
     name = f"mlm-{re.sub('[^a-z0-9]+', '-', job.name.lower())}".rstrip("-")
     values = {
@@ -429,8 +430,9 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def _script(head: list[str], body: str, launcher: str, job: Job, out: Path) -> str:
-    """Return a bash script: the lines of `head`, then the text of the templates, `body` the last of
-    them, filled with this job's values. `launcher` is the command that starts the ranks."""
+    """Return the text of a bash script: the lines of `head`, then files of `templates/` filled with
+    this job's values, attempts.sh first, hosts.sh in a `torchrun.sh` whose job names its hosts, and
+    `body` last. `launcher` is the command that starts the ranks."""
     names = ("failed", "last-failure", "idle", "bad-node-", "flight-", "pid-")
     paths = {name: out.resolve() / name for name in names}
     paths |= {

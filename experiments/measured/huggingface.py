@@ -28,7 +28,7 @@ from mlm_repro.lineage.atomic import write_json
 from mlm_repro.lineage.progress import announce
 
 WIDTHS = (1, 2, 4)
-"""Tensor-parallel ranks."""
+"""Numbers of tensor-parallel ranks over which the model is divided."""
 SHAPE = ModelConfig(
     num_layers=4,
     hidden_size=128,

@@ -31,11 +31,11 @@ CONFIG = ModelConfig(
 )
 """as/h of GPT-3 (175B), which is all that bytes per sbh depend on."""
 SEQUENCES = 8
-"""N of GPipe's claim; L is the number of layers in `CONFIG`."""
+"""Number of sequences, N of GPipe's claim; L is the number of layers in `CONFIG`."""
 PARTITIONS = (2, 4)
-"""Each K of GPipe's claim."""
+"""Numbers of pipeline stages, each K of GPipe's claim."""
 MICROBATCHES = (2, 4, 8)
-"""Each M of GPipe's claim."""
+"""Numbers of microbatches, each M of GPipe's claim."""
 STAGE_LAYERS = 24
 LAYOUTS = {
     "no parallelism": ("none", 1, False),

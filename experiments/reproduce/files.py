@@ -106,8 +106,8 @@ class ReproductionSummary(FileSchema):
 
     @property
     def _sizes(self) -> tuple[int, int] | None:
-        """The parameters of the target's model as published and as trained; None if they are equal
-        or unknown."""
+        """The numbers of parameters of the target's model, as published and as trained here; None
+        if they are equal or unknown."""
         for model in self.models:
             theirs = model.published.parameters
             ours = model.trained.parameters

@@ -302,5 +302,5 @@ def _training_seconds(plan: Plan, config: RunConfig) -> float:
 
 
 def training_bytes(config: RunConfig) -> int:
-    """Return the bytes of disk of the checkpoints that a training keeps."""
+    """Return the bytes of disk for all the checkpoints that a training keeps at one time."""
     return config.train.keep_checkpoints * checkpoint_bytes(config.model, config.train.precision)

@@ -35,7 +35,8 @@ def say_step(number: int, count: int, what: str) -> None:
 
 def train_step(plan: Plan, config: RunConfig, dataset: Path, runs: Path) -> Step:
     """Return the words of the command that trains one of the plan's models, of the configuration
-    `config`: a twin by `mlm-train`, a published size through its launch file."""
+    `config`, on a dataset's directory, in a run below `runs`: a twin by `mlm-train`, a published
+    size through its launch file."""
     if plan.size is None:
         return ["bash", shown(launch_folder(config, runs) / "torchrun.sh")]
     model = shown(model_file(config.name.split("-")[0]))
@@ -53,8 +54,8 @@ def evaluation_step(plan: Plan, task: str, checkpoint: Path, out: Path) -> Step:
 
 
 def evaluation_name(model: str, task: str) -> str:
-    """Return the name of an evaluation's result in a reproduction: model and task with a hyphen
-    between them."""
+    """Return the name of an evaluation's result in a reproduction, such as `8.3b-lambada`: model
+    and task with a hyphen between them."""
     return f"{model}-{task}"
 
 

@@ -40,10 +40,8 @@ outputs, a half-precision copy."""
 
 
 class Passes(NamedTuple):
-    """Seconds of one microbatch's forward pass, and of its backward pass with recomputation.
-
-    One element per workload, or per workload and stage.
-    """
+    """Seconds of one microbatch's forward pass, and of its backward pass with recomputation, each
+    an array of one element per workload, or per workload and stage."""
 
     forward: Any
     backward: Any
@@ -169,7 +167,8 @@ def head_passes(machine: Machine, w: Workloads) -> Passes:
 
 
 def optimizer_seconds(machine: Machine, parameters: Floats) -> Floats:
-    """Return the seconds of one step of Adam over a rank's parameters."""
+    """Return the seconds of one step of Adam over this number of a rank's parameters, a number or
+    an array with one element per workload."""
     return bytes_seconds(machine, parameters * OPTIMIZER_BYTES)
 
 

@@ -77,8 +77,8 @@ def ranked_layouts(run: ResolvedRun, cluster: Cluster, gpus: int) -> list[Choice
 
 
 def expected_seconds(choice: Choice) -> float:
-    """Return the seconds of an iteration in a layout over the probability that it fits: the measure
-    of layouts, of which less is better."""
+    """Return the predicted seconds of an iteration in a layout, divided by the probability that the
+    layout fits into memory. Layouts are ranked by it; less is better."""
     return choice.prediction.seconds / choice.prediction.probability_fits
 
 
@@ -218,8 +218,8 @@ def format_plan(
     price: float,
     days: float,
 ) -> str:
-    """Return a text: the first `SHOWN` of `choices`, which are best first, as a table with the time
-    of the whole run, and a line on failures; every number is simulated.
+    """Return a text: the first ten (`SHOWN`) of `choices`, which are best first, as a table with
+    the time of the whole run, and a line on failures; every number is simulated.
 
     A `price` of a GPU-hour adds the cost; `days` add the tokens that are trained in that time; 0
     adds nothing.

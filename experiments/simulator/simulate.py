@@ -92,8 +92,8 @@ class Walk(NamedTuple):
 
 
 def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
-    """Return the seconds of every workload's iteration, in parts. The workloads must have been
-    checked (`checked_config`)."""
+    """Return the Parts, in seconds, of an iteration of each workload, in their order. The workloads
+    must have been checked (`checked_config`)."""
     w, walks = _prepared(tuple(workloads))
     layer = layer_passes(machine, w)
     head = head_passes(machine, w)
@@ -188,8 +188,9 @@ def simulate(
 
 
 def _memory(machine: Machine, workload: Workload, config: RunConfig) -> Prediction:
-    """Return a Prediction of memory alone: the bytes of the fullest pipeline rank, the probability
-    that a GPU has them, and a reason if a GPU does not. Fused attention stores no scores."""
+    """Return a Prediction of memory alone: the bytes that the fullest pipeline rank needs, the
+    probability that a GPU has as many, and a reason if a GPU does not. Fused attention stores no
+    scores."""
     model = config.model
     available = machine.memory_bytes
     if machine.fused_attention and workload.family == "gpt2":
@@ -269,8 +270,9 @@ def order_of(pp: int, chunks: int, microbatches: int) -> Order:
 def makespan() -> Callable[[Order, Floats, Floats], Floats]:
     """Return the compiled function that walks a pipeline; it is compiled at its first call.
 
-    It takes an order and the durations of each stage's forward and of its backward passes, both [n,
-    stages], and returns the n times from the first forward to the end of the last backward pass.
+    It takes an order, as `order_of` gives it, and the durations of each stage's forward and of its
+    backward passes, both [n, stages], for n workloads. It returns their n times from the first
+    forward to the end of the last backward pass.
     """
     from mlm_repro.lineage.loops import compiled
 

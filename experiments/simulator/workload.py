@@ -99,7 +99,7 @@ class Workload(NamedTuple):
 
     @property
     def microbatches(self) -> int:
-        """Microbatches of one data-parallel rank in an iteration."""
+        """Number of microbatches that one data-parallel rank runs in an iteration."""
         return self.global_batch // (self.micro_batch * self.dp)
 
     @property
@@ -109,7 +109,7 @@ class Workload(NamedTuple):
 
     @property
     def padded_vocab(self) -> int:
-        """Vocabulary padded to a multiple of 128 · tp, as Megatron-LM does."""
+        """Size of the vocabulary, rounded up to a multiple of 128 · tp, as Megatron-LM pads it."""
         unit = 128 * self.tp
         return -(-self.vocab // unit) * unit
 
@@ -166,8 +166,8 @@ def _check_family(w: Workload) -> None:
 
 @lru_cache(maxsize=4096)  # a fit asks for the same rows thousands of times
 def flops_of(workload: Workload) -> float:
-    """Return the floating-point operations of an iteration's matrix products, with full
-    recomputation if the workload has it.
+    """Return the floating-point operations of the matrix products of a workload's iteration, on all
+    GPUs together, with full recomputation if the workload has it.
 
     Raises BadInput as `checked_config` does.
     """
