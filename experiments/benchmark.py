@@ -21,8 +21,8 @@ from mlm_repro.lineage.numbers import csv_cell
 AGAINST = "against.json"
 """The record that `mlm-verify against` keeps in its run."""
 MOST = 1e9
-"""Largest share of a tolerance that it states; also stated for any difference where none is
-allowed."""
+"""Largest share of a tolerance that `share_of` states; also the share of any difference where none
+is allowed."""
 
 Name = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
 NotNegative = Annotated[NonNegativeFloat, Field(allow_inf_nan=False)]
@@ -78,7 +78,8 @@ class Case(Config):
 
 
 class Benchmark(Config):
-    """All cases of one run, with the machine that they were measured on."""
+    """What a benchmark's JSON file holds: all cases of one run with their shared settings, the
+    disagreements, notes on the method, and the machine that they were measured on."""
 
     benchmark: Name
     """Name of the benchmark, such as `train`."""
@@ -117,8 +118,9 @@ class Table:
 
 
 def share_of(name: str, distances: Sequence[float], allowed: Sequence[float]) -> Ratio:
-    """Return a ratio with the goal 1, of which less is better: the largest share of its allowed
-    distance that a distance takes, at most `MOST`, which also stands for a NaN."""
+    """Return a Ratio called `name` with the goal 1, of which less is better: the largest quotient
+    of a distance and the distance that is `allowed` at the same index. `MOST` (1e9) is the largest
+    quotient; it also stands for a NaN, and for any distance where none is allowed."""
     shares = [
         # min returns its first argument beside a NaN.
         min(MOST, distance / most) if most else MOST * bool(distance)
@@ -150,5 +152,6 @@ def setting_lines(result: Benchmark) -> list[str]:
 
 
 def named(values: JSON) -> str:
-    """Return the names and values of a setting as one text: `name value, name value`."""
+    """Return the names and values of a dict, such as a setting, as one text: `name value, name
+    value`."""
     return ", ".join(f"{name} {value}" for name, value in values.items())

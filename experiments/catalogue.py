@@ -29,13 +29,14 @@ TOLERANCE = (
 )
 
 PAPERS: dict[str, str] = read_toml(CLAIMS / "papers.toml")
-"""Titles, by what the names of their claims and experiments begin with."""
+"""Titles of the papers, by the first part of the ids of their claims and the names of their
+experiments."""
 FACTS: dict[str, list[str]] = read_toml(CLAIMS / "facts.toml")
 """Ids of claims by the independent fact that decides them, where that is not what their own
 citation has."""
 UNANSWERED: dict[str, list[JSON]] = read_toml(HERE / "unanswered.toml")
-"""Claims that no experiment answers, each with the reason: numbers of others as `context`, and
-those that wait for machines, data or weights as `missing`."""
+"""Claims that no experiment answers, each with the reason: numbers that a paper quotes from others
+as `context`, and claims that wait for machines, data or weights as `missing`."""
 NEEDS: dict[str, list[str]] = read_toml(CLAIMS / "needs.toml")
 """Ids of claims by the means that an answer at the published size needs, the least first."""
 
@@ -64,7 +65,7 @@ SAYS: dict[str, dict[str, str]] = read_toml(CLAIMS / "says.toml")
 """The classes of sentences: `words` that say it, required `relation`, number `of_a_set`, word
 `before` the value."""
 ABOUT = 0.1
-"""Share by which a number that is called about differs at most."""
+"""Largest share by which a number may differ from a published one that is called "about"."""
 
 
 class Tolerance(Config):
@@ -111,7 +112,7 @@ class Claim(Config):
 
     @property
     def paper(self) -> str:
-        """The claim's paper, as a key of `PAPERS`."""
+        """The key of the claim's paper in `PAPERS`, such as `2021`: the first part of its id."""
         return self.id.split("/")[0]
 
     @property
@@ -438,7 +439,8 @@ class Experiment(Config):
 
 @cache
 def every_claim() -> tuple[Claim, ...]:
-    """Return every published claim that this suite ships; the files are read once."""
+    """Return every published claim that this suite ships, in the order of file names and rows; the
+    files are read once."""
     return load_claims(CLAIMS)
 
 
@@ -470,7 +472,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 @cache
 def every_tolerance() -> tuple[Tolerance, ...]:
-    """Return the tolerances in tolerances.toml; the file is read once."""
+    """Return the tolerances in tolerances.toml in the file's order; the file is read once."""
     return tuple(Tolerance(**row) for row in read_toml(CLAIMS / "tolerances.toml")["tolerances"])
 
 
@@ -539,7 +541,7 @@ def read_errata() -> Errata:
 
 
 def erratum_of(claim: Claim) -> Erratum | None:
-    """Return the erratum that names this claim; None if there is none."""
+    """Return the first erratum in errata.toml that names this claim; None if there is none."""
     return next(
         (erratum for erratum in read_errata().errata if matches(claim, erratum.claims)), None
     )
@@ -547,10 +549,7 @@ def erratum_of(claim: Claim) -> Erratum | None:
 
 def group_of(claim: Claim, groups: Mapping[str, Iterable[str]]) -> str | None:
     """Return the name of the first group in which a pattern matches the claim's id; None if there
-    is none.
-
-    `FACTS` and `NEEDS` are such groups.
-    """
+    is none. `groups` has the patterns by the group's name, as `FACTS` and `NEEDS` have."""
     return next((group for group, patterns in groups.items() if matches(claim, patterns)), None)
 
 

@@ -151,7 +151,8 @@ NamedT = TypeVar("NamedT", "KeptRun", "KeptEvaluation")
 
 
 def _by_name(lines: Sequence[NamedT]) -> dict[str, NamedT]:
-    """Return the lines by name. Raises IntegrityFailure if two lines have the same name."""
+    """Return lines of runs.jsonl or of evaluations.jsonl as a dict by name. Raises IntegrityFailure
+    if two lines have the same name."""
     named = {line.name: line for line in lines}
     if len(named) < len(lines):
         raise IntegrityFailure(
@@ -162,8 +163,8 @@ def _by_name(lines: Sequence[NamedT]) -> dict[str, NamedT]:
 
 
 def join_evaluations(study: Path) -> None:
-    """Write all results of a reproduction into its evaluations.jsonl, then delete the folders of
-    single results."""
+    """Write all results of a reproduction, also those in its folders of single results, into its
+    evaluations.jsonl, sorted by name, then delete these folders."""
     results = sorted(read_evaluations(study).items())
     write_lines(
         study / EVALUATIONS, (KeptEvaluation(name=name, result=result) for name, result in results)
@@ -173,7 +174,8 @@ def join_evaluations(study: Path) -> None:
 
 
 class RateSweep(FileSchema):
-    """sweeps/ARM.json of an ablation: the losses of a training whose rate rises exponentially."""
+    """Content of sweeps/ARM.json of an ablation: the learning rate and the loss of each iteration
+    of a training whose rate rises exponentially."""
 
     rates: list[Positive]
     losses: list[Finite]
@@ -208,7 +210,7 @@ class Comparison(FileSchema):
 
     def sentence(self, names: Sequence[str]) -> str:
         """Return the difference in words, without a full stop; they mention it if the interval
-        contains zero. `names` are the models' by index."""
+        contains zero. `names[index]` is the name of the model with this index."""
         least = -self.high
         size = -self.difference
         most = -self.low
@@ -259,7 +261,8 @@ class ReproductionScores(FileSchema):
 
     @property
     def quantity(self) -> str:
-        """The name of the quantity whose records hold the bits per byte of each model and seed."""
+        """The name of the quantity whose records hold the bits per byte of each model and seed,
+        such as `wikitext103_bits_per_byte`."""
         return f"{self.text.removesuffix('-perplexity')}_bits_per_byte"
 
     def sentences(self, labels: Mapping[str, str]) -> list[str]:

@@ -30,10 +30,12 @@ TABLE_2_TOKENS = 300e9
 def simulated_values(
     name: str, row: Simulated, prediction: Prediction, ratio: ErrorInterval | None
 ) -> JSON:
-    """Return a record's fields for a simulated quantity of a row: its name, kind, value and the
-    ends of its interval, which the prediction of the row's seconds gives.
+    """Return a dict with fields of a record, `quantity`, `kind`, `value`, `low` and `high`, for the
+    quantity `name`, a key of `QUANTITIES`, of a simulated workload. The value follows from the
+    row's seconds, the ends from the low and the high seconds of the prediction.
 
-    A ratio's interval is `ratio` if given. The first workload's ratio to itself has no interval.
+    For a quantity relative to the first workload, `ratio` gives the ends if it is not None: value /
+    ratio.high and value / ratio.low. The first workload itself then has no `low` and `high`.
     """
     point, *ends = (
         QUANTITIES[name](row._replace(seconds=seconds))
@@ -50,9 +52,10 @@ def simulated_values(
 def layer_values(
     name: str, machine: Machine, workload: Workload, first: Workload, interval: ErrorInterval
 ) -> JSON:
-    """Return a record's fields for a simulated quantity of one layer, one of `LAYER`, with the ends
-    of its interval: milliseconds of a pass, or the percentage by which both passes take longer than
-    the first workload's."""
+    """Return a dict with fields of a record, `quantity`, `kind`, `value`, `low` and `high`, for a
+    simulated quantity of one layer: milliseconds of its forward or its backward pass, or the
+    percentage by which both together take longer than the first workload's. The ends are the value
+    with the layer's time multiplied by the ends of `interval`."""
     forward, backward = layer_passes(machine, Workloads.of([workload]))
     first_forward, first_backward = layer_passes(machine, Workloads.of([first]))
     total = float((forward + backward)[0])
@@ -70,7 +73,7 @@ def layer_values(
 
 
 LAYER = ("forward_milliseconds", "backward_milliseconds", "overhead_percent")
-"""Quantities that `layer_values` gives."""
+"""Simulated quantities of one layer, which `layer_values` gives."""
 
 
 def _training_days(row: Row, first: Row) -> Range:
@@ -91,8 +94,9 @@ def _training_days_equation_4(row: Row, first: Row) -> Range:
 
 
 def _utilisation(row: Row, again: float) -> Range:
-    """Return the percentage of the peak that a row reaches (2022 paper, Equation 7), with `again` ·
-    Bs²h further operations a layer for recomputed attention."""
+    """Return, as a range, the percentage of its GPUs' peak FLOP/s that a published row reaches
+    (2022 paper, Equation 7). `again` · Bs²h further operations a layer are counted for recomputed
+    attention; 0 counts none."""
     w = workload_of(row)
     config = checked_config(w)
     flops = flops_per_iteration(config.model, config.train, recompute=False)
@@ -102,15 +106,16 @@ def _utilisation(row: Row, again: float) -> Range:
 
 
 def _extra_activations(row: Row, first: Row) -> float:
-    """Return the activations outside the layers as a percentage of all (2022 paper, Section
-    4.3)."""
+    """Return the activations of the first pipeline stage outside its layers, as a percentage of all
+    activations there (2022 paper, Section 4.3)."""
     w = workload_of(row)
     extra = w.pp / w.layers + (4 / w.layers * (1 + w.vocab / w.hidden) if w.pp == 1 else 0.0)
     return 100 * extra / (34 + 5 * w.heads * w.seq / w.hidden + extra)
 
 
 def bert_of(row: Row) -> ModelConfig:
-    """Return the configuration of a BERT with the row's shape."""
+    """Return the model configuration of a BERT with the shape of a row of workloads; the vocabulary
+    is not padded."""
     workload = workload_of(row)
     return ModelConfig(
         family="bert",
@@ -129,7 +134,8 @@ def _bubble_share(row: Row, first: Row) -> float:
 
 
 def _state_gigabytes(row: Row, first: Row) -> float:
-    """Return the gigabytes of parameters, gradients and optimizer state on a rank.
+    """Return the gigabytes (10⁹ bytes) of parameters, gradients and optimizer state on a rank, from
+    the row's number of parameters, its ranks and its stage of ZeRO.
 
     ZeRO stage 1 divides the optimizer state over the ranks, stage 2 also gradients, stage 3 also
     parameters.
@@ -197,5 +203,5 @@ FORMULAS: dict[str, Callable[[Row, Row], Range | float]] = {
         / 1e9
     ),
 }
-"""Closed forms by quantity. Each takes a row of `published_rows` and the first such row of its
-series."""
+"""Functions that compute a quantity in closed form, by the quantity's name. Each takes a row of
+`published_rows` and the first such row of its series."""

@@ -52,8 +52,8 @@ def as_range(number: Range | float) -> Range:
 
 
 def farthest(pick: Callable[[Iterable[float]], float], ranges: Iterable[Range]) -> Range:
-    """Return the largest of some ranges if `pick` is max, the smallest if it is min. Value and ends
-    are picked separately."""
+    """Return a new range: its value, low end and high end are each the largest among the `ranges`
+    if `pick` is max, the smallest if it is min."""
     every = list(ranges)
     return Range(
         *(pick(getattr(number, end) for number in every) for end in ("value", "low", "high"))

@@ -91,8 +91,9 @@ OF_TEXT = "*evaluations*: *num_*, *data_*, *blocks, *perplexity_standard_error"
 
 
 def models(run: Path) -> Comparisons:
-    """Yield comparisons for a reproduction of its summary with the manifest, the data card, and the
-    published models that the target and the recipes give; and of the data card's own counts."""
+    """Yield comparisons for a reproduction: of its summary with the manifest, with the data card
+    and with the published models that the target and the recipes give, and of the data card's own
+    counts. Some contradictions are yielded as sentences."""
     summary = _summary(run)
     manifest = _manifest(run)
     config = manifest.config
@@ -224,8 +225,8 @@ def forecast(run: Path) -> Comparisons:
 
 
 def _in_order(records: Iterable[Record]) -> list[Record]:
-    """Return the published records, sorted by content and without source and note, then the other
-    records in their order."""
+    """Return the records as a list: the published ones first, sorted by content and without source
+    and note, then the others in their order."""
     bare = [
         record.model_copy(update={"source": "", "note": ""})
         for record in records
@@ -345,8 +346,8 @@ def _begun_with(
 
 
 def _numbers_again(run: Path) -> Comparisons:
-    """Yield comparisons of the records of every simulated run, the given one or those of a study,
-    with records computed again. Measured ones are yielded as absent."""
+    """Yield comparisons of the records of every simulated run, which is the given run or one that a
+    study keeps, with records computed again. Measured ones are yielded as absent."""
     for part in parts_of(run):
         config = part.manifest["config"]
         experiment = load_experiments().get(config["experiment"]["name"])
@@ -358,20 +359,21 @@ def _numbers_again(run: Path) -> Comparisons:
 
 
 def made_again(experiment: Experiment, mode: str) -> list[Record] | None:
-    """Return an experiment's records, computed again, if the `mode` of its run is "simulate"; else
-    None, because this machine would have to measure them."""
+    """Return an experiment's records, computed again, if the `mode` of its run is "simulate"; None
+    for another mode, whose numbers this machine would have to measure."""
     return [each.record for each in worked_out(experiment).numbers] if mode == "simulate" else None
 
 
 def values_of(records: Iterable[Record]) -> dict[str, float]:
-    """Return a dict of the records' values by a text of series, quantity, kind and x."""
+    """Return the records' values as a dict by texts `SERIES QUANTITY (KIND) at X`."""
     return {f"{x.series} {x.quantity} ({x.kind}) at {x.x}": x.value for x in records}
 
 
 def ablation(run: Path) -> Comparisons:
     """Check that an ablation's records follow from its kept trainings, and yield comparisons of the
-    kept trainings with their runs, as far as those are on disk. A training without a seal is not
-    compared. Raises IntegrityFailure if records or forecast disagree with the trainings."""
+    kept trainings with their runs. A run that is not on disk is yielded as absent, and a training
+    without a seal is not compared. Raises IntegrityFailure if records or forecast disagree with the
+    trainings."""
     load_results([run])
     for name, kept_run in read_runs(run).items():
         place = run.parent / name

@@ -24,8 +24,9 @@ def run_named(experiments: Sequence[Experiment], runs: Path, limit: int | None =
     experiment on a reproduction makes the reproduction; for a single ablation BadInput is raised.
     `limit` is the most windows of a test for released weights.
 
-    Several experiments are gathered into one study, which skips those that train models or score
-    released weights; of their simulated and computed numbers only the count is printed.
+    Several experiments become one study below `runs`. An experiment that trains models, takes long,
+    or lacks files or a library is then skipped with a message; of simulated and computed numbers
+    only the count is printed.
     """
     if len(experiments) == 1:
         for run in _runs_of(experiments[0], runs, limit, several=False):
@@ -46,7 +47,8 @@ def run_named(experiments: Sequence[Experiment], runs: Path, limit: int | None =
 def _runs_of(
     experiment: Experiment, runs: Path, limit: int | None, several: bool
 ) -> Iterator[RunDirectory]:
-    """Run an experiment, print its numbers and yield its sealed run, if it measures.
+    """Run an experiment, print its numbers and yield its sealed run if it measures something. An
+    experiment on a reproduction makes the reproduction below `runs` and yields nothing.
 
     With `several`, an experiment that trains models is skipped with a message, and of computed
     numbers only the count is printed. Raises BadInput for a single ablation, which has a command of
@@ -105,8 +107,9 @@ def _measured(
 
 
 def measure(experiment: Experiment, limit: int | None = None) -> list[Line]:
-    """Call the measurement function that the experiment names, with `experiment` and `limit` as far
-    as it has these parameters, and return its lines."""
+    """Call the measurement function that the experiment names, in a module of
+    `experiments/measured`, with `experiment` and `limit` as far as it has these parameters. Return
+    its lines, each a dict with fields of a record."""
     module, function = MEASUREMENTS[experiment.measures].split(":")
     make = getattr(import_module(f"mlm_repro.experiments.measured.{module}"), function)
     available = {"experiment": experiment, "limit": limit}

@@ -28,7 +28,8 @@ NORMAL = 1.645
 
 
 class Finding(NamedTuple):
-    """A claimed effect with its measured difference, its verdict and a sentence on it."""
+    """A claimed effect between two arms of an ablation or two sizes of a model, with its measured
+    difference, its verdict and a sentence on it."""
 
     effect: Effect
     record: Record
@@ -41,8 +42,8 @@ class Finding(NamedTuple):
 
 
 def text_score(result: PerplexityResult) -> TextScore:
-    """Return a result's bits per byte, and what its error follows from: loss and words of each
-    article with a scored token, losses to six digits.
+    """Return a TextScore of a result: its bits per byte, and what its error follows from, the loss
+    and the number of words of each article with a scored token, losses to six digits.
 
     An article that was scored in part counts the same share of its words.
     """
@@ -59,7 +60,8 @@ def text_score(result: PerplexityResult) -> TextScore:
 def compared(
     text: str, smaller: int, larger: int, scores: Sequence[Sequence[TextScore]]
 ) -> Comparison:
-    """Return the difference in bits per byte between two models on a text, with a 90 % interval.
+    """Return a Comparison: bits per byte of the larger model less the smaller's on a text, with a
+    90 % interval.
 
     `scores[model][seed]` are the models' scores, on the same articles; `smaller` and `larger` are
     indices of models. The interval is over articles, resampled in pairs. With several seeds, the
@@ -95,8 +97,8 @@ def compared(
 
 
 def paired_reach(differences: Sequence[float], level: float) -> float:
-    """Return half the width of the t interval, of this level, of the mean of paired differences.
-    There must be two or more."""
+    """Return half the width of the t interval around the mean of paired differences, of which there
+    must be two or more. `level` is a fraction, such as 0.95."""
     count = len(differences)
     return float(
         stdtrit(count - 1, (1 + level) / 2) * np.std(differences, ddof=1) / math.sqrt(count)
@@ -104,10 +106,10 @@ def paired_reach(differences: Sequence[float], level: float) -> float:
 
 
 def found(effect: Effect, level: float, differences: Sequence[float], about: JSON) -> Finding:
-    """Return the finding on an effect: the mean of the paired differences, one for each seed, with
-    its t interval of this level, and the verdict on the claim.
+    """Return the Finding on an effect: the mean of the paired differences, one for each seed, with
+    its t interval of this level, a fraction, and the verdict on the claim.
 
-    `about` has the fields of the record that name its experiment, run and kind.
+    `about` has the fields of the finding's record that name its experiment, run and kind.
     """
     middle = np.mean(differences)
     reach = paired_reach(differences, level)
@@ -135,8 +137,8 @@ def found(effect: Effect, level: float, differences: Sequence[float], about: JSO
 
 
 def outcome_of(effect: Effect, low: float, high: float) -> Seen:
-    """Return "confirmed" if the interval lies inside the claimed range, "contradicted" if it lies
-    outside, else "undecided"."""
+    """Return "confirmed" if the interval from `low` to `high` lies inside the effect's claimed
+    range, "contradicted" if it lies wholly outside, else "undecided"."""
     above = -math.inf if effect.above is None else effect.above
     below = math.inf if effect.below is None else effect.below
     if above < low and high < below:
@@ -145,11 +147,12 @@ def outcome_of(effect: Effect, low: float, high: float) -> Seen:
 
 
 def order_findings(records: Iterable[Record]) -> list[Finding]:
-    """Compare the final validation losses of models that are neighbours in size, seed by seed;
-    return a finding for each pair.
+    """Return a finding for each pair of models that are neighbours in size: the smaller model's
+    final validation loss less the larger's, seed by seed, and the claim that this is above zero.
 
-    The records of models must come smallest first. A pair is left out unless both models were
-    trained with the same seeds, at least two.
+    The records of models must come smallest first; only final validation perplexities that were
+    made here count. A pair is left out unless both models were trained with the same seeds, at
+    least two.
     """
     findings = []
     for (small, smaller), (large, less) in pairwise(_by_model(records, END).items()):
@@ -170,8 +173,8 @@ def order_verdict(
     records: Sequence[Record], scores: ReproductionScores | None, labels: Mapping[str, str]
 ) -> str:
     """Return a sentence on the order of the sizes: whether larger models end lower in both
-    measures, in every seed and beyond chance. Without `scores` there is one measure, the validation
-    perplexity.
+    measures, in every seed and beyond chance, or that only one size was trained. Without `scores`
+    there is one measure, the validation perplexity.
 
     The records of models must come smallest first; `labels` gives the names that the sentence uses.
     """
@@ -213,7 +216,8 @@ def order_verdict(
 
 
 def _by_model(records: Iterable[Record], quantity: str) -> dict[str, dict[int, Record]]:
-    """Return the records of a quantity that were made here with a seed, by model and seed."""
+    """Return the records of a quantity that are not published and have a seed, as `{model: {seed:
+    record}}`, models in the order of the records."""
     models = defaultdict[str, dict[int, Record]](dict)
     for record in records:
         is_ours = record.kind != "published" and record.quantity == quantity

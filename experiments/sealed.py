@@ -24,8 +24,9 @@ sealed."""
 def lines(
     series: str, values: Mapping[str, float], kind: Kind = "counted", **same: Any
 ) -> list[Line]:
-    """Return a line, the fields of a record, for each quantity of a series: `values` has the values
-    by quantity, all of one kind, `counted` by default; `same` has fields that all lines share."""
+    """Return a line, a dict with a record's fields, for each quantity of a series: `values` has the
+    values by quantity, all of one kind, `counted` by default; `same` has fields that all lines
+    share."""
     return [
         {"series": series, "quantity": name, "value": value, "kind": kind} | same
         for name, value in values.items()
@@ -35,8 +36,8 @@ def lines(
 def seal_numbers(
     experiment: Experiment, ending: str, numbers: Sequence[Line], runs: Path
 ) -> tuple[RunDirectory, list[Record]]:
-    """Write the numbers as records into a sealed run of the experiment below `runs`; return the run
-    and its records.
+    """Write the numbers, dicts with a record's fields, as records into a sealed run of the
+    experiment below `runs`; return the run and its records.
 
     `ending` is appended to the run's name. A complete run with the same numbers is returned as it
     is. The run's mode is "measure" if any number is measured or counted, else "scaled".
@@ -64,8 +65,8 @@ def seal_numbers(
 
 
 def gather(made: Sequence[RunDirectory], runs: Path) -> RunDirectory:
-    """Seal a study of several experiments' runs below `runs`: one line for each run, and all their
-    records; return the study's directory.
+    """Seal the finished runs of several experiments as one study below `runs`: runs.jsonl with a
+    line for each run, and records.jsonl with all their records; return the study's directory.
 
     A complete study of the same runs is returned as it is.
     """

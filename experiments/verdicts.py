@@ -70,7 +70,7 @@ SCALES: dict[Scale, str] = {
 """How a claim was tried."""
 COST_MODEL = "the cost model"
 WORDS: tuple[Outcome, ...] = ("confirmed", "contradicted", "predicted", "not-tried")
-"""The outcomes as tables show them. Beside predicted stands of how many."""
+"""The outcomes that tables count; predicted is counted out of all predictions."""
 EXHIBIT = re.compile(r"(.* )?([Tt]able|Figure|curve).*")
 Rows = dict[tuple[str, str, Kind], list[Record]]
 """An experiment's records by series, quantity and kind."""
@@ -100,14 +100,14 @@ class Verdict:
 
     @property
     def needs(self) -> str:
-        """What it would take to try an untried claim, such as "a cluster"; empty for other
-        claims."""
+        """What it would take to try a claim that was not tried, such as "a cluster"; empty for
+        other outcomes."""
         return group_of(self.claim, NEEDS) or "a cluster" if self.outcome == "not-tried" else ""
 
     @property
     def fact(self) -> str:
         """A text that is equal for verdicts that hold or fail together, because they are about one
-        workload, one sentence or one exhibit."""
+        workload, one sentence or one exhibit, or because `FACTS` groups them."""
         if self.scale == "simulated" and self.record:
             return str(self.record.digest)
         return (
@@ -212,8 +212,8 @@ def runs_in(folders: Iterable[Path]) -> list[Path]:
 
 
 def parts_of(path: Path) -> Iterator[RunNumbers]:
-    """Yield the manifest and the records of a sealed run's directory or, for a study, those of each
-    run that it keeps; published records are left out.
+    """Yield a RunNumbers, manifest and records, for the run in a sealed directory or, if it is a
+    study, for each run that the study keeps; published records are left out.
 
     Raises IntegrityFailure if a record belongs to a run that the study does not keep.
     """
@@ -237,10 +237,11 @@ def judge(
     results: Results,
     work: Callable[[Experiment], WorkedOut] = worked_out,
 ) -> list[Verdict]:
-    """Return a verdict for every claim of the experiments, in their order. The kinds' order decides
-    which of several numbers answers a claim.
+    """Return a verdict for every claim of the experiments, in the experiments' and the claims'
+    order. If a claim has several numbers, `ORDER` says which kind of number answers it.
 
-    The numbers come from the runs in `results` and from what `work` computes and simulates.
+    The numbers come from the runs in `results` and from what `work`, a function of an experiment,
+    computes and simulates.
     """
     records: dict[str, Rows] = defaultdict(lambda: defaultdict(list))
     verdicts = []
@@ -266,8 +267,8 @@ def judge(
 
 
 def unanswered(experiments: Iterable[Experiment]) -> list[Verdict]:
-    """Return a verdict without a number for each claim that none of the experiments answers, with
-    the reason that unanswered.toml gives."""
+    """Return a verdict without a number, not-tried or of-others, for each claim that none of the
+    experiments answers, with the reason that unanswered.toml gives."""
     answered = set().union(*(experiment.expected.claims for experiment in experiments))
     rows = [*UNANSWERED["context"], *UNANSWERED["missing"]]
     rows.append({"claims": ["*"], "reason": "no experiment runs it"})
@@ -281,13 +282,14 @@ def unanswered(experiments: Iterable[Experiment]) -> list[Verdict]:
 
 
 def named(outcome: str) -> str:
-    """Return the outcome's name with spaces instead of hyphens."""
+    """Return an outcome such as `not-tried` with spaces instead of hyphens."""
     return outcome.replace("-", " ")
 
 
 def totals(verdicts: Iterable[Verdict], by_paper: bool = False) -> Table:
-    """Return a table with a row for each scale, or each paper and scale, that has any, and a column
-    for each outcome of `WORDS`, where `counted` counts the verdicts."""
+    """Return a Table with a row for each scale, with `by_paper` for each paper and scale, that has
+    a count, and a column for each of the outcomes confirmed, contradicted, predicted and not tried,
+    which has the text of `counted`: facts and, in brackets, claims."""
     every = list(verdicts)
     rows = []
     for paper in dict.fromkeys(each.claim.paper for each in every) if by_paper else ("",):
@@ -428,7 +430,7 @@ def skill_sentence(skill: Mapping[str, Skill]) -> str:
 
 
 def interval(record: Record | None) -> Range:
-    """Return the 90 % interval of a simulated record.
+    """Return the 90 % interval of a simulated record as a Range around its value.
 
     An end that the record does not state is its value, so that the interval has no width.
     """
@@ -571,7 +573,8 @@ def _reason(experiment: Experiment, claim: Claim, was_run: bool) -> str:
 
 
 def _cells(verdict: Verdict) -> tuple[str, ...]:
-    """Return the cells of a verdict's row.
+    """Return the texts of a verdict's row: claim, published value, our number, its kind, outcome,
+    scale and reason.
 
     The number of a smaller model or machine is shown as a dash.
     """

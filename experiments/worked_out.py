@@ -62,7 +62,7 @@ class WorkedOut(NamedTuple):
 
 def work_out(experiment: Experiment) -> WorkedOut:
     """Compute and simulate every quantity that the experiment names, for each of its workloads, and
-    its arithmetic; return the numbers."""
+    its arithmetic on printed numbers; return the numbers and the workloads that cannot run."""
     numbers = []
     refused = []
     about: Line = {"experiment": experiment.name, "source": ""}
@@ -104,11 +104,9 @@ def _worked_out(name: str) -> WorkedOut:
 
 
 def _simulated(part: Part, rows: Sequence[Row]) -> Iterator[tuple[Line, Any, Mapping[str, Range]]]:
-    """Yield, for each workload, an item for each of its simulated quantities, or one for the reason
-    why it cannot run.
-
-    An item has the line, the inputs of its digest, and the baselines' predictions by name.
-    """
+    """Yield a triple for each simulated quantity of each workload: a line (a dict with a record's
+    fields), what its digest is made of, and the baselines' predictions by name. A workload that
+    cannot run gets one triple, whose line has the `reason`."""
     if not part.simulated:
         return
     base = workload_rows(part.baseline)[0] if part.baseline else rows[0]
@@ -149,17 +147,17 @@ def _predict(row: Row) -> tuple[Workload, Prediction]:
 
 
 def _slowest(name: str, workload: Workload) -> float:
-    """Return the seconds of the workload's iteration at 1 TFLOP/s per GPU by the rule of the
-    baseline of this name."""
+    """Return the seconds of the workload's iteration at 1 TFLOP/s per GPU: by the rule `BUBBLE` its
+    operations and the idle time of its pipeline count, by `CONSTANT` its operations alone."""
     lost = (workload.pp - 1) / (workload.chunks * workload.microbatches) if name == BUBBLE else 0.0
     return flops_of(workload) / (workload.gpus * 1e12) * (1 + lost)
 
 
 @cache
 def rates_of(software: str, name: str) -> tuple[float, float, float]:
-    """Return the median, the 5th and the 95th percentile of the rates, in TFLOP/s per GPU, that a
-    baseline's rule needs to give the published numbers on which the software's constants are
-    fitted.
+    """Return the median, the 5th and the 95th percentile of the rates, in TFLOP/s per GPU, at which
+    the rule `name`, `CONSTANT` or `BUBBLE`, gives the published numbers on which the software's
+    constants are fitted.
 
     Ratios are left out, because they state no rate. There must be such a number.
     """
@@ -176,8 +174,9 @@ def rates_of(software: str, name: str) -> tuple[float, float, float]:
 
 
 def _baselines(cluster: Cluster, row: Simulated, quantity: str) -> Mapping[str, Range]:
-    """Return the predictions of the quantity by both baselines, by name; empty if no published row
-    was fitted for the software."""
+    """Return the predictions of the quantity by the rules `CONSTANT` and `BUBBLE`, by the rule's
+    name: at the median of the rates of the fitted rows, with the 5th and 95th percentiles as ends.
+    Empty if no published row was fitted for the software."""
     if not any(each.is_published for each in fitted_rows(cluster.software)):
         return {}
     ranges = {}

@@ -24,8 +24,8 @@ from mlm_repro.lineage.run import MANIFEST
 def ablation_config(
     experiment: str, ablation: Ablation, arm: Arm, seed: int, rate: float, dataset: Path = Path()
 ) -> RunConfig:
-    """Return the configuration of an arm's training with a seed and a learning rate; with
-    `SEARCH_SEED` it is a shorter trial of the rate.
+    """Return the configuration of an arm's training with a seed and a learning rate. With seed 0
+    (`SEARCH_SEED`) it is a trial of the rate, with `search_share` of the iterations.
 
     The rate is constant unless the recipe states a final rate.
     """
@@ -46,8 +46,8 @@ def ablation_config(
 def trials_of(
     experiment: str, ablation: Ablation, arm: Arm, dataset: Path = Path()
 ) -> list[RunConfig]:
-    """Return the configurations of the trials of an arm's rates; empty if a finder or another arm
-    gives the rate."""
+    """Return a configuration for the trial of each learning rate of an arm, in the order of the
+    rates; empty if a finder or another arm gives the rate."""
     rates = () if ablation.finder or arm.rate_of else arm.rates or ablation.rates
     return [
         ablation_config(experiment, ablation, arm, SEARCH_SEED, rate, dataset) for rate in rates
@@ -195,8 +195,9 @@ def find_effect(
     doubts: Sequence[str] = (),
 ) -> Finding:
     """Return the finding on an effect: the difference between its two arms over the seeds, with its
-    verdict on the claim; any of `doubts` makes it undecided. `arms` has each arm's trainings in the
-    order of the seeds, `bits` its bits per byte for each nat per token."""
+    verdict on the claim; any sentence in `doubts` makes it undecided. `arms` has each arm's
+    trainings in the order of the seeds, `bits` its bits per byte for each nat per token, both by
+    the arm's name; `about` has the fields of the record that name its experiment, run and kind."""
     scale = bits if effect.quantity == "bits_per_byte" else dict.fromkeys(bits, 1.0)
     differences = [
         loss_after(first, effect.share) * scale[effect.of]
@@ -226,8 +227,8 @@ def loss_after(trained: Trained, share: float) -> float:
 
 
 def _lines(arms: dict[str, list[Trained]], rates: dict[str, float]) -> Iterator[JSON]:
-    """Yield the fields of records: each arm's rate, then for each of its trainings the losses along
-    the curve, whether it diverged and, unless it did, the loss at the end."""
+    """Yield dicts with fields of records: each arm's rate, then for each of its trainings the
+    losses along the curve, whether it diverged and, unless it did, the loss at the end."""
     for name, trainings in arms.items():
         yield {"series": name, "quantity": "learning_rate", "value": rates[name]}
         for training in trainings:

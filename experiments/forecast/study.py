@@ -124,8 +124,9 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
 def _sweep_rates(
     experiment: str, ablation: Ablation, datasets: Sequence[Path], folder: Path, runs: Path
 ) -> None:
-    """Run the learning-rate finder's training for each arm whose rate it gives, and write its rates
-    and losses to a file in `folder`. Raises StepFailed if a training fails."""
+    """Run the learning-rate finder's training for each arm whose rate the finder gives, below
+    `runs`, and write its rates and losses to `folder`/sweeps/ARM.json. Do nothing if the ablation
+    has no finder. Raises StepFailed if a training fails."""
     for arm in ablation.arms:
         if not ablation.finder or arm.rate_of:
             continue
@@ -162,7 +163,8 @@ def _seal_forecast(run: RunDirectory) -> EffectForecast:
 
 def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
     """Train each configuration below `runs`, one to a core, wait for all, print a line for each,
-    and keep the outcomes in the ablation's `folder`. A training that diverges is an outcome.
+    and keep the outcomes in runs.jsonl of the ablation's `folder`. A training that diverges is an
+    outcome.
 
     Trainings that are kept there already are skipped. Raises Interrupted if a training was stopped
     or killed and StepFailed if one failed, after stopping the others.
@@ -245,8 +247,8 @@ def _directory_of(config: RunConfig, runs: Path) -> Path:
 
 
 def _train(config: RunConfig, runs: Path) -> None:
-    """Train on one rank below `runs`. A loss that is not finite ends the training with a printed
-    message and without an error."""
+    """Train the configured model on one rank, in its run directory below `runs`. A loss that is not
+    finite ends the training with a printed message and without an error."""
     try:
         train(resolve(config, 1), runs)
     except NotFinite as error:
@@ -263,9 +265,9 @@ def _begin_alone() -> None:
 
 
 def _alone(config: RunConfig, runs: Path) -> int:
-    """Train below `runs` with standard error discarded and return the exit code, 0 also if the loss
-    diverged; the message of a UserError is printed. A training that is stopped ends its process, so
-    that no other training begins in it."""
+    """Train the configured model below `runs` with standard error discarded and return the exit
+    code, 0 also if the loss diverged; the message of a UserError is printed. A training that is
+    stopped ends its process, so that no other training begins in it."""
     try:
         with redirect_stderr(StringIO()):
             _train(config, runs)

@@ -45,7 +45,7 @@ class Trained(NamedTuple):
 
     @property
     def is_trial(self) -> bool:
-        """True for a trial of a learning rate."""
+        """True for a trial of a learning rate, whose seed is `SEARCH_SEED` (0)."""
         return self.config.train.seed == SEARCH_SEED
 
     @property
@@ -56,8 +56,8 @@ class Trained(NamedTuple):
 
 
 def kept(training: Path) -> KeptRun:
-    """Return the line that an ablation keeps of a training, given by its run's directory; of its
-    metrics it has the validations alone."""
+    """Return the line of runs.jsonl that an ablation keeps of a training, given by its run's
+    directory; of its metrics it has the validations alone."""
     return KeptRun.of(training, metrics=[line.to_json() for line in read_validations(training)])
 
 
@@ -68,11 +68,12 @@ def keep(training: Path, study: Path) -> None:
 
 
 class Kept:
-    """The trainings that the folder of an ablation keeps, by the name of their configuration."""
+    """The trainings that the folder of an ablation keeps, by the name of their configuration, and
+    which of them were asked for."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the folder. Raises IntegrityFailure if a training is damaged or contradicts its
-        seal."""
+        """Read all trainings that the ablation's folder keeps. Raises IntegrityFailure if one is
+        damaged or contradicts its seal."""
         self.folder = folder
         trained = map(_read, read_runs(folder).values())
         self.trained = {each.config.name: each for each in trained}
@@ -156,6 +157,6 @@ def seeds_of(forecast: Path, count: int) -> list[int]:
 
 
 def origin_of(manifest: Manifest) -> JSON:
-    """Return the fields of a record that name its run, `source` and `digest`, from the run's
-    manifest."""
+    """Return, as a dict, the fields of a record that name its run, `source` and `digest`, from the
+    run's manifest."""
     return {"source": f"{manifest.name}-{manifest.identity[:8]}", "digest": manifest.config_digest}

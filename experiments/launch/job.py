@@ -168,7 +168,8 @@ class Job(Config):
 
     @property
     def python(self) -> str:
-        """The Python interpreter of the ranks: this process's, or the container's."""
+        """The command of the Python interpreter that runs the ranks: this process's interpreter, or
+        `python` in a container."""
         return "python" if self.container else sys.executable
 
 
@@ -195,8 +196,8 @@ def predicted_iteration(job: Job) -> Prediction | None:
 
 
 def failures_of(job: Job) -> Failures:
-    """Return the job's mean time between failures, and how long its checkpoints and restarts take,
-    all in seconds."""
+    """Return a Failures: the job's mean time between failures, and how long its checkpoints, their
+    copies and its restarts take, all in seconds."""
     config = job.config()
     dp = layout_of(config, job.ranks).dp
     written = written_bytes(config.model, config.train.precision, config.parallel, dp)
@@ -357,8 +358,10 @@ def slurm_script(job: Job, out: Path) -> str:
 
 
 def _mounted(job: Job, out: Path) -> list[Path]:
-    """Return the folders that the ranks read or write, without folders that lie in another one.
-    Raises BadInput for a name that pyxis cannot mount."""
+    """Return, resolved and sorted, the folders that the ranks read or write: runs, launch files,
+    dataset, the run they start from, the working directory and the folder of the model's file. A
+    folder inside another one of them is left out. Raises BadInput for a name that pyxis cannot
+    mount."""
     origin = job.config().train.init_from
     needed = {
         path.resolve() for path in (job.runs, out, job.dataset, *([Path(origin)] if origin else ()))
@@ -395,7 +398,8 @@ def torchrun_script(job: Job, out: Path) -> str:
 
 def jobset(job: Job, out: Path) -> str:
     """Return the YAML of a Kubernetes JobSet for the job, whose pods mount this machine's folders
-    under the same paths. The pods run `torchrun.sh` of the folder `out`."""
+    under the same paths. The pods run `torchrun.sh` of the folder `out`. Raises BadInput for a
+    folder that cannot be mounted."""
     folders = [*enumerate(map(str, _mounted(job, out)))]
     name = f"mlm-{re.sub('[^a-z0-9]+', '-', job.name.lower())}".rstrip("-")
     values = {
@@ -426,8 +430,9 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def _script(head: list[str], body: str, launcher: str, job: Job, out: Path) -> str:
-    """Return a bash script: the lines of `head`, then the text of the templates, `body` the last of
-    them, filled with this job's values. `launcher` is the command that starts the ranks."""
+    """Return the text of a bash script: the lines of `head`, then files of `templates/` filled with
+    this job's values, attempts.sh first, hosts.sh in a `torchrun.sh` whose job names its hosts, and
+    `body` last. `launcher` is the command that starts the ranks."""
     names = ("failed", "last-failure", "idle", "bad-node-", "flight-", "pid-")
     paths = {name: out.resolve() / name for name in names}
     paths |= {

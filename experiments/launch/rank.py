@@ -53,8 +53,8 @@ SLURM_VARIABLES = {
 
 
 def name_rank(environment: MutableMapping[str, str]) -> None:
-    """Set each of torchrun's variables that `environment` lacks from Slurm's, where Slurm has set
-    it."""
+    """Set RANK, WORLD_SIZE and LOCAL_RANK in `environment`, each only if it is missing and Slurm's
+    variable for it is there, to the value of Slurm's variable."""
     for name, slurm in SLURM_VARIABLES.items():
         if name not in environment and slurm in environment:
             environment[name] = environment[slurm]

@@ -59,7 +59,8 @@ CONFIGURATIONS = {
 class PlainLayer(nn.Module):
     """Causal transformer layer, x + dropout(attention(LN(x))), then x + dropout(MLP(LN(x))): [s, b,
     h] → [s, b, h], or [s/t, b, h] → [s/t, b, h] where the sequence is divided. Backward recomputes
-    the part that `form`, one of `FORMS`, names. All tensor-parallel ranks call it."""
+    nothing if `form` is "none", the attention's scores if "selective", the layer if "full". All
+    tensor-parallel ranks call it."""
 
     def __init__(self, h: int, heads: int, mesh: ParallelMesh, form: str = "none") -> None:
         super().__init__()
@@ -77,8 +78,8 @@ class PlainLayer(nn.Module):
         return self.layer(x)
 
     def layer(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the layer's output for its input `x`; with the form "selective", backward
-        recomputes the scores."""
+        """Return the layer's output for its input `x`, both [s, b, h], or [s/t, b, h] where the
+        sequence is divided; with the form "selective", backward recomputes the scores."""
         qkv = self.qkv(self.norms[0](x))
         is_again = self.form == "selective" and torch.is_grad_enabled()
         scores = partial(checkpoint, self.attend, use_reentrant=True) if is_again else self.attend
@@ -117,8 +118,9 @@ class Held:
 
 
 class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
-    """Context manager that counts the bytes that autograd saves on this rank while it is entered,
-    in `now` and `peak`, without a module's parameters."""
+    """Context manager that counts the bytes of the tensors that autograd saves on this rank while
+    it is entered, each storage once and a module's parameters never: `now` are the bytes that are
+    held, `peak` is the most that were held at once."""
 
     def __init__(self, module: nn.Module) -> None:
         self.parameters = {
@@ -152,9 +154,10 @@ def kept_bytes(layer: nn.Module, *inputs: Any) -> int:
 
 
 def bytes_per_sbh(shape: str, sequence_parallel: bool) -> list[float]:
-    """Run a layer of each of `FORMS`, and the engine's layer, divided over all ranks in bf16;
-    return the bytes that this rank keeps per element of sbh for each. `shape` is a key of `SMALL`.
-    Every rank calls this."""
+    """Run four layers forward in bf16, divided over all ranks: a PlainLayer of each of `FORMS`
+    ("none", "selective", "full") and the engine's layer. Return for each, in this order, the bytes
+    that this rank keeps for backward per element of [s, b, h]. `shape` is a key of `SMALL`. Every
+    rank calls this; without a process group it runs on one rank."""
     s, heads, h = SMALL[shape]
     tp = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     mesh = build_mesh(Layout(tp=tp), sequence_parallel)
@@ -168,8 +171,9 @@ def bytes_per_sbh(shape: str, sequence_parallel: bool) -> list[float]:
 
 
 def measure_activations() -> list[Line]:
-    """Return lines with the bytes of activations that a layer keeps (2022 paper, Table 2 and text),
-    the FLOPs of an iteration and of recomputation, and the bytes of a checkpoint."""
+    """Return lines, dicts with a record's fields, with the bytes of activations that a layer keeps
+    (2022 paper, Table 2 and text), the FLOPs of an iteration and of recomputation, and the bytes of
+    a checkpoint. Starts processes."""
     announce(f"a layer on 1 and {TENSOR_RANKS} processes, and models without their values")
     numbers = []
     for shape in SHAPES:
@@ -218,8 +222,9 @@ def _kept(shape: str) -> list[Line]:
 
 
 def _flops(shape: str) -> list[Line]:
-    """Return lines with the FLOP coefficients of an iteration and of recomputation. They come from
-    products that torch counts, in a layer of the published shape and in a model of four layers."""
+    """Return lines, dicts with a record's fields, with the FLOP coefficients of an iteration and of
+    recomputation. They come from products that torch counts, in a layer of the published shape and
+    in a model of four layers. `shape` is a key of `SHAPES`."""
     s, heads, h, _ = SHAPES[shape]
     layers = 4
     config = ModelConfig(
@@ -260,8 +265,9 @@ def _counted(run: Callable[..., torch.Tensor], *inputs: Any) -> int:
 
 
 def _checkpoint() -> list[Line]:
-    """Return a line with the terabytes of a checkpoint of the 1T model, from the bytes per
-    parameter of a small model's checkpoint, which is written to a temporary folder."""
+    """Return a list of one line, a dict with a record's fields: the terabytes of a checkpoint of
+    the 1T model, from the bytes per parameter of a small model's checkpoint, which is written to a
+    temporary folder."""
     train = TrainConfig(precision="fp16")
     mesh = serial_mesh()
     model = MODEL.model_copy(update={"hidden_size": 256})

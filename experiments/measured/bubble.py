@@ -45,8 +45,8 @@ CONFIG = ModelConfig(
 
 
 class Clock:
-    """A rank's time in units, including waiting, and its current and peak number of activations in
-    flight."""
+    """A rank's logical time in units of a chunk's forward pass, including waiting, and its current
+    and peak number of activations in flight."""
 
     def __init__(self) -> None:
         self.units = 0
@@ -61,8 +61,8 @@ class Clock:
 
 
 class Tick(torch.autograd.Function):
-    """An operation that takes time forward and backward; in between, its activation is in
-    flight."""
+    """An operation of autograd that advances a rank's clock by a forward or a backward pass instead
+    of computing; between the two, its activation is in flight."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, clock: Clock) -> torch.Tensor:
@@ -82,7 +82,8 @@ class Tick(torch.autograd.Function):
 
 
 class TimedStage(nn.Module):
-    """A pipeline stage for the executor that counts time instead of computing."""
+    """Stands for a pipeline stage in the executor: instead of computing, its passes advance
+    `clock`, and its states carry the time to the next stage."""
 
     def __init__(self, is_first: bool, clock: Clock) -> None:
         super().__init__()
@@ -106,8 +107,9 @@ class TimedStage(nn.Module):
 
 
 def run_schedule(name: ScheduleName, pp: int, chunks: int, counts: Sequence[int]) -> list[Clock]:
-    """Run one iteration on this rank of `pp` for each number of microbatches in `counts`, and
-    return a clock for each. All `pp` ranks take part."""
+    """Run one iteration on this rank of a pipeline of `pp` ranks, with `chunks` stages on each, for
+    each number of microbatches in `counts`, and return this rank's clocks in the same order. All
+    `pp` ranks call this."""
     mesh = build_mesh(Layout(pp=pp))
     clocks = []
     for count in counts:
@@ -121,8 +123,9 @@ def run_schedule(name: ScheduleName, pp: int, chunks: int, counts: Sequence[int]
 def run_stages(
     stages: list[Any], mesh: ParallelMesh, name: ScheduleName, count: int, sequences: int = 1
 ) -> None:
-    """Run one iteration of this rank's stages by a schedule, on `count` microbatches of `sequences`
-    sequences, without an optimizer step. All ranks of the pipeline take part."""
+    """Run the forward and backward passes of one iteration through this rank's stages, one for each
+    chunk, by the schedule `name`, on `count` microbatches of `sequences` sequences, without an
+    optimizer step. All ranks of the pipeline call this."""
     tokens = torch.ones(sequences, stages[0].config.seq_length, dtype=torch.long)
     orders = compute_orders(name, mesh.pp.size, len(stages), count)
     program = lower(orders, len(stages)).programs[mesh.pp.rank]
@@ -136,14 +139,15 @@ SCHEDULES: dict[str, tuple[ScheduleName, int, int, int]] = {
     "default, 175B": ("1f1b", 8, 1, 64),
     "interleaved, 175B": ("interleaved", 8, 3, 64),
 }
-"""Schedule, p, v and m of the 2021 paper's Figures 3 and 4 and of the 2022 paper's GPT-3 (Table
-3)."""
+"""Schedule, number of stages p, of chunks v and of microbatches m, by series: of the 2021 paper's
+Figures 3 and 4 and of the 2022 paper's GPT-3 (Table 3)."""
 
 
 def measure_schedules() -> list[Line]:
-    """Run each of `SCHEDULES` with logical clocks and return lines: its bubble fraction, its peak
-    number of microbatches in flight on the first rank (a chunk counts as a fraction of a stage),
-    that peak as a share of the stages, and the reduction of the bubble by interleaving."""
+    """Run each of `SCHEDULES` with logical clocks and return lines, dicts with a record's fields:
+    its bubble fraction, its peak number of microbatches in flight on the first rank (a chunk counts
+    as a fraction of a stage), that peak as a share of the stages, and the reduction of the bubble
+    by interleaving. Starts processes."""
     announce("pipelines of 4 and 8 processes with logical clocks")
     numbers = []
     fractions = {}
@@ -168,7 +172,8 @@ def measure_schedules() -> list[Line]:
 
 def measure_bubbles(experiment: Experiment) -> list[Line]:
     """Run the experiment's pipelines of up to `MOST_RANKS` ranks with logical clocks, by the
-    schedule 1F1B, and return a line with the bubble of each.
+    schedule 1F1B, and return a line, a dict with a record's fields, with the bubble of each. Starts
+    processes.
 
     It is (slowest rank's time) / (m · (t_f + t_b)) − 1 with m microbatches; an experiment that
     computes a bubble share gets the same idle time as a share of the whole, by the schedule of

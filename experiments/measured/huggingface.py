@@ -28,7 +28,7 @@ from mlm_repro.lineage.atomic import write_json
 from mlm_repro.lineage.progress import announce
 
 WIDTHS = (1, 2, 4)
-"""Tensor-parallel ranks."""
+"""Numbers of tensor-parallel ranks over which the model is divided."""
 SHAPE = ModelConfig(
     num_layers=4,
     hidden_size=128,
@@ -48,10 +48,10 @@ Answers = tuple[NDArray[np.float32], list[list[int]]]
 
 
 def measure_huggingface() -> list[Line]:
-    """Divide a small GPT-2 of Hugging Face over several numbers of ranks and return lines: the
-    largest difference of its logits from those on one rank, the percentages of equal greedy
-    continuations and of merged files equal to the undivided model's, and the number of a layer's
-    collectives."""
+    """Divide a small GPT-2 of Hugging Face over several numbers of ranks and return lines, dicts
+    with a record's fields: the largest difference of its logits from the ones on one rank, the
+    percentages of equal greedy continuations and of merged files equal to the undivided model's,
+    and the number of a layer's collectives. Starts processes."""
     announce(
         f"a small model on {', '.join(map(str, WIDTHS))} processes, {TEXTS} texts of"
         f" {TOKENS + NEW_TOKENS} tokens"
@@ -101,9 +101,9 @@ def write_huggingface(directory: Path) -> Path:
 
 
 def answers(divided: Path, tp: int) -> Answers:
-    """Run transformers' model in the directory `divided` on all `tp` ranks, each of which calls
-    this; return the logits and the greedy continuations for random texts that are the same at every
-    call."""
+    """Run transformers' model in the directory `divided` on `tp` ranks, each of which calls this,
+    on random texts that are the same at every call. Return its logits [texts, tokens, v], and a
+    list with the token ids of each text and its greedy continuation."""
     model: Any = load_rank(divided, build_mesh(Layout(tp=tp)).tp)
     tokens = torch.randint(
         0, SHAPE.vocab_size, (TEXTS, TOKENS), generator=torch.Generator().manual_seed(SEED)
@@ -121,7 +121,8 @@ def answers(divided: Path, tp: int) -> Answers:
 
 
 def collectives_per_layer() -> int:
-    """Return the number of collectives on a layer's activations in a forward and a backward pass
-    together, counted on the largest of `WIDTHS`. Starts processes."""
+    """Return the number of collectives on the activations of one of the engine's layers, in a
+    forward and a backward pass together, with the largest of `WIDTHS` as tensor-parallel ranks.
+    Starts processes."""
     _, traffic = run_forked(of_layer, WIDTHS[-1], ParallelConfig(tp=WIDTHS[-1]))[0]
     return traffic.calls.total()

@@ -31,11 +31,11 @@ CONFIG = ModelConfig(
 )
 """as/h of GPT-3 (175B), which is all that bytes per sbh depend on."""
 SEQUENCES = 8
-"""N of GPipe's claim; L is the number of layers in `CONFIG`."""
+"""Number of sequences, N of GPipe's claim; L is the number of layers in `CONFIG`."""
 PARTITIONS = (2, 4)
-"""Each K of GPipe's claim."""
+"""Numbers of pipeline stages, each K of GPipe's claim."""
 MICROBATCHES = (2, 4, 8)
-"""Each M of GPipe's claim."""
+"""Numbers of microbatches, each M of GPipe's claim."""
 STAGE_LAYERS = 24
 LAYOUTS = {
     "no parallelism": ("none", 1, False),
@@ -49,8 +49,8 @@ IN_FLIGHT = (1, 4)
 
 
 class GroupedStage(nn.Module):
-    """A pipeline stage of plain layers that recomputes its layers in groups of `at_once`; 0 keeps
-    everything."""
+    """A pipeline stage of PlainLayers that recomputes its layers in groups of `at_once` in
+    backward; 0 recomputes no group."""
 
     at_once = 0
 
@@ -65,8 +65,8 @@ class GroupedStage(nn.Module):
         self.start = nn.Parameter(torch.ones(rows, 1, h))
 
     def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
-        """Run the layers: [s, b, h] → [s, b, h]. The first stage begins with a parameter instead of
-        `inputs`."""
+        """Run the layers: [s, b, h] → [s, b, h], or [s/t, b, h] where the sequence is divided. The
+        first stage begins with a parameter, repeated for each sequence of `inputs`."""
         x = self.start.repeat(1, len(inputs), 1) if self.is_first else inputs
         layers = list(self.layers)
         step = self.at_once or len(layers)
@@ -92,10 +92,11 @@ def peaks(
     counts: Sequence[int],
     sequences: int,
 ) -> list[int]:
-    """Run pipelines of `pp` stages of `layers` layers and return the peak bytes that autograd saves
-    in this rank's stage, parameters apart, as one list: for each size of a recomputed group the
-    peaks for each number of microbatches that the sequences are divided into. `layout` is a value
-    of `LAYOUTS`. Every rank calls this."""
+    """Run iterations of a pipeline of `pp` stages of `layers` layers, by the schedule "gpipe", and
+    return one list with the peak bytes that autograd saves in this rank's stage, without
+    parameters: for each of `group_sizes`, the layers that are recomputed together, the peaks for
+    each of `counts`, the numbers of microbatches that the `sequences` are divided into. `layout` is
+    a value of `LAYOUTS`. Every rank calls this."""
     form, tp, divided = layout
     mesh = build_mesh(Layout(pp=pp, tp=tp), divided)
     stage: Any = GroupedStage(layers, form, mesh).bfloat16()
@@ -110,9 +111,9 @@ def peaks(
 
 
 def layer_bytes(layout: tuple[str, int, bool]) -> tuple[int, int]:
-    """Run one layer of `CONFIG` in bf16 on this rank and return A_in and A_int, the bytes of its
-    input and of all that it keeps, for one sequence. `layout` is a value of `LAYOUTS`. Every rank
-    of it calls this."""
+    """Run one layer of `CONFIG` forward in bf16 on this rank, for one sequence, and return A_in and
+    A_int, the bytes of its input and of all that it keeps for backward. `layout` is a value of
+    `LAYOUTS`; every rank of it calls this."""
     form, tp, divided = layout
     mesh = build_mesh(Layout(tp=tp), divided)
     x = torch.zeros(
@@ -123,9 +124,10 @@ def layer_bytes(layout: tuple[str, int, bool]) -> tuple[int, int]:
 
 
 def measure_memory() -> list[Line]:
-    """Run GPipe's pipelines, whose peak memory is N + L/K · N/M, and return lines: N in inputs of a
-    layer and L/K in layers, both from a line through several M; the layers that are kept without
-    recomputation; and the best number of checkpoints."""
+    """Run GPipe's pipelines, whose peak memory is N + L/K · N/M, and return lines, dicts with a
+    record's fields: N in inputs of a layer and L/K in layers, both from a line through several M;
+    the layers that are kept without recomputation; and the best number of checkpoints. Starts
+    processes."""
     announce(
         f"pipelines of {', '.join(map(str, PARTITIONS))} processes, and stages of {STAGE_LAYERS}"
         " layers"
@@ -161,9 +163,10 @@ def measure_memory() -> list[Line]:
 
 
 def _checkpoints(series: str) -> list[Line]:
-    """Return lines with the number of a stage's checkpoints that needs the least memory, beside √(l
-    · A_int / A_in) from measured bytes, for each of `IN_FLIGHT`. With n microbatches in flight,
-    A_in counts n times."""
+    """Return lines, dicts with a record's fields: the number of checkpoints that needs the least
+    memory in a stage of `STAGE_LAYERS` layers, and √(l · A_int / A_in) from measured bytes, for
+    each of `IN_FLIGHT`. `series` is a key of `LAYOUTS`. With n microbatches in flight, A_in counts
+    n times. Starts processes."""
     layout = LAYOUTS[series]
     numbers = []
     size_in, size_all = run_forked(layer_bytes, layout[1], layout)[0]

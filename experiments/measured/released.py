@@ -39,9 +39,9 @@ and quantity."""
 
 
 def measure_released(experiment: Experiment, limit: int | None = None) -> list[Line]:
-    """Score every model of the experiment that is found, and return a line for each of its
-    quantities; `limit` is the most windows of each test. A number of other weights, or of a part,
-    is `scaled`, and its note says so.
+    """Score every model of the experiment that is found, and return a line, a dict with a record's
+    fields, for each of its quantities; `limit` is the most windows of each test. A number of other
+    weights, or of a part, is `scaled`, and its note says so.
 
     Raises DataMissing if no model is found, or if a test file is missing.
     """
@@ -81,9 +81,10 @@ def _validation(path: Path, evaluated: EvaluatedCheckpoint) -> PerplexityTask:
 
 
 def _found(experiment: Experiment) -> Iterator[tuple[str, Path, bool]]:
-    """Yield name and directory of each of the experiment's models that is on this machine or can be
-    downloaded from the hub, and whether its weights are the released ones. A missing model is left
-    out with a printed line. Raises DataMissing if all are missing."""
+    """Yield name and directory of each of the experiment's models that is in the folder
+    MLM_MODELS_DIR or in the hub's cache, or can be downloaded from the hub, and True if its weights
+    are the released ones. A missing model is left out with a printed line. Raises DataMissing if
+    all are missing."""
     missing = []
     for name in MODELS[experiment.name]:
         root = os.environ.get(MODELS_VARIABLE)

@@ -56,9 +56,9 @@ STAGES = {1: "optimizer states", 3: "optimizer states, gradients and parameters"
 
 
 class Traffic(TorchDispatchMode):
-    """Context manager that counts this rank's collectives and messages while it is entered, and
-    their bytes, by operation and size of group. Tensors of at most `REPORTED` elements are not
-    counted."""
+    """Context manager that counts this rank's collectives and messages while it is entered, in
+    `calls`, and their bytes, in `bytes`, both by (operation, size of group). Tensors of at most
+    `REPORTED` elements are not counted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,8 +107,9 @@ class Traffic(TorchDispatchMode):
 def iteration(
     model: ModelConfig, parallel: ParallelConfig, batch: int, trains: bool = True
 ) -> Traffic:
-    """Run an iteration in fp32 on random weights, or its forward passes alone, in microbatches of
-    one sequence; return this rank's traffic. Every rank calls this; `batch` is over all of them."""
+    """Run an iteration in fp32 on random weights, without `trains` its forward passes alone, in
+    microbatches of one sequence; return this rank's traffic. Every rank calls this; `batch` is the
+    number of sequences on all ranks together."""
     dp = torch.distributed.get_world_size() // parallel.tp // parallel.pp
     layout = Layout(tp=parallel.tp, pp=parallel.pp, dp=dp)
     mesh = build_mesh(layout, parallel.sequence_parallel)
@@ -124,8 +125,9 @@ def iteration(
 
 
 def of_layer(parallel: ParallelConfig) -> tuple[Traffic, Traffic]:
-    """Return the traffic that a layer adds on this tensor-parallel rank, in forward passes alone
-    and in a whole iteration. Every rank calls this and runs four iterations."""
+    """Return the traffic that one layer adds on this tensor-parallel rank, as a pair: in the
+    forward pass alone, and in a whole iteration. Every rank calls this, and four iterations are
+    run."""
     half = MODEL.model_copy(update={"num_layers": MODEL.num_layers // 2})
 
     def added(trains: bool) -> Traffic:
@@ -141,8 +143,9 @@ def of_layer(parallel: ParallelConfig) -> tuple[Traffic, Traffic]:
 
 
 def measure_traffic() -> list[Line]:
-    """Run small models on several processes and return lines with the traffic of tensor, sequence,
-    pipeline and data parallelism, in counts and in multiples of b·s·h."""
+    """Run small models on several processes and return lines, dicts with a record's fields, with
+    the traffic of tensor, sequence, pipeline and data parallelism, in counts, in multiples of b·s·h
+    and in ratios."""
     announce(f"small models on 2 to {2 * max(WIDTHS)} processes, an iteration of each layout")
     note = (
         f"{MODEL.num_layers} layers of {MODEL.hidden_size}, sequences of {MODEL.seq_length}, gloo,"
@@ -192,8 +195,9 @@ def _passed_on(parallel: ParallelConfig, model: ModelConfig = MODEL) -> list[flo
 
 
 def _pipeline() -> list[Line]:
-    """Return lines with the multiples of b·s·h that cross a stage's border for each microbatch: the
-    first stage sends forward, the last one back."""
+    """Return lines, dicts with a record's fields: the multiples of b·s·h that a rank sends to the
+    other of two stages for each microbatch, the first stage forward and the last one back, and with
+    tensor-parallel ranks, which divide the message, the first stage forward. Starts processes."""
     first, last = _passed_on(ParallelConfig(pp=2))
     numbers = lines(
         "pipeline parallel", {"border_elements_forward": first, "border_elements_backward": last}
@@ -205,7 +209,8 @@ def _pipeline() -> list[Line]:
 
 
 def _interleaved() -> list[Line]:
-    """Return lines with the traffic of an inner stage relative to its traffic with one chunk."""
+    """Return lines, dicts with a record's fields, with the traffic of an inner stage's rank with
+    two and with four chunks, relative to its traffic with one chunk. Starts processes."""
     model = MODEL.model_copy(update={"num_layers": 16})
     numbers = []
     plain = _passed_on(ParallelConfig(pp=4), model)[1]
@@ -217,7 +222,9 @@ def _interleaved() -> list[Line]:
 
 
 def _batches() -> list[Line]:
-    """Return lines with the traffic of four microbatches per rank relative to that of one."""
+    """Return lines, dicts with a record's fields, with the bytes that a rank sends in an iteration
+    of four microbatches per rank relative to one microbatch, for data and for tensor parallelism.
+    Starts processes."""
     numbers = []
     for series, parallel in (
         ("data parallel", ParallelConfig()),
@@ -232,8 +239,9 @@ def _batches() -> list[Line]:
 
 
 def measure_sent_bytes() -> list[Line]:
-    """Run iterations of `LAYOUTS` at several batches and return lines: the megabytes that a rank
-    sends, the mean over ranks, and what ZeRO's stages send relative to data parallelism.
+    """Run iterations of `LAYOUTS` at several batches and return lines, dicts with a record's
+    fields: the megabytes that a rank sends, the mean over ranks, and what ZeRO's stages send
+    relative to data parallelism. Starts processes.
 
     An iteration has its optimizer step, in which ZeRO stage 1 sends too.
     """

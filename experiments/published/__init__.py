@@ -54,8 +54,8 @@ def published_value(row: Row, quantity: str) -> Range:
 
 
 def published_records(series: tuple[str, ...]) -> Iterator[Record]:
-    """Yield, as records, the claims in the 2019 paper's Figure 6 and Table 3 about the models that
-    `series` names."""
+    """Yield the claims in the 2019 paper's Figure 6 and Table 3 about the models that `series`
+    names, such as `8.3b`, as records of kind "published"."""
     for name, x_name in (("2019/figure-6", "iteration"), ("2019/table-3", "")):
         yield from (
             claim.record(name, x_name)
@@ -65,6 +65,6 @@ def published_records(series: tuple[str, ...]) -> Iterator[Record]:
 
 
 def position(part: Part, row: Row) -> JSON:
-    """Return the fields that a record of a workload begins with: its `series`, its `x`, None
-    without an x axis, and `x_name`, the axis's name."""
+    """Return, as a dict, the fields that a record of a workload begins with: its `series`, its `x`,
+    None without an x axis, and `x_name`, the axis's name."""
     return {"series": row["series"], "x": float(row[part.x]) if part.x else None, "x_name": part.x}

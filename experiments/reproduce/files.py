@@ -80,7 +80,8 @@ class ReproductionSummary(FileSchema):
 
     @property
     def labels(self) -> dict[str, str]:
-        """The label of each trained model by its published model's name."""
+        """The name under which readers see each trained model, such as `8.3b twin (446 k)`, by its
+        published model's name."""
         return {model.series: model.label for model in self.models}
 
     @property
@@ -105,8 +106,8 @@ class ReproductionSummary(FileSchema):
 
     @property
     def _sizes(self) -> tuple[int, int] | None:
-        """The parameters of the target's model as published and as trained; None if they are equal
-        or unknown."""
+        """The numbers of parameters of the target's model, as published and as trained here; None
+        if they are equal or unknown."""
         for model in self.models:
             theirs = model.published.parameters
             ours = model.trained.parameters

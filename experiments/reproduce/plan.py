@@ -121,8 +121,8 @@ class Plan:
     """Recipe of each model: the published one or its twin."""
 
     def overrides(self, config: RunConfig) -> list[str]:
-        """Return the overrides with which `mlm-train run --twin` makes one of `configs`; empty for
-        the full size."""
+        """Return the overrides, `key=value` texts, with which `mlm-train run --twin` makes the
+        recipe `config`, one of `configs`; empty for the full size."""
         if not self.size:
             return []
         seed = [f"train.seed={config.train.seed}"] if SEED_MARK in config.name else []
@@ -172,13 +172,13 @@ def make_plan(
 
 def model_name(training: str) -> str:
     """Return the name under which a reproduction keeps the training of this name: its model's name,
-    followed by the seed if it is not the recipe's own."""
+    followed by the seed if it is not the recipe's own. `8.3b-twin-seed-2` becomes `8.3b-seed-2`."""
     return training.partition("-")[0] + "".join(training.partition(SEED_MARK)[1:])
 
 
 def folder_of(training: str, runs: Path) -> Path:
-    """Return the folder that holds the directory of a training of this name: `runs`, or a folder
-    inside it for a training with another seed than the recipe's."""
+    """Return the folder that holds the directory of a training of this name: `runs`, or
+    `runs`/seeds for a training with another seed than the recipe's."""
     return runs / SEEDS if SEED_MARK in training else runs
 
 
@@ -190,11 +190,11 @@ def training_place(run: str, runs: Path) -> Path:
 
 
 def _of_ladder(config: RunConfig, size: Size) -> list[str]:
-    """Return overrides that give a twin the ladder's learning rate and its initial deviation, by
-    its width.
+    """Return overrides, `key=value` texts, that give a twin its learning rate by `RATE_RULE`, which
+    a ladder of small models gave, and its initial deviation by its width.
 
-    The final rate is the same share of the rate as before. Empty for other sizes than the twins,
-    whose trainings are too short for the rule.
+    The final rate is the same share of the rate as before. Empty for other sizes than `TWIN`, whose
+    trainings are too short for the rule.
     """
     if size is not TWIN:
         return []
@@ -210,7 +210,8 @@ def _of_ladder(config: RunConfig, size: Size) -> list[str]:
 
 
 def ladder_rate(config: RunConfig) -> float:
-    """Return the learning rate of a training by `RATE_RULE`, to three digits."""
+    """Return the learning rate of a training by `RATE_RULE`, a power law in its parameters and its
+    tokens, to three digits."""
     by_size = (parameter_count(config.model) / OF_PARAMETERS) ** BY_SIZE
     by_length = (tokens_trained(config.model, config.train) / OF_TOKENS) ** BY_LENGTH
     return float(f"{RATE * by_size * by_length:.3g}")
@@ -247,8 +248,9 @@ def training_job(config: RunConfig, runs: Path, dataset: Path = Path()) -> Job:
 
 
 def manifest_file(name: str) -> Path:
-    """Return the path at which the manifest of the job lies that trains a published model, by the
-    name of its configuration, on the paper's cluster. There is none for some models."""
+    """Return the path of the TOML file of the job that trains a published model, by the name of its
+    configuration, on the paper's cluster. Only `355m`, `2.5b` and `8.3b` have such a file; for
+    another name nothing lies at the path."""
     return HOME / "experiments" / "jobs" / f"{name}.toml"
 
 
@@ -300,5 +302,5 @@ def _training_seconds(plan: Plan, config: RunConfig) -> float:
 
 
 def training_bytes(config: RunConfig) -> int:
-    """Return the bytes of disk of the checkpoints that a training keeps."""
+    """Return the bytes of disk for all the checkpoints that a training keeps at one time."""
     return config.train.keep_checkpoints * checkpoint_bytes(config.model, config.train.precision)

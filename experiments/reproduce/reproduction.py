@@ -167,8 +167,8 @@ def reproduce(plan: Plan, runs: Path) -> Path:
 
 
 def keep_training(training: RunDirectory) -> KeptRun:
-    """Return the line that a reproduction keeps of a training's run: its validations, and means
-    over blocks of iterations.
+    """Return the line of runs.jsonl that a reproduction keeps of a training's run: its validations,
+    and means over blocks of iterations.
 
     Losses, rates, norms and seconds are means over the block that ends at `iteration`; tokens/s and
     TFLOP/s are the block's work over its time.
@@ -242,8 +242,9 @@ def results_of(
 
 
 def _bands(records: list[Record], run: RunDirectory) -> Iterator[Record]:
-    """Yield, for each model and quantity with results of several seeds, a record of their mean,
-    without a seed; minimum and maximum stand in its note."""
+    """Yield, for each model and each of its bits per byte, log-likelihood and final validation
+    perplexity with several seeds, a record of their mean, without a seed; minimum and maximum stand
+    in its note."""
     of_seeds = defaultdict(list)
     for record in records:
         if record.seed is not None and record.quantity.endswith((*UNITS_OF_TWINS, END)):
@@ -375,8 +376,8 @@ def _summary(plan: Plan, trained: list[RunDirectory], run: RunDirectory) -> Repr
 
 
 def reproduced_model(published: RunConfig, training: RunDirectory) -> ReproducedModel:
-    """Return what summary.json states of a published model and of the complete training that
-    reproduces it."""
+    """Return the ReproducedModel that summary.json has for a published model and the complete
+    training that reproduces it."""
     done = read_summary(training.path)
     return ReproducedModel(
         name=model_name(training.manifest["name"]),
@@ -388,8 +389,9 @@ def reproduced_model(published: RunConfig, training: RunDirectory) -> Reproduced
 
 
 def facts_of(config: RunConfig, done: TrainingSummary) -> JSON:
-    """Return those fields of a model in summary.json that its training's configuration and summary
-    give: the shape, seed, tokens and times."""
+    """Return, as a dict, the fields of a ReproducedModel that its training's configuration and
+    summary give: `trained`, the model's shape, and `seed`, `tokens`, `train_seconds` and
+    `tokens_per_second`."""
     facts = done.model_dump(include={"seed", "tokens", "train_seconds", "tokens_per_second"})
     return facts | {"trained": shape_of(config)}
 
@@ -413,8 +415,8 @@ def _shown_command(plan: Plan) -> str:
 
 
 def shape_of(config: RunConfig) -> ModelShape:
-    """Return the shape and size of a recipe's model, and the length and learning rate of its
-    training."""
+    """Return a ModelShape: the shape and size of a recipe's model, and the length and learning rate
+    of its training."""
     values = (
         config.model.model_dump()
         | config.train.model_dump()

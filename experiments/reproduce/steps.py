@@ -35,7 +35,8 @@ def say_step(number: int, count: int, what: str) -> None:
 
 def train_step(plan: Plan, config: RunConfig, dataset: Path, runs: Path) -> Step:
     """Return the words of the command that trains one of the plan's models, of the configuration
-    `config`: a twin by `mlm-train`, a published size through its launch file."""
+    `config`, on a dataset's directory, in a run below `runs`: a twin by `mlm-train`, a published
+    size through its launch file."""
     if plan.size is None:
         return ["bash", shown(launch_folder(config, runs) / "torchrun.sh")]
     model = shown(model_file(config.name.split("-")[0]))
@@ -53,18 +54,19 @@ def evaluation_step(plan: Plan, task: str, checkpoint: Path, out: Path) -> Step:
 
 
 def evaluation_name(model: str, task: str) -> str:
-    """Return the name of an evaluation's result in a reproduction: model and task with a hyphen
-    between them."""
+    """Return the name of an evaluation's result in a reproduction, such as `8.3b-lambada`: model
+    and task with a hyphen between them."""
     return f"{model}-{task}"
 
 
 def launch_folder(config: RunConfig, runs: Path) -> Path:
-    """Return the folder below `runs` for a published model's launch files."""
+    """Return the folder of a published model's launch files: `launch-NAME` in `runs`, with the
+    configuration's name. It is not made."""
     return runs / f"launch-{config.name}"
 
 
 def shown(path: Path) -> str:
-    """Return the path relative to the current directory if it lies below it, else the path as it
+    """Return the path as a text: relative to the current directory if it lies below it, else as it
     was given."""
     return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)
 

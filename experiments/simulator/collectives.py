@@ -16,8 +16,8 @@ groups of a node; from measured times."""
 
 
 def node_all_reduce_seconds(machine: Machine, ranks: Floats, sent_bytes: Floats) -> Floats:
-    """Return the seconds of a ring all-reduce of `sent_bytes` among ranks of one node that have its
-    links to themselves."""
+    """Return the seconds of a ring all-reduce of a tensor of `sent_bytes` bytes among ranks of one
+    node that have its links to themselves; numbers or arrays, element by element."""
     start = machine.node_latency_seconds + machine.node_rank_latency_seconds * (ranks - 1)
     return start + 2 * (ranks - 1) / ranks * sent_bytes / (
         machine.link_bytes_per_second * machine.node_efficiency
@@ -25,9 +25,9 @@ def node_all_reduce_seconds(machine: Machine, ranks: Floats, sent_bytes: Floats)
 
 
 def tensor_all_reduce_seconds(machine: Machine, w: Workloads, sent_bytes: Floats) -> Floats:
-    """Return the seconds of an all-reduce of `sent_bytes` in one tensor-parallel group, 0 for a
-    group of one; `w` has the workloads as columns. A group larger than a node has the node's
-    network to itself.
+    """Return for each workload the seconds of an all-reduce of a tensor of `sent_bytes` bytes in
+    one tensor-parallel group, 0 for a group of one; `w` has the workloads as columns. A group
+    larger than a node has the node's network to itself.
 
     An all-gather and a reduce-scatter, which sequence parallelism uses instead, together take as
     long.
@@ -41,8 +41,8 @@ def tensor_all_reduce_seconds(machine: Machine, w: Workloads, sent_bytes: Floats
 
 
 def stage_message_seconds(machine: Machine, w: Workloads) -> Floats:
-    """Return the seconds to send a microbatch's activation, or its gradient, to the next pipeline
-    stage; 0 if there is one stage.
+    """Return for each workload the seconds to send a microbatch's activation, or its gradient, to
+    the next pipeline stage; 0 if there is one stage. `w` has the workloads as columns.
 
     With the scatter/gather optimisation (2021 paper, Section 4.1) each rank sends b·s·h/t elements.
     On several nodes all ranks of a node send through its adapters at once.
@@ -54,8 +54,9 @@ def stage_message_seconds(machine: Machine, w: Workloads) -> Floats:
 
 
 def data_all_reduce_seconds(machine: Machine, w: Workloads, sent_bytes: Floats) -> Floats:
-    """Return the seconds of an all-reduce of `sent_bytes` over a rank's data-parallel group; an
-    all-gather or a reduce-scatter takes half.
+    """Return for each workload the seconds of an all-reduce of a tensor of `sent_bytes` bytes over
+    a rank's data-parallel group, 0 for a group of one; an all-gather or a reduce-scatter takes
+    half. `w` has the workloads as columns.
 
     Groups that share a node (one per tensor-parallel rank) share its network adapters. If several
     ranks of one group are on a node too, their rings collide on a few adapters: a single group uses

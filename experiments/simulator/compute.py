@@ -40,18 +40,17 @@ outputs, a half-precision copy."""
 
 
 class Passes(NamedTuple):
-    """Seconds of one microbatch's forward pass, and of its backward pass with recomputation.
-
-    One element per workload, or per workload and stage.
-    """
+    """Seconds of one microbatch's forward pass, and of its backward pass with recomputation, each
+    an array of one element per workload, or per workload and stage."""
 
     forward: Any
     backward: Any
 
 
 def matmul_seconds(machine: Machine, rows: Floats, columns: Floats, depth: Floats) -> Floats:
-    """Return the seconds of a matrix product [rows, depth] × [depth, columns], as the cost model
-    has it. The rate falls where a dimension is small."""
+    """Return the seconds of a matrix product [rows, depth] × [depth, columns] by the cost model;
+    the sizes are numbers or arrays, element by element. The rate falls where a dimension is
+    small."""
     half = machine.matmul_half_size
     share = rows / (rows + half) * columns / (columns + half) * depth / (depth + half)
     return (
@@ -64,15 +63,15 @@ def matmul_seconds(machine: Machine, rows: Floats, columns: Floats, depth: Float
 
 
 def bytes_seconds(machine: Machine, moved_bytes: Floats) -> Floats:
-    """Return the seconds of element-wise work that moves this many bytes, as the cost model has
-    it."""
+    """Return the seconds of element-wise work that moves this many bytes, by the cost model: the
+    bytes over the bandwidth that such work reaches."""
     return moved_bytes / (machine.memory_bytes_per_second * machine.memory_efficiency)
 
 
 def layer_passes(machine: Machine, w: Workloads) -> Passes:
-    """Return the seconds of one transformer layer's forward and backward pass on a microbatch, with
-    recomputation, the host's work and its tensor-parallel all-reduces, two in each direction (2019
-    paper, Figure 4)."""
+    """Return the seconds of one transformer layer's forward and backward pass on a microbatch of
+    each workload, with recomputation, the host's work and its tensor-parallel all-reduces, two in
+    each direction (2019 paper, Figure 4). `w` has the workloads as columns."""
     tokens = w.b * w.s
     elements = tokens * w.h * machine.element_bytes
     widened = matmul_seconds(machine, tokens, w.f / w.t, w.h)
@@ -151,14 +150,15 @@ def layer_passes(machine: Machine, w: Workloads) -> Passes:
 
 
 def layer_weights(w: Workloads) -> Floats:
-    """Return the number of parameters in a whole layer of a GPT-2 or a Transformer-XL, without
-    biases and norms."""
+    """Return for each workload the number of parameters in a whole layer of a GPT-2 or a
+    Transformer-XL, on all tensor-parallel ranks together, without biases and norms."""
     return np.where(w.xl == 1, 5 * w.h * w.width * w.heads + 2 * w.h * w.f, 12 * w.h * w.h)
 
 
 def head_passes(machine: Machine, w: Workloads) -> Passes:
-    """Return the seconds that a microbatch's output layer takes forward and backward: logits,
-    cross-entropy, and half of the host's work per microbatch in each pass."""
+    """Return the seconds that a microbatch's output layer takes forward and backward in each
+    workload: logits, cross-entropy, and half of the host's work per microbatch in each pass. `w`
+    has the workloads as columns."""
     tokens = w.b * w.s
     product = matmul_seconds(machine, tokens, w.v / w.t, w.h)
     moved = bytes_seconds(machine, tokens * w.v / w.t * LOGITS_BYTES) / 2
@@ -167,7 +167,8 @@ def head_passes(machine: Machine, w: Workloads) -> Passes:
 
 
 def optimizer_seconds(machine: Machine, parameters: Floats) -> Floats:
-    """Return the seconds of one step of Adam over a rank's parameters."""
+    """Return the seconds of one step of Adam over this number of a rank's parameters, a number or
+    an array with one element per workload."""
     return bytes_seconds(machine, parameters * OPTIMIZER_BYTES)
 
 

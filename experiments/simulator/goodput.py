@@ -25,7 +25,7 @@ carries 16e9."""
 
 
 class Failures(NamedTuple):
-    """A job's time between failures, and the times of a checkpoint, its copy and a restart, in
+    """A job's mean time between failures, and the times of a checkpoint, its copy and a restart, in
     seconds."""
 
     mean: float
@@ -79,8 +79,8 @@ class Failures(NamedTuple):
         )
 
     def share(self, interval: float) -> float:
-        """Return the share of the time that is training and is kept (Daly's Equation 20), with
-        `interval` seconds of training between checkpoints."""
+        """Return the share of a job's time, 0 to 1, that is training and is kept in spite of
+        failures (Daly's Equation 20), with `interval` seconds of training between checkpoints."""
         lost = math.exp(-(self.restart + self.checkpoint) / self.mean) / math.expm1(
             (interval + self.copy) / self.mean
         )

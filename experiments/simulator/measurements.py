@@ -41,10 +41,10 @@ COLUMNS = (
 """Columns that describe a workload in a CSV file."""
 LARGEST_CELL = 1e9
 PEAK_TFLOPS = {"selene": 312.0, "dgx-a100-80g": 312.0, "dgx-2h-v100": 130.0, "p3dn-v100": 125.0}
-"""Peak rates to which the papers' percentages refer."""
+"""Peak TFLOP/s of a GPU, by cluster, to which the papers' percentages refer."""
 PRINTED = {claim.id: float(claim.value) for claim in every_claim()}
 ITERATIONS_PER_EPOCH = int(PRINTED["2019/text/iterations-per-epoch"])
-"""2019 paper, Section 4.2."""
+"""Iterations in an epoch (2019 paper, Section 4.2)."""
 
 WIKITEXT_TOKENS = 103_227_021 * (1 + PRINTED["transformer-xl/post/bpe-length"] / 100)
 """Byte-pair tokens of WikiText-103's training text: its words (Merity et al. 2016, Table 1),
@@ -102,8 +102,8 @@ def v100_rows() -> list[Observation]:
 
 @cache
 def fitted_rows(software: str) -> tuple[Observation, ...]:
-    """Return the Observations that the software's constants are fitted on, first of all the one
-    that ratios refer to; empty for a software that is not fitted."""
+    """Return the Observations that the constants of a software, such as `megatron-2021`, are fitted
+    on, first of all the one that ratios refer to; empty for a software that is not fitted."""
     rows = {
         "megatron-2019": v100_rows,
         "megatron-2021": a100_rows,
@@ -115,7 +115,8 @@ def fitted_rows(software: str) -> tuple[Observation, ...]:
 
 @cache
 def fitted_workloads(software: str) -> frozenset[Workload]:
-    """Return the workloads of `fitted_rows`, the first row's included."""
+    """Return the workloads of the rows that the software's constants are fitted on, as a set, also
+    that of the row which ratios refer to; empty for a software that is not fitted."""
     return frozenset(row.workload for row in fitted_rows(software))
 
 
@@ -144,8 +145,8 @@ def h100_rows() -> list[Observation]:
 
 def timed(*names: str) -> list[Observation]:
     """Return an Observation of the seconds per iteration for each row of the CSV files `names`,
-    given without `.csv`, in `experiments/published`. It is named after the row's `source`, or after
-    its file if the row names none."""
+    given without `.csv`, in `experiments/published`. Its experiment is the row's `source`, or the
+    file's name if the row has none."""
     observations = []
     for name in names:
         for row in read_rows(HERE / f"{name}.csv"):
@@ -190,8 +191,8 @@ def _whole(name: str, cell: str) -> int:
 
 
 class Simulated(NamedTuple):
-    """The seconds of an iteration of a workload, and of the first row, which its ratios refer
-    to."""
+    """The simulated seconds of an iteration of a workload, and of the first workload, to which its
+    ratios refer."""
 
     workload: Workload
     seconds: float
@@ -210,8 +211,8 @@ def _parameters(workload: Workload) -> int:
 
 
 def _scaling_percent(row: Simulated) -> float:
-    """Return the throughput per GPU as a percentage of the first row's, counting parameters ×
-    sequences: the normalisation that fits the 2019 paper's Figure 5."""
+    """Return the throughput per GPU as a percentage of the first workload's, where throughput is
+    parameters × sequences over the time: the normalisation that fits the 2019 paper's Figure 5."""
     work, first_work = (
         workload.global_batch / workload.gpus * _parameters(workload)
         for workload in (row.workload, row.first)
@@ -234,15 +235,16 @@ QUANTITIES: dict[str, Callable[[Simulated], float]] = {
     "aggregate_petaflops": lambda row: _tflops(row) * row.workload.gpus / 1e3,
     "percent_of_peak": lambda row: 100 * _tflops(row) / PEAK_TFLOPS[row.cluster],
 }
-"""Published quantities that follow from an iteration's time."""
+"""Functions that compute a published quantity from a workload's iteration time, by the quantity's
+name."""
 RATIOS = ("speedup", "scaling_percent")
-"""Quantities that are 1 or 100 % for the first row by definition."""
+"""Quantities relative to the first row, for which they are 1 or 100 % by definition."""
 
 
 def observed(*names: str) -> list[Observation]:
-    """Return an Observation for each workload of these experiments' parts that simulate: the
-    published value of the first quantity that its part simulates. Raises BadInput if no claim
-    states it."""
+    """Return an Observation for each workload in the parts of these experiments that simulate: the
+    published value of the first quantity that its part simulates. `names` are experiments' names.
+    Raises BadInput if no claim states it, or if there is no such experiment."""
     rows = []
     for experiment in map(find_experiment, names):
         for part in experiment.parts:

@@ -37,7 +37,7 @@ it."""
 
 
 class Choice(NamedTuple):
-    """A layout that can run, with its predicted time and memory."""
+    """A layout that can run, as a workload, with its predicted time and memory."""
 
     workload: Workload
     prediction: Prediction
@@ -77,15 +77,16 @@ def ranked_layouts(run: ResolvedRun, cluster: Cluster, gpus: int) -> list[Choice
 
 
 def expected_seconds(choice: Choice) -> float:
-    """Return the seconds of an iteration in a layout over the probability that it fits: the measure
-    of layouts, of which less is better."""
+    """Return the predicted seconds of an iteration in a layout, divided by the probability that the
+    layout fits into memory. Layouts are ranked by it; less is better."""
     return choice.prediction.seconds / choice.prediction.probability_fits
 
 
 def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterator[Workload]:
-    """Yield the template in each layout over `gpus` GPUs in which tensor parallelism stays in a
-    node (2021 paper, Takeaway 1) and everything divides evenly. Only the layers over stages of one
-    chunk may differ a little."""
+    """Yield a copy of the workload `template` for each layout over `gpus` GPUs, with microbatch,
+    chunks, recomputation and ZeRO stage, in which tensor parallelism stays in a node (2021 paper,
+    Takeaway 1) and everything divides evenly. Only the layers over stages of one chunk may differ a
+    little."""
     t = template
     is_modern = cluster.constants.fused_attention.value == 1
     modes = ("none", "full") if is_modern else RECOMPUTE
@@ -117,8 +118,8 @@ def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterato
 
 
 def _smallest(cluster: Cluster, choices: Sequence[Choice]) -> str:
-    """Return the end of a sentence that names the layout that needs the least memory, and how much
-    a GPU lacks for it."""
+    """Return the end of a sentence that names, among layouts that lack memory, the one that needs
+    the least, and how much a GPU lacks for it."""
     w, prediction = min(choices, key=lambda choice: choice.prediction.memory_bytes)
     lacking = (prediction.memory_bytes - cluster.constants.memory_bytes.value) / 2**30
     layout = (
@@ -164,9 +165,9 @@ def _nearest(template: Workload, cluster: Cluster, gpus: int) -> str:
 
 
 def reasons(choices: Sequence[Choice]) -> str:
-    """Return a line that says, for each respect such as tp, how many times as long the best layout
-    takes that differs from the first in it, or that no such layout fits. `choices` are best
-    first."""
+    """Return a line that says, for each of tp, pp, recompute, zero and micro_batch, how many times
+    as long the best layout takes that differs from the first in it, or that no such layout fits.
+    `choices` are best first."""
     first = choices[0]
     comparisons = []
     for name in ("tp", "pp", "recompute", "zero", "micro_batch"):
@@ -181,8 +182,9 @@ def reasons(choices: Sequence[Choice]) -> str:
 
 
 def explain(cluster: Cluster, choice: Choice) -> str:
-    """Return lines with the parts of an iteration's time, seconds and share, the largest first,
-    without parts that take none. Every number is simulated; the bubble is its closed form.
+    """Return a text with a line for each part of an iteration's time in a layout, seconds and
+    share, the largest first, without parts that take none. Every number is simulated; the bubble is
+    its closed form.
 
     Tensor-parallel communication is the time that the iteration would save if it were free.
     """
@@ -216,8 +218,8 @@ def format_plan(
     price: float,
     days: float,
 ) -> str:
-    """Return a text: the first `SHOWN` of `choices`, which are best first, as a table with the time
-    of the whole run, and a line on failures; every number is simulated.
+    """Return a text: the first ten (`SHOWN`) of `choices`, which are best first, as a table with
+    the time of the whole run, and a line on failures; every number is simulated.
 
     A `price` of a GPU-hour adds the cost; `days` add the tokens that are trained in that time; 0
     adds nothing.

@@ -55,7 +55,7 @@ class Parts:
 
     @property
     def total(self) -> Floats:
-        """The seconds of the iterations, the sum of their parts."""
+        """The seconds of the whole iteration, one element per workload: the sum of the parts."""
         return self.pipeline + self.gradients + self.optimizer + self.host
 
 
@@ -81,8 +81,8 @@ class Prediction:
 
 
 class Walk(NamedTuple):
-    """Workloads of equal depth and schedule, whose pipelines are walked together; `places` has
-    their indices among all."""
+    """Workloads with equal numbers of stages, chunks, microbatches and layers, whose pipelines are
+    walked together."""
 
     places: NDArray[np.int64]
     """Indices of the workloads."""
@@ -92,8 +92,8 @@ class Walk(NamedTuple):
 
 
 def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
-    """Return the seconds of every workload's iteration, in parts. The workloads must have been
-    checked (`checked_config`)."""
+    """Return the Parts, in seconds, of an iteration of each workload, in their order. The workloads
+    must have been checked (`checked_config`)."""
     w, walks = _prepared(tuple(workloads))
     layer = layer_passes(machine, w)
     head = head_passes(machine, w)
@@ -188,8 +188,9 @@ def simulate(
 
 
 def _memory(machine: Machine, workload: Workload, config: RunConfig) -> Prediction:
-    """Return a Prediction of memory alone: the bytes of the fullest pipeline rank, the probability
-    that a GPU has them, and a reason if a GPU does not. Fused attention stores no scores."""
+    """Return a Prediction of memory alone: the bytes that the fullest pipeline rank needs, the
+    probability that a GPU has as many, and a reason if a GPU does not. Fused attention stores no
+    scores."""
     model = config.model
     available = machine.memory_bytes
     if machine.fused_attention and workload.family == "gpt2":
@@ -220,8 +221,8 @@ def _memory(machine: Machine, workload: Workload, config: RunConfig) -> Predicti
 
 @lru_cache(maxsize=8)  # a fit asks for the same rows thousands of times
 def _prepared(rows: tuple[Workload, ...]) -> tuple[Workloads, list[Walk]]:
-    """Return the workloads as columns, and groups of them whose pipelines are walked together.
-    Cached, so callers must not change them."""
+    """Return the workloads as columns, and a list of groups with equal stages, chunks, microbatches
+    and layers, whose pipelines are walked together. Cached, so callers must not change them."""
     # Walking workloads of one schedule together made calibration three times as fast.
     alike = defaultdict(list)
     for index, row in enumerate(rows):
@@ -236,8 +237,8 @@ def _prepared(rows: tuple[Workload, ...]) -> tuple[Workloads, list[Walk]]:
 def _pipeline_seconds(
     walks: Sequence[Walk], layer: Passes, head: Passes, message_seconds: Floats
 ) -> Floats:
-    """Return the seconds of each workload from the first forward to the last backward pass. A
-    stage's pass includes its message to the next stage."""
+    """Return for each workload the seconds from the first forward to the last backward pass. A
+    stage's pass includes its message to the next stage, the last stage's also the output head."""
     seconds = np.empty(len(message_seconds))
     for indices, order, layers in walks:
         forward, backward = (np.multiply.outer(times[indices], layers) for times in layer)
@@ -256,7 +257,8 @@ chunk."""
 
 @lru_cache(maxsize=1024)
 def order_of(pp: int, chunks: int, microbatches: int) -> Order:
-    """Return the engine's order of computation for each rank: 1F1B, or interleaved if there are
+    """Return the engine's order of computation for each rank of a pipeline, [p, 3, 2·m·v]: for each
+    pass forward or backward (0, 1), microbatch and chunk. It is 1F1B, or interleaved if there are
     several chunks. Cached, so callers must not change it."""
     every = [(c.op is Op.BACKWARD, c.microbatch, c.chunk) for c in passes(pp, chunks, microbatches)]
     codes = np.array(every, np.int32).T
@@ -268,8 +270,9 @@ def order_of(pp: int, chunks: int, microbatches: int) -> Order:
 def makespan() -> Callable[[Order, Floats, Floats], Floats]:
     """Return the compiled function that walks a pipeline; it is compiled at its first call.
 
-    It takes an order and the durations of each stage's forward and of its backward passes, both [n,
-    stages], and returns the n times from the first forward to the end of the last backward pass.
+    It takes an order, as `order_of` gives it, and the durations of each stage's forward and of its
+    backward passes, both [n, stages], for n workloads. It returns their n times from the first
+    forward to the end of the last backward pass.
     """
     from mlm_repro.lineage.loops import compiled
 

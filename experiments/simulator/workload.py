@@ -99,17 +99,17 @@ class Workload(NamedTuple):
 
     @property
     def microbatches(self) -> int:
-        """Microbatches of one data-parallel rank in an iteration."""
+        """Number of microbatches that one data-parallel rank runs in an iteration."""
         return self.global_batch // (self.micro_batch * self.dp)
 
     @property
     def inner(self) -> int:
-        """Width between the products of the MLP."""
+        """Width of the MLP's inner layer: `ffn_hidden`, or 4 · hidden if that is 0."""
         return self.ffn_hidden or 4 * self.hidden
 
     @property
     def padded_vocab(self) -> int:
-        """Vocabulary padded to a multiple of 128 · tp, as Megatron-LM does."""
+        """Size of the vocabulary, rounded up to a multiple of 128 · tp, as Megatron-LM pads it."""
         unit = 128 * self.tp
         return -(-self.vocab // unit) * unit
 
@@ -166,8 +166,8 @@ def _check_family(w: Workload) -> None:
 
 @lru_cache(maxsize=4096)  # a fit asks for the same rows thousands of times
 def flops_of(workload: Workload) -> float:
-    """Return the floating-point operations of an iteration's matrix products, with full
-    recomputation if the workload has it.
+    """Return the floating-point operations of the matrix products of a workload's iteration, on all
+    GPUs together, with full recomputation if the workload has it.
 
     Raises BadInput as `checked_config` does.
     """
@@ -252,7 +252,8 @@ class Workloads:
 
     @classmethod
     def of(cls, rows: Sequence[Workload]) -> Self:
-        """Return checked workloads as columns, one element for each workload."""
+        """Return checked workloads as columns, each an array of float64 with one element for each
+        workload."""
         columns = [
             [
                 w.gpus,
