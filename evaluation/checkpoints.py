@@ -115,15 +115,16 @@ class EvaluatedCheckpoint:
 
     @property
     def store(self) -> Store:
-        """A function that opens the stored scores of this checkpoint, given the settings of an
-        evaluation."""
+        """Function that opens the scores of this checkpoint that are kept in the user's cache. It
+        is given the settings of an evaluation, and returns a context manager."""
         return partial(
             open_scores, user_cache("scores"), self.loaded or self.digest, self.tokenizer.digest
         )
 
     def training_dataset(self) -> Path:
-        """Return the single dataset that the checkpoint was trained on. Raises DataMissing if it is
-        not on this machine, or if the checkpoint lies in no run that names a single dataset."""
+        """Return the directory of the single dataset that the checkpoint was trained on. Raises
+        DataMissing if it is not on this machine, or if the checkpoint lies in no run that names a
+        single dataset."""
         run = self.directory.parent.parent
         try:
             ((dataset, _),) = trained_datasets(run)
@@ -157,8 +158,9 @@ def open_checkpoint(
 
 
 def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckpoint:
-    """Load a checkpoint as `open_checkpoint` does, without probing it. Prints a warning if
-    transformers computes a GPT-2 that the engine cannot."""
+    """Load a checkpoint as `open_checkpoint` does, without probing it. If it was removed meanwhile,
+    the run's newest one is loaded. Prints a warning if transformers computes a GPT-2 that the
+    engine cannot."""
     mesh = build_mesh(settings.layout)
     directory = place.directory
     dtype = DTYPES[settings.dtype] if settings.dtype else None
@@ -214,7 +216,8 @@ def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckp
 
 
 def _device(name: str) -> torch.device:
-    """Return the torch device called `name`. Raises BadInput if it cannot be used for scoring."""
+    """Return the torch device called `name`. Raises BadInput for a kind of device other than `cpu`
+    and `cuda`, or if this machine does not have the device."""
     if name.partition(":")[0] not in MAX_LOGIT_BYTES:
         raise BadInput(f"a model on {name} is not scored yet: give {' or '.join(MAX_LOGIT_BYTES)}")
     try:

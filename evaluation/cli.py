@@ -378,7 +378,7 @@ def list_() -> None:
 
 def _start(settings: Settings, checkpoint: Path, json: Path | None, mark: str) -> Place:
     """Find the checkpoint, start the ranks of the settings' layout, and return the checkpoint's
-    directory and format.
+    `Place`: its directory and format.
 
     A command that starts ranks does not return from here: it exits with their code, and each rank
     runs the command again. Raises the errors of `Place.find`, and BadInput if the file `json`

@@ -115,8 +115,8 @@ def paired_difference(first: Result, second: Result) -> Difference:
 
 
 def _check_parts(first: PerplexityResult, second: PerplexityResult) -> None:
-    """Raise BadInput unless both results scored the same parts: whole articles, or equal windows
-    with one tokenizer."""
+    """Raise BadInput unless both results scored the same parts: the same articles, all whole, or
+    else the same blocks in equal windows with one tokenizer."""
     whole = all(
         block.num_scored == block.num_targets and not block.title.startswith(STRETCH)
         for block in (*first.blocks, *second.blocks)
@@ -148,8 +148,8 @@ def _sign_test(better: int, worse: int) -> float:
 
 
 def rows(compared: Iterable[Compared]) -> list[list[str]]:
-    """Return a row of headings and a row for each result, with its paired difference from the first
-    model if it has one. A cell without a number is empty."""
+    """Return a table of text: a row of headings, and a row for each result with its paired
+    difference from the first model if it has one. A cell without a number is empty."""
     table = [
         [
             "model",

@@ -117,8 +117,8 @@ def evaluate(
 
 
 def _environment() -> Environment:
-    """Return a description of the machine and its packages, with the versions of all that may
-    compute a model."""
+    """Return a description of this machine and its packages, with the version of each installed
+    package that may compute a model."""
     environment = describe_environment()
     versions = {name: installed(name) for name in COMPUTING}
     more = {name: version for name, version in versions.items() if version}
@@ -192,8 +192,9 @@ def score_shared(
 
 
 def _shown(directory: Path, place: Place) -> str:
-    """Return a checkpoint's name for readers: run and iteration in this suite, else the name of the
-    file or directory that was asked for, or the hub's name as it was given."""
+    """Return a checkpoint's name for readers: `RUN/CHECKPOINT` if it lies in a run of this suite at
+    the path that was asked for, else the name of the file or directory that was asked for, or the
+    hub's name as it was given."""
     asked = place.asked
     if place.format == "native" and asked.exists() and directory.is_relative_to(asked.resolve()):
         return f"{directory.parent.parent.name}/{directory.name}"

@@ -45,7 +45,8 @@ class Generated:
 def generate_text(
     place: Place, prompt: str, max_new_tokens: int, sampling: Sampling | None, settings: Settings
 ) -> Generated:
-    """Continue a text with a checkpoint of any format; an empty text begins a document.
+    """Continue a text with a checkpoint of any format, and return prompt and continuation as a
+    Generated. An empty text begins a document.
 
     Every rank of the settings' layout calls it. Raises BadInput for data-parallel ranks, and the
     errors of `open_checkpoint` and `generate`.
@@ -130,7 +131,8 @@ def generate(
 
 
 def _new_cache(network: GPT2 | PretrainedModel, context: int) -> Any:
-    """Return an empty key-value cache for the network."""
+    """Return an empty key-value cache: transformers' own for a model that it computes, else the
+    engine's for `context` positions."""
     return (
         network.new_cache()
         if isinstance(network, PretrainedModel)

@@ -30,11 +30,11 @@ SPACES = 4
 
 def follows(result: PerplexityResult | ClozeResult) -> dict[str, float]:
     """Return the numbers of an evaluation that its other numbers determine, recomputed from these,
-    by field of its result.
+    by the name of the result's field.
 
     A perplexity must be by original tokens, without first tokens of the tokenizer. Its
     `num_original_tokens` is the result's own, or the nearest number that its blocks allow. A
-    ClozeResult without examples gives its accuracy alone.
+    ClozeResult without examples gives its accuracy, with its standard error and counts, alone.
     """
     if isinstance(result, ClozeResult):
         return _cloze_follows(result)

@@ -73,8 +73,8 @@ def numbers_of(result: Result) -> dict[str, str]:
 
 
 def print_rows(rows: Sequence[Sequence[str]], box: Box = SIMPLE) -> None:
-    """Print a table whose first row has the headings, with the lines of `box`. All columns but the
-    first are aligned at the right."""
+    """Print a table of text to standard output. Its first row has the headings; `box` has the lines
+    to draw. All columns but the first are aligned at the right."""
     table = Table(*rows[0], box=box, padding=(0, 1, 0, 0))
     for row in rows[1:]:
         table.add_row(*row)
@@ -84,8 +84,8 @@ def print_rows(rows: Sequence[Sequence[str]], box: Box = SIMPLE) -> None:
 
 
 def print_remarks(results: Sequence[Result]) -> None:
-    """Print the notes and warnings of results, each once, after a line that says so if one of the
-    results is partial."""
+    """Print the notes and warnings of results to standard output, each once. If one of the results
+    is partial, a line that says so comes first."""
     if any(result.partial for result in results):
         CONSOLE.print(
             "PARTIAL: only part of the test was scored; this is an estimate.", style="bold"

@@ -34,8 +34,9 @@ def write_oracle(out: Path) -> None:
 
 
 def read_table(directory: Path) -> list[Convention]:
-    """Return the conventions in the table of one of an oracle's checkpoints, `directory`. Raises
-    BadInput if a file in it was changed or removed: that changes numbers."""
+    """Return the conventions in the file `table.csv` of `directory`, which is one of an oracle's
+    checkpoints, each with its value on each text. Raises BadInput if a file in it was changed or
+    removed: that changes numbers."""
     for name, entry in sealed_files(directory).items():
         if not (directory / name).is_file() or sha256_file(directory / name) != entry["sha256"]:
             raise BadInput(

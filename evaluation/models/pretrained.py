@@ -58,8 +58,8 @@ size of a number in bytes."""
 
 
 class PretrainedTokenizer:
-    """The tokenizer that comes with a model. It recognises special tokens that occur literally in a
-    text."""
+    """A model's own tokenizer, which transformers loads, with the interface that tasks use. It
+    recognises special tokens that occur literally in a text."""
 
     def __init__(self, theirs: Any, files: dict[str, str]) -> None:
         self._theirs = theirs
@@ -85,16 +85,17 @@ class PretrainedTokenizer:
         self.special_tokens = {self.decode([self.end_of_text]): self.end_of_text} | special
 
     def encode(self, text: str) -> list[int]:
-        """Encode a text, without the tokens that the tokenizer would add."""
+        """Return the token ids of a text, without the tokens that the tokenizer would add."""
         ids: list[int] = self._theirs(text, add_special_tokens=False, verbose=False).input_ids
         return ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode each text, without the tokens that the tokenizer would add."""
+        """Return the token ids of each text, without the tokens that the tokenizer would add."""
         return [self.encode(text) for text in texts]
 
     def spell_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode each text, and spell a literal special token in sub-words like any other text."""
+        """Return the token ids of each text, where a literal special token is spelled in sub-words
+        like any other text. The tokenizer adds no tokens."""
         settings = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
         return [self._theirs(text, **settings).input_ids for text in texts]
 
@@ -109,8 +110,9 @@ class PretrainedTokenizer:
 
 
 class PretrainedModel(nn.Module):
-    """A transformers model. Its states are the inputs of its output layer, or its logits if that
-    layer alone does not produce them."""
+    """A model that transformers computes, with the interface by which scoring uses the engine's
+    models. Its states are the inputs of its output layer, or its logits if that layer alone does
+    not produce them."""
 
     def __init__(self, theirs: Any) -> None:
         super().__init__()
@@ -127,8 +129,8 @@ class PretrainedModel(nn.Module):
             self.cuts = self._head is not None and self._head_is_whole(logits)
 
     def _head_is_whole(self, logits: Tensor) -> bool:
-        """Return True if the output layer alone turns the states before it into the model's
-        logits."""
+        """Return True if the output layer alone turns the states before it into `logits`, which the
+        whole model computed of a few test tokens."""
         try:
             states = self._run(self._some, cuts=True)[0]
         # A model that reshapes its logits cannot do so with the empty ones of a cut layer.
@@ -222,7 +224,7 @@ class PretrainedModel(nn.Module):
         return rows_at(self.forward(inputs), positions)
 
     def new_cache(self) -> Any:
-        """Return an empty key-value cache for this model."""
+        """Return an empty key-value cache of transformers for this model."""
         return import_extra("transformers", EXTRA).DynamicCache(config=self.config)
 
     def logits(self, states: Tensor) -> Tensor:
@@ -233,8 +235,9 @@ class PretrainedModel(nn.Module):
     def _run(
         self, inputs: Tensor, cuts: bool = False, **settings: Any
     ) -> tuple[Tensor | None, Tensor]:
-        """Run the model on token ids [b, s]. Return the output layer's inputs [b, s, h] and empty
-        logits if `cuts`, else None and the logits [b, s, v]."""
+        """Run the model on token ids [b, s]; `settings` are further arguments of its call. Return
+        the output layer's inputs [b, s, h] and empty logits if `cuts`, else None and the logits [b,
+        s, v]."""
         states = []
 
         def cut(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -251,8 +254,8 @@ class PretrainedModel(nn.Module):
 
 
 def packed(weight: Tensor) -> nn.Parameter:
-    """Return the weight without a gradient, in oneDNN's order if it lies on a processor and its
-    format has one."""
+    """Return the weight as a parameter without a gradient, in oneDNN's order if it lies on a CPU in
+    float32 or bfloat16 and oneDNN is there, else in the order that it has."""
     is_ordered = (
         onednn and weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
     )
@@ -267,7 +270,7 @@ def _multiply(module: nn.Linear, x: Tensor) -> Tensor:
 
 
 class Pretrained:
-    """A transformers model and its tokenizer, loaded from a directory and checked."""
+    """A transformers model and its tokenizer, loaded from a checkpoint's place and checked."""
 
     def __init__(self, place: Place, dtype: torch.dtype, device: torch.device) -> None:
         """Load and examine the model, and silence transformers' messages. Raises BadInput for a

@@ -40,7 +40,8 @@ WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class StoredScores:
-    """Scores of one evaluation on disk, by batch. The first addition creates a file.
+    """Scores of one evaluation in the folder `directory`, by batch. Each process adds to a file of
+    its own, which its first addition creates.
 
     If the folder cannot be written, nothing is kept, and no error is raised.
     """
@@ -50,17 +51,19 @@ class StoredScores:
         self._file: IO[bytes] | None = None
 
     def close(self) -> None:
-        """Close this process's file and remove the least recently used evaluations beyond
-        LARGEST_BYTES. Does nothing if no scores were added."""
+        """Close this process's file, and remove the directories of the least recently used
+        evaluations beside this one while all together have more than LARGEST_BYTES. Does nothing if
+        no scores were added."""
         if self._file:
             self._file.close()
             remove_oldest(self._directory.parent)
 
     def read(self, num_scored: Sequence[Tokens]) -> dict[int, Scores]:
-        """Return the stored scores by batch, and mark the evaluation as used. Files that others may
-        have written are ignored.
+        """Return the scores in the files of all processes, by batch, and mark the evaluation as
+        used. Files that others than this user may have written are ignored.
 
-        `num_scored` has the number of scored tokens of each request, by batch.
+        `num_scored` has, for each batch, the number of scored tokens of each request; stored scores
+        of another number are left out.
         """
         stored: dict[int, Scores] = {}
         for path in sorted(self._directory.glob(f"*{SUFFIX}")):
@@ -79,7 +82,8 @@ class StoredScores:
         return stored
 
     def add(self, batch: int, scores: Scores) -> None:
-        """Write a batch's scores to disk, where they outlive the process."""
+        """Append a batch's scores to this process's file, where they outlive the process. If that
+        fails they are not kept, and no error is raised."""
         body = scores.log_probabilities.astype("<f8").tobytes() + b"".join(map(bytes, scores[1:-1]))
         lengths = struct.pack("<II", batch, len(scores.greedy))
         record = lengths + _digest(self._directory.name, lengths + body) + body
@@ -109,8 +113,8 @@ def open_scores(
 
 
 def remove_oldest(folder: Path, largest_bytes: int = LARGEST_BYTES) -> None:
-    """Remove the least recently used evaluations until at most `largest_bytes` remain; the most
-    recently used one always stays."""
+    """Remove the directories of the least recently used evaluations from `folder` until at most
+    `largest_bytes` of scores remain; the most recently used one always stays."""
     used = []
     for directory in folder.iterdir():
         try:

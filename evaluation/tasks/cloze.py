@@ -56,9 +56,10 @@ def split_last_word(text: str) -> tuple[str, str]:
 
 
 def encode_strictly(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
-    """Return each passage's sub-words, and the number of them at its end that are the target, its
-    last white-space word. Context and ` word` are encoded separately or, if the tokenizer puts a
-    space before every text, together and cut at the length of the context alone."""
+    """Return, for each passage, its token ids and the number of them at its end that are the
+    target, its last white-space word. Context and ` word` are encoded separately or, if the
+    tokenizer puts a space before every text, together and cut at the length of the context
+    alone."""
     contexts, words = zip(*map(split_last_word, passages), strict=True)
     if tokenizer.encode("a b") != [*tokenizer.encode("a"), *tokenizer.encode(" b")]:
         return _cut(
@@ -72,8 +73,8 @@ def encode_strictly(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
 
 
 def encode_passages(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
-    """Return each passage's sub-words, and the number of them at its end that are the target, what
-    follows the last space.
+    """Return, for each passage, its token ids and the number of them at its end that are the
+    target, what follows the last space.
 
     Context and target are encoded together and cut at the length of the context alone, without
     white space at its end.
@@ -82,8 +83,8 @@ def encode_passages(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
 
 
 def _cut(tokenizer: Encoder, passages: Sequence[str], contexts: Sequence[str]) -> Encoded:
-    """Encode each passage whole. Return its sub-words, and how many more they are than those of its
-    context alone: the number of target sub-words at its end. `contexts` are the passages'
+    """Return, for each passage, its token ids, encoded whole, and how many more they are than those
+    of its context alone: the number of target sub-words at its end. `contexts` are the passages'
     beginnings."""
     whole = tokenizer.encode_batch([*passages])
     before = tokenizer.encode_batch([*contexts])
@@ -93,14 +94,16 @@ def _cut(tokenizer: Encoder, passages: Sequence[str], contexts: Sequence[str]) -
 
 
 def encode_for_last_token(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
-    """Return each passage's sub-words, and 1: the target is the last sub-word alone, as Megatron
-    has it without `--strict-lambada`."""
+    """Return, for each passage, its token ids and 1: the target is the last sub-word alone, as
+    Megatron has it without `--strict-lambada`."""
     return [(tokens, 1) for tokens in tokenizer.encode_batch(list(passages))]
 
 
 @dataclass(frozen=True)
 class ClozeRule:
-    """Definition of a passage's target and of a right answer."""
+    """Rule of a last-word test: a sentence for the protocol line, the function that encodes
+    passages with their targets at the end, and whether a stop word may be the answer's first
+    sub-word."""
 
     sentence: str
     encode: Callable[[Encoder, Sequence[str]], Encoded]
@@ -203,7 +206,7 @@ class ClozeTask(Task):
         )
 
     def correct(self, scores: Scores) -> Flags:
-        """Return whether each example is right by the rule."""
+        """Return whether each example is right by the rule, [examples]."""
         if self.banned is None:
             return scores.all_greedy
         right = scores.greedy.copy()
@@ -224,8 +227,8 @@ def cloze_numbers(losses: Floats, correct: Flags) -> JSON:
 
 
 def accuracy_numbers(num_correct: int, num_examples: int) -> JSON:
-    """Return both counts, the share of right answers and its standard error, by field of the
-    result."""
+    """Return both counts, the share of right answers and its standard error, by the name of the
+    result's field."""
     accuracy = num_correct / num_examples
     error = math.sqrt(accuracy * (1 - accuracy) / max(1, num_examples - 1))
     return {

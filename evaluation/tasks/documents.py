@@ -106,13 +106,13 @@ def lm_eval_documents(text: str) -> Iterator[str]:
 
 
 def join_rows(text: str) -> str:
-    """Join a WikiText file's rows, as the hub's data set has them, by blank lines; an empty line is
-    an empty row."""
+    """Return a WikiText file's rows, its lines as the hub's data set has them, joined by blank
+    lines. An empty line is an empty row."""
     return "\n\n".join("" if line == " \n" else line for line in text.splitlines(keepends=True))
 
 
 def lm_eval_words(document: str) -> int:
-    r"""Count the pieces between runs of white space, the empty ones at the ends included
+    r"""Return the number of pieces between runs of white space, the empty ones at the ends included
     (`len(re.split(r"\s+", page))`)."""
     return len(re.split(r"\s+", document))
 
@@ -136,8 +136,8 @@ def cut_articles(text: RunningText, detokenized: str) -> list[str]:
 
 
 def _is_stable(text: str) -> NDArray[np.bool_]:
-    """Return, for each character, whether a detokenizer keeps it: neither white space nor a mark of
-    WikiText."""
+    """Return, for each character, [characters], whether a detokenizer keeps it: neither white space
+    nor WikiText's mark `@`."""
     codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
     unstable = [
         ord(character) for character in set(text) if character.isspace() or character in _UNSTABLE

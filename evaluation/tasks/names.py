@@ -84,7 +84,8 @@ def build_task(
 
 
 def _made_by(function: str, *arguments: Any, **settings: Any) -> "Task":
-    """Import a function of this folder and return the task that it builds."""
+    """Call `function`, a text `module:function` of this folder, with the arguments and settings,
+    and return the task that it builds."""
     module, _, name = function.partition(":")
     task: Task = getattr(import_module(f"mlm_repro.evaluation.tasks.{module}"), name)(
         *arguments, **settings
