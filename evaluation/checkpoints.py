@@ -65,7 +65,8 @@ def native_checkpoint(place: Place, vocab: Path | None, heads: int | None) -> It
 
 @dataclass(frozen=True)
 class EvaluatedCheckpoint:
-    """A loaded checkpoint with its tokenizer, as protocols score it."""
+    """A loaded and, after `open_checkpoint`, probed model with its tokenizer, the digest of its
+    checkpoint and what a result must say about it."""
 
     directory: Path
     digest: str

@@ -176,7 +176,7 @@ def rows(compared: Iterable[Compared]) -> list[list[str]]:
 
 
 def as_csv(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as the text of a CSV file."""
+    """Return a table of text as a CSV file's text, a line for each row, ended by a newline."""
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerows(rows)
     return buffer.getvalue()

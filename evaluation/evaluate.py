@@ -48,8 +48,8 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Evaluations:
-    """Results of evaluating a checkpoint: finished tasks, and the reason for each that could not
-    run."""
+    """What an evaluation of a checkpoint returns: the finished tasks with their results, and the
+    reason for each task that could not run."""
 
     done: dict[str, Evaluation]
     """Finished tasks with their results, by requested name."""
@@ -192,9 +192,9 @@ def score_shared(
 
 
 def _shown(directory: Path, place: Place) -> str:
-    """Return a checkpoint's name for readers: `RUN/CHECKPOINT` if it lies in a run of this suite at
-    the path that was asked for, else the name of the file or directory that was asked for, or the
-    hub's name as it was given."""
+    """Return a checkpoint's name for readers: `RUN/CHECKPOINT` for one of this suite that lies at
+    or below the path that was asked for, else the name of the file or directory that was asked for,
+    or the hub's name as it was given."""
     asked = place.asked
     if place.format == "native" and asked.exists() and directory.is_relative_to(asked.resolve()):
         return f"{directory.parent.parent.name}/{directory.name}"

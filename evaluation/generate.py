@@ -30,7 +30,8 @@ from mlm_repro.lineage.progress import Progress, announce
 
 @dataclass(frozen=True)
 class Generated:
-    """A prompt with its continuation, and how it was generated."""
+    """A prompt with its generated continuation, as text and token ids, and with how and by which
+    checkpoint it was generated."""
 
     prompt: str
     continuation: str

@@ -95,7 +95,8 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
 
     @property
     def tokenizer_name(self) -> str:
-        """Digest of the tokenizer, by which lm-evaluation-harness names its cache of requests."""
+        """Hexadecimal digest of the tokenizer's files, by which lm-evaluation-harness names its
+        cache of requests."""
         return self.tokenizer.digest
 
     def tok_encode(
@@ -189,8 +190,8 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
 
     def _generate(self, prompts: Sequence[Sequence[int]], settings: JSON) -> list[str]:
         """Return the continuation of each prompt as text, without end-of-text and cut before its
-        first stop. `settings` are those of a request: stops, number of new tokens and sampling. All
-        prompts have one length."""
+        first stop. A request's `settings` have the stops, the number of new tokens and the
+        sampling. All prompts have one length."""
         until = settings.get("until") or []
         end = self.eot_token_id
         temperature = float(settings.get("temperature") or 0.0)

@@ -128,7 +128,8 @@ def with_first(tokenizer: Encoder, tokens: Sequence[int]) -> list[int]:
 
 
 def shown_first(tokenizer: Encoder) -> str:
-    """Return the tokenizer's first tokens as text in quotes, or `nothing`."""
+    """Return the tokenizer's first tokens decoded, as one text in quotes, or `nothing` if it has
+    none."""
     return repr(tokenizer.decode(tokenizer.first_tokens)) if tokenizer.first_tokens else "nothing"
 
 
@@ -151,7 +152,8 @@ def literal_tokens(tokenizer: Encoder, texts: Sequence[str]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class SourceText:
-    """Name, title and digest of a test's text, with notes for its readers."""
+    """Description of a test's text, which a task carries into its result: the task's name, the
+    text's title and digest, and notes for readers."""
 
     task: str
     title: str
@@ -214,8 +216,8 @@ class Task(ABC):
         return f"; only {len(self.chosen)} of {self.whole} {self.unit}" if self.is_partial else ""
 
     def samples(self, scores: Scores) -> Iterator[Sample]:
-        """Yield a Sample for each request: its text, its scored tokens and their
-        log-probabilities."""
+        """Yield a Sample, a line of `--samples`, for each request in `requests`: its number in the
+        whole test, its text, its scored tokens and their log-probabilities."""
         correct = self.correct(scores)
         for index, (number, request, start) in enumerate(
             zip(self.chosen, self.requests, scores.starts, strict=True)

@@ -25,7 +25,7 @@ class Window:
 
     @property
     def num_scored(self) -> int:
-        """Number of targets that the window scores."""
+        """Number of targets, in tokens, that the window scores."""
         return self.stop - self.first_scored
 
 

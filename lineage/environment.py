@@ -38,7 +38,9 @@ KIND_OF_CPU = ("cpu family", "model", "CPU implementer", "CPU part")
 
 @cache
 def describe_environment() -> Environment:
-    """Return the versions, hardware, source state and command line of this process."""
+    """Return a description of this process: versions of this package, Python and libraries, state
+    of the source, processor, cores, memory, GPUs, variables that set threads, and command line.
+    Collected once for each process."""
     return Environment(
         mlm_repro=VERSION,
         source=source_state(),
@@ -84,12 +86,13 @@ def source_state() -> JSON:
 
 
 def available_cores() -> int:
-    """Return the number of processor cores that this process may use."""
+    """Return the number of processor cores that this process may use: its affinity's where the
+    system has one, else all."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory_bytes() -> int | None:
-    """Return the physical memory in bytes, or None if the system does not report it."""
+    """Return the machine's physical memory in bytes, or None if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
@@ -144,8 +147,9 @@ def user_cache(name: str) -> Path:
 
 
 def cpu_name() -> str:
-    """Return the processor's name, family and model. Virtual machines shorten the name, so that it
-    alone does not tell processors apart."""
+    """Return the processor's name as text, with its family and model in brackets where the system
+    gives them. Virtual machines shorten the name, so that it alone does not tell processors
+    apart."""
     facts = _cpu_facts()
     name = facts.get("model name") or platform.processor() or platform.machine()
     kind = ", ".join(

@@ -96,7 +96,8 @@ def _release(path: Path) -> None:
 
 
 def release_claims() -> None:
-    """Release every output path that this process claimed."""
+    """Release the locks on all output paths that this process claimed. A forked process leaves its
+    parent's locks alone."""
     for lock, process in _CLAIMS:
         if lock in _HELD and process == os.getpid():
             _release(lock)
@@ -222,7 +223,8 @@ def _is_same(descriptor: int, path: Path) -> bool:
 
 
 def check_output(out: Path) -> None:
-    """Raise BadInput if `out` exists or lies in a sealed directory."""
+    """Raise BadInput if the new directory `out` of a command exists, is a link, or would lie in a
+    sealed directory."""
     if out.exists() or out.is_symlink():
         raise BadInput(f"{out} exists already: name a new directory")
     for parent in out.resolve().parents:

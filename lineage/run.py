@@ -102,8 +102,8 @@ class RunDirectory:
             return cls(path).begun(manifest)
 
     def begun(self, manifest: Manifest) -> "RunDirectory":
-        """Return the run, and write its manifest unless it has one; several processes may begin a
-        run at once.
+        """Return this run with its manifest on disk: the given one is written, with the time and
+        the environment, unless there is one. Several processes may begin a run at once.
 
         Raises BadInput if the directory cannot be made or holds other work.
         """
@@ -232,7 +232,7 @@ class RunDirectory:
 
     @property
     def is_complete(self) -> bool:
-        """True if the run is sealed."""
+        """True if the run is sealed: it has its completion marker."""
         return is_sealed(self.path)
 
     @property
@@ -323,7 +323,8 @@ def asked_for(
 
 
 def identity_in(manifest: Mapping[str, Any]) -> str:
-    """Return the identity of a manifest's run: a digest of the work.
+    """Return the identity of a manifest's run: the hexadecimal SHA-256 of its kind, schema's
+    version, settings and inputs.
 
     A manifest without a schema version is from the first release, where the identity covers the
     whole configuration and the package's version.

@@ -54,7 +54,8 @@ def check_numbers() -> None:
 
 
 def rank() -> int:
-    """Return the number of this process among the launched ranks; 0 for a plain process."""
+    """Return the number of this process among the launched ranks, from RANK; 0 for a plain process.
+    Raises BadInput if RANK is not a whole number."""
     return number("RANK") or 0
 
 

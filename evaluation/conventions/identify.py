@@ -84,8 +84,8 @@ of accidental matches."""
 
 @dataclass(frozen=True)
 class Identified:
-    """Conventions of evaluation that may have given a claimed number, or several numbers of one
-    program."""
+    """Answer to a claimed number, or to several numbers of one program: the conventions of
+    evaluation that give it, each with its probability, and the nearest ones."""
 
     claimed: str
     matches: list[dict[str, str]]
@@ -100,7 +100,8 @@ class Identified:
 
     @property
     def is_named(self) -> bool:
-        """True if one convention is likely enough to be named."""
+        """True if the likeliest matching convention has a probability of at least NAMED, so that it
+        alone is named."""
         return bool(self.matches) and float(self.matches[0]["probability"]) >= NAMED
 
     def describe(self) -> str:

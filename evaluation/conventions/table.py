@@ -208,12 +208,13 @@ class Convention(NamedTuple):
 
     @property
     def is_share(self) -> bool:
-        """True if the values are shares of right answers."""
+        """True if the values are shares of right answers, False if they are losses in nats."""
         return self.axes["average"].startswith(ACCURACY)
 
 
 class ReadText:
-    """A text read by one convention: the requests to score, and the averages of their scores."""
+    """A text read by one convention. `requests` are scored; `averages` turns their scores into
+    every average that programs print."""
 
     def __init__(
         self,
@@ -373,8 +374,8 @@ def last_word_readings(usage: Usage) -> list[dict[str, str]]:
 
 
 class LastWords:
-    """Passages read by one convention for their last words: the requests to score, and the averages
-    of their scores."""
+    """Passages read by one convention for their last words. `requests` are scored; `averages` turns
+    their scores into mean losses and shares of right answers."""
 
     def __init__(
         self, axes: Mapping[str, str], passages: Sequence[str], tokenizer: Encoder, context: int

@@ -100,7 +100,7 @@ class PretrainedTokenizer:
         return [self._theirs(text, **settings).input_ids for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of token ids, special tokens included."""
+        """Return the text of token ids: special tokens are in it, and no space is cleaned up."""
         numbers = [int(token) for token in ids]
         return str(
             self._theirs.decode(
@@ -165,7 +165,8 @@ class PretrainedModel(nn.Module):
 
     @property
     def kernel(self) -> str:
-        """Class of the model and its attention kernel, on which the last bits depend."""
+        """Name of the model's class and of its attention kernel, as text: the last bits of scores
+        depend on both."""
         return (
             f"{type(self.theirs).__name__}, {getattr(self.config, '_attn_implementation', None)}"
             " attention"
@@ -351,7 +352,8 @@ class Pretrained:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the digests of configuration, weights, tokenizer and adapter."""
+        """Hexadecimal SHA-256 over names and digests of the checkpoint's files: configuration,
+        weights, tokenizer and adapter."""
         return sha256_json(self._digests(True))
 
     def _digests(self, with_weights: bool) -> dict[str, str]:
@@ -415,7 +417,8 @@ class Pretrained:
             self._say("modeling code", own)
 
     def _say(self, what: str, outcome: str) -> None:
-        """Record the outcome of a check under its subject, and add it to the warnings."""
+        """Record the outcome of a check in `checked`, under the check's subject `what`, and add it
+        to `warnings`."""
         self.checked[what] = outcome
         self.warnings.append(outcome)
 

@@ -61,7 +61,8 @@ Batches = list[list[int]]
 
 @dataclass(frozen=True)
 class ScoringModel:
-    """A causal model with the sizes, number format and mesh that scoring needs."""
+    """A causal language model as scoring takes it: this rank's network, the mesh of ranks,
+    vocabulary, longest input, hidden size and number format."""
 
     network: CausalModel | PretrainedModel
     """This rank's part of the model."""
@@ -79,14 +80,14 @@ class ScoringModel:
     """True if the model reads a row in a batch otherwise than the same row alone."""
 
     def default_batch_size(self, width: int) -> int:
-        """Return how many rows of `width` inputs have activations of at most MAX_ACTIVATION_BYTES;
-        at least 1."""
+        """Return the largest number of rows of `width` inputs, at least 1, whose activations take
+        at most MAX_ACTIVATION_BYTES on the model's device."""
         bytes_per_row = width * self.hidden_size * ACTIVATIONS_PER_TOKEN * self.dtype.itemsize
         return max(1, MAX_ACTIVATION_BYTES[self.mesh.device.type] // bytes_per_row)
 
     def rows_per_head(self) -> int:
-        """Return how many scored rows have float32 logits of at most MAX_LOGIT_BYTES; at least
-        1."""
+        """Return the largest number of scored rows, at least 1, whose float32 logits take at most
+        MAX_LOGIT_BYTES on the model's device. So many go through the output layer at once."""
         return max(1, MAX_LOGIT_BYTES[self.mesh.device.type] // (4 * self.vocab_size))
 
 

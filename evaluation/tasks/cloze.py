@@ -102,8 +102,8 @@ def encode_for_last_token(tokenizer: Encoder, passages: Sequence[str]) -> Encode
 @dataclass(frozen=True)
 class ClozeRule:
     """Rule of a last-word test: a sentence for the protocol line, the function that encodes
-    passages with their targets at the end, and whether a stop word may be the answer's first
-    sub-word."""
+    passages with their targets at the end, and whether stop words are ruled out as the first
+    sub-word of an answer."""
 
     sentence: str
     encode: Callable[[Encoder, Sequence[str]], Encoded]
@@ -136,7 +136,8 @@ LM_EVAL = ClozeRule(
 
 
 class ClozeTask(Task):
-    """Task of predicting the last words of passages by a rule."""
+    """Task of predicting the last words of passages by a ClozeRule. Each passage is a request,
+    scored by accuracy and perplexity."""
 
     unit = "examples"
 
@@ -177,7 +178,8 @@ class ClozeTask(Task):
         self._lengths = [len(with_first(tokenizer, ids)) for ids, _ in examples]
 
     def text(self, index: int) -> str:
-        """Return the passage of the request at an index of `requests`."""
+        """Return the passage of a request, given the request's index in `requests`, whole even if
+        the request lost its beginning."""
         return self._passages[self.chosen[index]]
 
     @property

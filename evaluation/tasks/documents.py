@@ -36,7 +36,8 @@ class RunningText:
 
     @classmethod
     def of_wikitext(cls, source: SourceText, text: str) -> Self:
-        """Build the text of a WikiText file, cut into articles at first-level headings."""
+        """Build the running text of a WikiText file's content, with the places of its articles,
+        which begin at first-level headings."""
         starts = [(match[1], match.start()) for match in _HEADING.finditer(text)]
         articles = [(title, start if number else 0) for number, (title, start) in enumerate(starts)]
         return cls(source, text, articles, sum(map(lm_eval_words, lm_eval_documents(text))))
@@ -55,7 +56,8 @@ class RunningText:
 
     @property
     def num_original_tokens(self) -> int:
-        """Number of the text's words T_o, as `count_original_tokens` counts them."""
+        """Number of the text's space-separated words T_o: the spaces in the stripped text plus
+        one."""
         return count_original_tokens(self.text)
 
     @property

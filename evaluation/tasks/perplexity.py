@@ -37,7 +37,8 @@ MOST_STRETCHES = 1 << 14
 
 @dataclass(frozen=True)
 class Detokenizer:
-    """A rewriting of the text before tokenization, with its name in the protocol line."""
+    """A function that rewrites a whole text before it is tokenized, with the name that the protocol
+    line gives it."""
 
     name: str
     apply: Callable[[str], str]
@@ -53,7 +54,8 @@ every window but the first, and weights the window's mean loss accordingly."""
 
 @dataclass(frozen=True)
 class Stream:
-    """A text as requests that score each of its targets once and in order."""
+    """One text as the requests of a perplexity task, which score each of its targets once and in
+    order, with its blocks and its recipe for the protocol line."""
 
     recipe: str
     """Recipe of the requests, for the protocol line."""
