@@ -40,11 +40,13 @@ from mlm_repro.lineage.records import Kind
 
 @contextmanager
 def native_checkpoint(place: Place, vocab: Path | None, heads: int | None) -> Iterator[Path]:
-    """Context manager: yield a checkpoint directory of this suite, which is the given one, or an
-    import of it that is removed after the block.
+    """Context manager: yield a checkpoint directory of this suite, which is the place's own, or an
+    import of it that is removed after the block. `heads` is the number of attention heads of a
+    checkpoint that does not say it.
 
-    A Megatron-LM checkpoint has no vocabulary: `vocab`, files beside it, or the published one is
-    taken. Raises the errors of imports.
+    A Megatron-LM checkpoint has no vocabulary: it is taken from the folder `vocab`, from files
+    beside the checkpoint, or from the published GPT-2. Raises the errors of imports, such as
+    BadInput for files that are no checkpoint and IntegrityFailure for damaged ones.
     """
     directory = place.directory
     if place.format == "native":

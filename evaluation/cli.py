@@ -394,8 +394,8 @@ def _start(settings: Settings, checkpoint: Path, json: Path | None, mark: str) -
 
 
 def _write(path: Path | None, content: JSON | str) -> None:
-    """Write a text unchanged, or any other content as JSON, to `path`, and print the path. Do
-    nothing if `path` is None. Raises BadInput if the file cannot be written."""
+    """Write a text unchanged, or any other content as JSON, to `path`, and print `written: PATH`.
+    Do nothing if `path` is None. Raises BadInput if the file cannot be written."""
     if path is not None:
         try:
             if isinstance(content, str):

@@ -66,8 +66,10 @@ def read_results(path: Path) -> dict[str, Result]:
 
 
 def paired_difference(first: Result, second: Result) -> Difference:
-    """Return the second result minus the first, paired over the parts of a text. Raises BadInput if
-    they were scored by different protocols, or on different texts or parts."""
+    """Return the Difference of the second result minus the first, paired over the parts of a text:
+    difference of ln perplexity, for last-word tests also of accuracy, with standard errors,
+    interval and p value. Raises BadInput if they were scored by different protocols, or on
+    different texts or parts."""
     if (first.task, first.data_digest) != (second.task, second.data_digest):
         raise BadInput(
             f"{first.task}: the two models were scored on different texts, or by different"

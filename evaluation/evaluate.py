@@ -202,8 +202,8 @@ def _shown(directory: Path, place: Place) -> str:
 
 
 def share(tasks: Sequence[Sequence[Request]]) -> tuple[list[Request], list[Tokens]]:
-    """Return the distinct requests of all tasks, and for each task the index of each of its
-    requests among them.
+    """Return the distinct requests of all tasks, and for each task an array of the index of each of
+    its requests among them. `tasks` has a list of requests for each task.
 
     Requests of equal tokens are one, with the largest number of scored tokens.
     """

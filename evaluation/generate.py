@@ -72,8 +72,8 @@ def generate(
     end: int | None,
     sampling: Sampling | None = None,
 ) -> list[list[int]]:
-    """Generate tokens after each prompt, up to and with `end`, at most `max_new_tokens`, and return
-    them, without the prompts. If `end` is None no token ends them.
+    """Generate tokens after each prompt, up to and with `end`, at most `max_new_tokens`. Return a
+    list of their ids for each prompt, without the prompt. If `end` is None no token ends them.
 
     All prompts have one length above 0 and go through the model together. Without `sampling`
     decoding is greedy; with it all prompts draw from one generator. Every rank of the model's mesh

@@ -27,8 +27,8 @@ LARGEST_EXPONENT = 700.0
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Token ids. The last `num_scored` of them are predicted, each from all tokens before it.
-    Raises BadInput if no token is predicted, or every one."""
+    """One input to a model: token ids. The last `num_scored` of them are predicted, each from all
+    tokens before it. Raises BadInput if no token is predicted, or every one."""
 
     tokens: Tokens
     num_scored: int
@@ -42,8 +42,8 @@ class Request:
 
     @classmethod
     def of_window(cls, tokens: Tokens, window: Window) -> Self:
-        """Return the request of a window: the tokens that it covers, of which those that it scores,
-        at its end, are predicted."""
+        """Return the request of a window: it has the tokens that the window covers, and predicts
+        the tokens at its end that the window scores."""
         return cls(tokens[window.start : window.stop], window.num_scored)
 
     @classmethod
@@ -83,7 +83,7 @@ class Scores(NamedTuple):
 
     @property
     def all_greedy(self) -> Flags:
-        """True for each request, [requests], of which every scored token was the model's most
+        """True for each request, [requests], if each of its scored tokens was the model's most
         likely one."""
         return np.logical_and.reduceat(self.greedy, self.starts)
 

@@ -68,7 +68,8 @@ class Settings(Config):
 
 @dataclass(frozen=True)
 class Sampling:
-    """Steps, in order, by which a token is drawn from the model's distribution.
+    """How a token is drawn from the model's distribution: temperature, then top-k, then top-p, and
+    the seed.
 
     Raises BadInput for a value that leaves no distribution.
     """

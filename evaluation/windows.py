@@ -58,8 +58,8 @@ def sliding_windows(num_tokens: int, seq_length: int, stride: int) -> list[Windo
 
 
 def rolling_windows(num_tokens: int, seq_length: int) -> Iterator[Window]:
-    """Yield windows over a document that score every token but the first, each the next
-    `seq_length` tokens or the rest. Yields nothing for fewer than two tokens.
+    """Yield windows over a document that score every token but the first once, in order. Each
+    scores the next `seq_length` tokens, or the rest. Yields nothing for fewer than two tokens.
 
     Each sees the token before its targets. The last of several is extended to the left to a full
     context.

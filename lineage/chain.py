@@ -108,8 +108,9 @@ def read_newest(path: Path, read: Callable[[Path], T]) -> T:
 
 
 def broken_links(run: Path) -> list[str]:
-    """Return a sentence for each contradiction within a run's manifest, between it and the
-    checkpoints, and between the checkpoints. The run must have a manifest."""
+    """Return a list of a sentence for each contradiction within a run's manifest, between it and
+    the run's sealed checkpoints, and between the checkpoints. Empty if there is none. The run must
+    have a manifest."""
     manifest = read_object(run / MANIFEST)
     broken = list(broken_manifest(run.name, manifest))
     checkpoints = [path for path in complete_checkpoints(run) if (path / LINEAGE).is_file()]
@@ -152,7 +153,7 @@ def _attempts(name: str, manifest: JSON) -> Iterator[str]:
 
 def _states(full: Any, partial: Any) -> bool:
     """Return True if `full` has every key and value of `partial`, which may leave out keys at any
-    depth."""
+    depth; lists must have equal lengths."""
     if isinstance(partial, dict) and isinstance(full, dict):
         return all(key in full and _states(full[key], value) for key, value in partial.items())
     if isinstance(partial, list) and isinstance(full, list):

@@ -95,8 +95,9 @@ def sealed_files(directory: Path) -> dict[str, JSON]:
 def by_digest(
     place: Path, digest: str, digest_of: Callable[[Path], str], *folders: Path
 ) -> Path | None:
-    """Return the first directory with this digest among `place`, its siblings and the directories
-    in `folders`; None if no directory has it. One whose digest cannot be read is passed over.
+    """Return the first directory for which `digest_of` gives `digest`, among `place`, its siblings
+    and the directories in `folders`; None if there is none. One whose digest cannot be read is
+    passed over.
 
     The path alone does not decide: it may lead elsewhere by now, such as the link to a dataset that
     was built anew.

@@ -58,8 +58,8 @@ def describe_environment() -> Environment:
 
 @cache
 def code_digest() -> str:
-    """Return the SHA-256 of the source files that a training runs, in engine, data_pipeline and
-    lineage.
+    """Return the hexadecimal SHA-256 of the source files that a training runs: all Python, C++ and
+    CUDA files in engine, data_pipeline and lineage. Computed once for each process.
 
     Releases whose source files are equal have equal digests.
     """
@@ -70,11 +70,11 @@ def code_digest() -> str:
 
 
 def source_state() -> JSON:
-    """Return the git `commit` of the clone, or the build of the wheel, that the code runs from.
-    `dirty` is True if files of the clone were changed, None for a wheel; both are None if git
-    fails.
+    """Return the state of the code as a dict: the git `commit` of the clone, or the build of the
+    wheel, that the code runs from, and `dirty`. `dirty` is True if files of the clone were changed,
+    None for a wheel; both are None if git fails.
 
-    For a copy of the files that is neither, `MLM_COMMIT` names the commit; without it the object is
+    For a copy of the files that is neither, `MLM_COMMIT` names the commit; without it the dict is
     empty.
     """
     if not (HOME / ".git").exists():
@@ -101,8 +101,9 @@ def memory_bytes() -> int | None:
 
 @cache
 def list_gpus() -> list[JSON]:
-    """Return `name` and `memory_bytes` of each NVIDIA GPU that this process may use, as nvidia-smi
-    reports them; an empty list without nvidia-smi."""
+    """Return a dict with `name` and `memory_bytes` for each NVIDIA GPU that this process may use,
+    as nvidia-smi reports them and `CUDA_VISIBLE_DEVICES` chooses; an empty list without
+    nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return []
     rows = _output(
@@ -160,7 +161,7 @@ def cpu_name() -> str:
 
 def processor_kind() -> tuple[str, str]:
     """Return two texts: the machine with the processor's vendor, family and model (or its name
-    without these), and its vector instructions."""
+    without these), and the flags of its vector instructions, sorted."""
     facts = _cpu_facts()
     kind = (
         " ".join(f"{name} {facts[name]}" for name in ("vendor_id", *KIND_OF_CPU) if name in facts)

@@ -88,8 +88,8 @@ def read_lines(path: Path, model: type[SchemaT]) -> list[SchemaT]:
 
 
 def read_values(path: Path) -> Any:
-    """Return the JSON value of a file. Raises IntegrityFailure if it cannot be read or is not
-    JSON."""
+    """Return the value of a JSON file. Raises IntegrityFailure, with the file's name, if it cannot
+    be read or is not JSON."""
     try:
         return read_json(path)
     except (ValueError, OSError) as error:
@@ -97,8 +97,8 @@ def read_values(path: Path) -> Any:
 
 
 def read_object(path: Path) -> JSON:
-    """Return the JSON object of a file. Raises IntegrityFailure with the whole path if the file
-    cannot be read or holds anything else."""
+    """Return the object of a JSON file as a dict. Raises IntegrityFailure with the whole path if
+    the file cannot be read or holds anything else."""
     try:
         values = read_values(path)
     except IntegrityFailure as error:

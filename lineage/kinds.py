@@ -68,8 +68,9 @@ def differing(model: type[BaseModel], values: JSON) -> JSON:
 
 
 def parts_within(run: Path) -> list[Path]:
-    """Return, sorted, the directories inside of a run that are sealed or stand in its
-    `checkpoints`, without hidden ones."""
+    """Return, sorted, the directories below a run, at any depth, that are sealed, and all
+    directories in its `checkpoints`. Hidden ones and the folders of logging libraries are left
+    out."""
     markers = (marker.parent for marker in run.rglob(MARKER))
     directories = {*markers, *(path for path in (run / CHECKPOINTS).glob("*") if path.is_dir())} - {
         run

@@ -69,8 +69,9 @@ def model_file(name: str) -> Path:
 
 
 def wheel_state() -> dict[str, Any]:
-    """Return an installed wheel's build as `source_state` returns a clone's: the `commit` is a
-    digest of the wheel's list of files. Empty in a clone."""
+    """Return the build of an installed wheel as a dict: its `commit` is `wheel-` with a digest of
+    the wheel's list of files, `dirty` is None. Empty if the code runs from no wheel, as in a
+    clone."""
     from mlm_repro.lineage.digest import sha256_file
 
     record = next(HOME.parent.glob("mlm_repro-*.dist-info/RECORD"), None)

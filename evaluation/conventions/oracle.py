@@ -22,8 +22,9 @@ SECOND = "llama"
 
 
 def write_oracle(out: Path) -> None:
-    """Write the directory `out`: both checkpoints, texts, tasks for lm-evaluation-harness, tables
-    and instructions. Raises BadInput if `out` exists or cannot be written."""
+    """Write the new directory `out`: two checkpoints, texts, tasks for lm-evaluation-harness,
+    tables and instructions, all copied from files of this package, and seal it. Raises BadInput if
+    `out` exists or cannot be written."""
     with new_output(out) as directory:
         shutil.copytree(
             FILES, directory, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True

@@ -32,8 +32,9 @@ def strided(row: JSON) -> JSON:
 
 
 def per_word(row: JSON, results: list[float]) -> dict[str, tuple[float, int]]:
-    """Return two metrics, each as a summed log-probability and the number of words to divide it by:
-    `word_perplexity`, and `adjusted_perplexity`, with one word less as in Megatron-LM's program."""
+    """Return two metrics by name, each as a pair of a summed log-probability and the number of
+    words to divide it by: `word_perplexity`, and `adjusted_perplexity`, with one word less as in
+    Megatron-LM's program. `results` has the log-probability of the row's text."""
     return {
         "word_perplexity": (results[0], row["words"]),
         "adjusted_perplexity": (results[0], row["words"] - 1),

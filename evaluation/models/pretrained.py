@@ -174,8 +174,8 @@ class PretrainedModel(nn.Module):
 
     @property
     def length_switch(self) -> int:
-        """Longest input whose positions are read in one way, longer ones in another (longrope); 0
-        without such a switch."""
+        """Longest input, in tokens, whose positions are read in one way, while longer ones are read
+        in another (longrope); 0 without such a switch."""
         switches = (
             rope["original_max_position_embeddings"]
             for rope in self._ropes
@@ -196,8 +196,8 @@ class PretrainedModel(nn.Module):
 
     @property
     def _ropes(self) -> list[JSON]:
-        """Settings of rotary positions in the configuration: one, or one for each kind of layer.
-        Empty for a model without such positions."""
+        """Settings of rotary positions in the configuration, each a dict: one, or one for each kind
+        of layer. Empty for a model without such positions."""
         rope = getattr(self.config.get_text_config(), "rope_parameters", None) or {}
         return [
             settings
@@ -403,8 +403,9 @@ class Pretrained:
         )
 
     def _check_kind(self, library: Any, config: Any, stated: JSON) -> None:
-        """Raise BadInput if the model does not predict each token from the ones before it. Record a
-        warning if its config.json, `stated`, names modeling code, which is never run."""
+        """Raise BadInput if the model does not predict each token from the ones before it. If its
+        config.json, `stated`, names modeling code, which is never run, add a warning to `warnings`
+        and `checked`."""
         names = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         if config.model_type not in names or config.is_encoder_decoder:
             kind = f"{self.directory} is a {config.model_type}"
@@ -448,10 +449,11 @@ class Pretrained:
 
     def _load(self, library: Any, dtype: torch.dtype, **renamed: Any) -> Any:
         """Load and return transformers' model with its weights. Raises IntegrityFailure if a tensor
-        is missing, of another shape or belongs to another model, and the errors of `_explained`.
+        is missing, of another shape or belongs to another model, or if the weights cannot be read,
+        and BadInput if a package is missing.
 
         Names that torch.compile prefixed are read without the prefix. Unused tensors and
-        quantisation are noted.
+        quantisation are noted in `checked` and `warnings`.
         """
         # Read now, because the library may remove it while loading.
         scheme = self._settings["config"].to_dict().get("quantization_config")
@@ -537,8 +539,8 @@ class Pretrained:
         return merged
 
     def _examine(self, model: Any) -> str:
-        """Return the SHA-256 of a transformers model's configuration and of all its tensors. Raises
-        IntegrityFailure for a tensor with values that are not finite."""
+        """Return the hexadecimal SHA-256 of a transformers model's configuration and of all its
+        tensors. Raises IntegrityFailure for a tensor with values that are not finite."""
 
         def digest(name: str, tensor: Tensor) -> tuple[str, str]:
             is_number = tensor.is_floating_point() and tensor.itemsize > 1 and tensor.numel()

@@ -109,8 +109,8 @@ def score(
     rank calls it and gets all scores; batches are dealt to the data-parallel ranks. Otherwise, on a
     CPU, batches are dealt to `workers` processes of one thread each (by default all available
     cores). Raises BadInput if there is no request, for a request longer than the model's context,
-    an unknown token, or several workers on a GPU or on a rank, and the errors of `in_workers` and
-    `score_in_memory`.
+    an unknown token, or several workers on a GPU or beside several ranks, and the errors of
+    `in_workers` and `score_in_memory`.
     """
     mesh = model.mesh
     if not requests:

@@ -105,9 +105,9 @@ tokenizer."""
 def open_scores(
     folder: Path, checkpoint: str, tokenizer: str, settings: JSON
 ) -> closing[StoredScores]:
-    """Return a context manager that yields the StoredScores of an evaluation and closes them.
-    Digests, and JSON `settings` of everything else that decides its bits, name its directory in
-    `folder`."""
+    """Return a context manager that yields the StoredScores of an evaluation and closes them. Its
+    directory in `folder` is named by a digest of three things: the checkpoint's digest, the
+    tokenizer's digest, and the JSON `settings` of everything else that decides the scores' bits."""
     facts = {"checkpoint": checkpoint, "tokenizer": tokenizer, **settings}
     return closing(StoredScores(folder / sha256_json(facts)[:32]))
 
@@ -136,8 +136,9 @@ def _digest(evaluation: str, data: bytes) -> bytes:
 
 
 def _parse(data: bytes, num_scored: Sequence[Tokens], evaluation: str) -> dict[int, Scores]:
-    """Return the scores in a file's bytes by batch, up to the first record that is wrong or of
-    another number of tokens."""
+    """Return the scores in the bytes of a file of records, by batch, up to the first record that is
+    wrong or of another number of tokens than `num_scored` has for its batch. `evaluation` is the
+    name of the file's directory, which each record's digest covers."""
     parsed = {}
     start = 0
     while start + HEADER.size <= len(data):

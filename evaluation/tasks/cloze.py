@@ -46,8 +46,8 @@ Encoded = list[tuple[list[int], int]]
 
 
 def split_last_word(text: str) -> tuple[str, str]:
-    """Split a text into the stripped context and the last white-space word, as Megatron's
-    `--strict-lambada` does. The context of a text of one word is empty.
+    """Return a pair: the text before its last white-space word, stripped, and that word, as
+    Megatron's `--strict-lambada` has them. The context of a text of one word is empty.
 
     White space before the word is dropped; the target is encoded as a space and the word.
     """
@@ -185,7 +185,7 @@ class ClozeTask(Task):
     @property
     def counts(self) -> JSON:
         """Numbers of passages and of sub-words in the whole test, and of the scored passages that
-        lose their beginning, by field of the result; they need no scores."""
+        lose their beginning, by the name of the result's field; they need no scores."""
         cut = sum(self._lengths[number] > self._seq_length + 1 for number in self.chosen)
         sizes = {"num_original_tokens": len(self._passages), "num_tokens": sum(self._lengths)}
         return {**sizes, "num_truncated": cut}
@@ -217,9 +217,9 @@ class ClozeTask(Task):
 
 
 def cloze_numbers(losses: Floats, correct: Flags) -> JSON:
-    """Return accuracy and perplexity with their standard errors and counts, by field of the result,
-    from each target's loss in nats and whether it is right. Raises IntegrityFailure as `perplexity`
-    does."""
+    """Return accuracy and perplexity with their standard errors and counts, by the name of the
+    result's field, from each target's loss in nats, [examples], and whether it is right,
+    [examples]. Raises IntegrityFailure as `perplexity` does."""
     target = perplexity(math.fsum(losses), len(losses))
     spread = mean_standard_error(losses)
     return accuracy_numbers(int(correct.sum()), len(losses)) | {

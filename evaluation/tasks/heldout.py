@@ -75,10 +75,11 @@ def file_perplexity(
     """Build the task of perplexity on a text file, or on the documents of a .jsonl or .json file
     joined by blank lines.
 
-    `name` is `perplexity`, `perplexity-huggingface` or one of `PROGRAMS`, which have their own
-    windows. The window is the context and the stride a 32nd of it, for `perplexity-huggingface`
-    half, unless they are given; then the task's name says so. Raises the errors of `read_texts`,
-    and BadInput for a text that is too short, or a stride or `first` that the name does not take.
+    `name` is `perplexity`, `perplexity-huggingface` or one of `PROGRAMS`, such as
+    `perplexity-gptq`, which have their own windows. The window is the context and the stride a 32nd
+    of it, for `perplexity-huggingface` half, unless they are given; then the task's name says so.
+    Raises the errors of `read_texts`, and BadInput for a text that is too short, or a stride or
+    `first` that the name does not take.
     """
     documents, remarks = read_texts(path)
     named = "".join(

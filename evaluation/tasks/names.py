@@ -32,8 +32,9 @@ class NamedProtocol(NamedTuple):
     reason) → task."""
 
     def task(self, *arguments: Any) -> "Task":
-        """Call the function that builds the protocol's task, with these arguments and the
-        protocol's settings, and return the task."""
+        """Call the function that builds the protocol's task, and return the task. `arguments` are
+        the task's name, the test file, the tokenizer and the longest input; the protocol's settings
+        go with them."""
         return _made_by(self.function, *arguments, **self.settings)
 
 

@@ -108,8 +108,10 @@ def huggingface_wikitext(
 
 
 def gptq_wikitext2(name: str, path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
-    """Build the task of measuring perplexity on WikiText-2 by GPTQ's recipe: its `datautils.py`
-    joins the rows, its `llama.py` scores them."""
+    """Build the task of measuring perplexity on WikiText-2 by GPTQ's recipe, in whole disjoint
+    windows of `context` tokens: its `datautils.py` joins the rows, its `llama.py` scores them.
+    Raises the errors of `read_wikitext` and `program_perplexity`, and IntegrityFailure if GPT-2's
+    tokenizer gives another number of sub-words than the known one."""
     text = read_wikitext(name, path, "wikitext2")
     task = program_perplexity(text, GPTQ, [join_rows(text.text)], tokenizer, context)
     _expect_gpt2(tokenizer, task.stream, NUM_GPT2_TOKENS_OF_WIKITEXT2)
@@ -161,8 +163,8 @@ def _in_windows(
 
 
 def has_gpt2_vocabulary(tokenizer: Encoder) -> bool:
-    """Return True if the tokenizer looks like OpenAI's GPT-2: it has as many ids, and the same ones
-    for two words."""
+    """Return True if the tokenizer looks like OpenAI's GPT-2: it has 50,257 ids, and encodes `Hello
+    world` as GPT-2 does."""
     return tokenizer.vocab_size == GPT2_VOCAB_SIZE and tokenizer.encode("Hello world") == [
         15496,
         995,
