@@ -68,7 +68,7 @@ def native_checkpoint(place: Place, vocab: Path | None, heads: int | None) -> It
 @dataclass(frozen=True)
 class EvaluatedCheckpoint:
     """A loaded and, after `open_checkpoint`, probed model with its tokenizer, the digest of its
-    checkpoint and what a result must say about it."""
+    checkpoint and the facts that a result must state about it."""
 
     directory: Path
     digest: str

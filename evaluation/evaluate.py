@@ -48,7 +48,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Evaluations:
-    """What an evaluation of a checkpoint returns: the finished tasks with their results, and the
+    """Answer of an evaluation of a checkpoint: the finished tasks with their results, and the
     reason for each task that could not run."""
 
     done: dict[str, Evaluation]

@@ -170,8 +170,8 @@ class Remade(NamedTuple):
 
 
 class Absent(NamedTuple):
-    """What a check of a run yields for a comparison that it left out, because something is not on
-    this machine or is never recomputed."""
+    """Mark that a check of a run yields for a comparison that it left out, because something is not
+    on this machine or is never recomputed."""
 
     name: str
     ever: bool = True
@@ -179,8 +179,8 @@ class Absent(NamedTuple):
 
 
 class Parent(NamedTuple):
-    """What a check of a run yields for a directory to check in turn, down to its leaves: one that
-    the run was made from, or one that lies in the run or in a folder of runs."""
+    """Mark that a check of a run yields for a directory to check in turn, down to its leaves: one
+    that the run was made from, or one that lies in the run or in a folder of runs."""
 
     place: Path
     name: str = ""

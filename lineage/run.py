@@ -56,8 +56,8 @@ class RunDirectory:
         settings: JSON | None = None,
         schema: int = 1,
     ) -> "RunDirectory":
-        """Return the directory `<root>/<name>-<first 8 of identity>` for this work, and write its
-        manifest if it is new.
+        """Return the RunDirectory of `<root>/<name>-<first 8 of identity>` for this work, and write
+        its manifest if it is new.
 
         `parents` maps the name of each input to its digest. `settings` are the values of `config`
         that differ from their defaults, or None for all of `config`. Sections named in `without`
@@ -71,9 +71,9 @@ class RunDirectory:
 
     @classmethod
     def find(cls, root: Path, manifest: Manifest) -> "RunDirectory":
-        """Return the directory for the work of a manifest, `<root>/<name>-<first 8 of identity>`,
-        whether it was begun or not; nothing is written. Raises BadInput if the name is too long or
-        leads to a run of another kind."""
+        """Return the RunDirectory for the work of a manifest, at `<root>/<name>-<first 8 of
+        identity>`, whether it was begun or not; nothing is written. Raises BadInput if the name is
+        too long or leads to a run of another kind."""
         if (length := len(os.fsencode(manifest.name))) > LONGEST_NAME:
             raise BadInput(
                 f"the name of a run has {length} bytes: at most {LONGEST_NAME} leave room for its"
@@ -92,7 +92,7 @@ class RunDirectory:
     def begin_at(
         cls, path: Path, kind: str, config: JSON, parents: dict[str, str]
     ) -> "RunDirectory":
-        """Return the directory at exactly `path` for this work, and write its manifest if it is
+        """Return the RunDirectory at exactly `path` for this work, and write its manifest if it is
         new. Raises BadInput if it holds anything else or cannot be made."""
         manifest = asked_for(path.name, kind, config, parents)
         with claimed(path):
