@@ -113,9 +113,9 @@ def by_digest(
 
 
 def content_digest(directory: Path, without: frozenset[str] | set[str]) -> str:
-    """Return one digest of a sealed directory's files other than those named in `without`, from its
-    seal: equal for equal content made at different times. Raises IntegrityFailure if there is no
-    readable seal."""
+    """Return one digest of a sealed directory's files without the files named in `without`, from
+    its seal: equal for equal content made at different times. Raises IntegrityFailure if there is
+    no readable seal."""
     return sha256_json(
         {name: entry for name, entry in sealed_files(directory).items() if name not in without}
     )

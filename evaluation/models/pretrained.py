@@ -236,9 +236,9 @@ class PretrainedModel(nn.Module):
     def _run(
         self, inputs: Tensor, cuts: bool = False, **settings: Any
     ) -> tuple[Tensor | None, Tensor]:
-        """Run the model on token ids [b, s]; `settings` are further arguments of its call. Return
-        the output layer's inputs [b, s, h] and empty logits if `cuts`, else None and the logits [b,
-        s, v]."""
+        """Run the model on token ids [b, s]; `settings` are more arguments of its call. Return a
+        pair: with `cuts` the output layer's inputs [b, s, h] and empty logits, else None and the
+        logits [b, s, v]."""
         states = []
 
         def cut(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -450,7 +450,7 @@ class Pretrained:
     def _load(self, library: Any, dtype: torch.dtype, **renamed: Any) -> Any:
         """Load and return transformers' model with its weights. Raises IntegrityFailure if a tensor
         is missing, of another shape or belongs to another model, or if the weights cannot be read,
-        and BadInput if a package is missing.
+        and BadInput if a package is missing or the model needs code of its own.
 
         Names that torch.compile prefixed are read without the prefix. Unused tensors and
         quantisation are noted in `checked` and `warnings`.

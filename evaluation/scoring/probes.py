@@ -161,7 +161,7 @@ def probe(model: ScoringModel, weights: str) -> tuple[ScoringModel, dict[str, st
 
 def _difference(rows: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float:
     """Return the largest absolute difference between log-probabilities of two scorings of the same
-    rows; NaN if one of them is."""
+    rows; NaN if any log-probability is NaN."""
     # numpy's maximum, because Python's loses a NaN in any row but the first.
     return float(
         np.max([np.abs(row - other).max() for row, other in zip(rows, others, strict=True)])

@@ -62,8 +62,8 @@ class StoredScores:
         """Return the scores in the files of all processes, by batch, and mark the evaluation as
         used. Files that others than this user may have written are ignored.
 
-        `num_scored` has, for each batch, the number of scored tokens of each request; stored scores
-        of another number are left out.
+        `num_scored` has, for each batch, the number of scored tokens of each request. A file is
+        read up to the first record that is wrong or has another number of tokens.
         """
         stored: dict[int, Scores] = {}
         for path in sorted(self._directory.glob(f"*{SUFFIX}")):

@@ -83,8 +83,8 @@ def encode_passages(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
 
 
 def _cut(tokenizer: Encoder, passages: Sequence[str], contexts: Sequence[str]) -> Encoded:
-    """Return, for each passage, its token ids, encoded whole, and how many more they are than those
-    of its context alone: the number of target sub-words at its end. `contexts` are the passages'
+    """Return, for each passage, its token ids, encoded whole, and how many more ids it has than its
+    context alone: the number of target sub-words at its end. `contexts` are the passages'
     beginnings."""
     whole = tokenizer.encode_batch([*passages])
     before = tokenizer.encode_batch([*contexts])
