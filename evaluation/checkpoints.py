@@ -40,11 +40,13 @@ from mlm_repro.lineage.records import Kind
 
 @contextmanager
 def native_checkpoint(place: Place, vocab: Path | None, heads: int | None) -> Iterator[Path]:
-    """Context manager: yield a checkpoint directory of this suite, which is the given one, or an
-    import of it that is removed after the block.
+    """Context manager: yield a checkpoint directory of this suite, which is the place's own, or an
+    import of it that is removed after the block. `heads` is the number of attention heads of a
+    checkpoint that does not say it.
 
-    A Megatron-LM checkpoint has no vocabulary: `vocab`, files beside it, or the published one is
-    taken. Raises the errors of imports.
+    A Megatron-LM checkpoint has no vocabulary: it is taken from the folder `vocab`, from files
+    beside the checkpoint, or from the published GPT-2. Raises the errors of imports, such as
+    BadInput for files that are no checkpoint and IntegrityFailure for damaged ones.
     """
     directory = place.directory
     if place.format == "native":
@@ -65,7 +67,8 @@ def native_checkpoint(place: Place, vocab: Path | None, heads: int | None) -> It
 
 @dataclass(frozen=True)
 class EvaluatedCheckpoint:
-    """A loaded checkpoint with its tokenizer, as protocols score it."""
+    """A loaded and, after `open_checkpoint`, probed model with its tokenizer, the digest of its
+    checkpoint and the facts that a result must state about it."""
 
     directory: Path
     digest: str
@@ -115,15 +118,16 @@ class EvaluatedCheckpoint:
 
     @property
     def store(self) -> Store:
-        """A function that opens the stored scores of this checkpoint, given the settings of an
-        evaluation."""
+        """Function that opens the scores of this checkpoint that are kept in the user's cache. It
+        is given the settings of an evaluation, and returns a context manager."""
         return partial(
             open_scores, user_cache("scores"), self.loaded or self.digest, self.tokenizer.digest
         )
 
     def training_dataset(self) -> Path:
-        """Return the single dataset that the checkpoint was trained on. Raises DataMissing if it is
-        not on this machine, or if the checkpoint lies in no run that names a single dataset."""
+        """Return the directory of the single dataset that the checkpoint was trained on. Raises
+        DataMissing if it is not on this machine, or if the checkpoint lies in no run that names a
+        single dataset."""
         run = self.directory.parent.parent
         try:
             ((dataset, _),) = trained_datasets(run)
@@ -157,8 +161,9 @@ def open_checkpoint(
 
 
 def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckpoint:
-    """Load a checkpoint as `open_checkpoint` does, without probing it. Prints a warning if
-    transformers computes a GPT-2 that the engine cannot."""
+    """Load a checkpoint as `open_checkpoint` does, without probing it. If it was removed meanwhile,
+    the run's newest one is loaded. Prints a warning if transformers computes a GPT-2 that the
+    engine cannot."""
     mesh = build_mesh(settings.layout)
     directory = place.directory
     dtype = DTYPES[settings.dtype] if settings.dtype else None
@@ -214,7 +219,8 @@ def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckp
 
 
 def _device(name: str) -> torch.device:
-    """Return the torch device called `name`. Raises BadInput if it cannot be used for scoring."""
+    """Return the torch device called `name`. Raises BadInput for a kind of device other than `cpu`
+    and `cuda`, or if this machine does not have the device."""
     if name.partition(":")[0] not in MAX_LOGIT_BYTES:
         raise BadInput(f"a model on {name} is not scored yet: give {' or '.join(MAX_LOGIT_BYTES)}")
     try:

@@ -378,7 +378,7 @@ def list_() -> None:
 
 def _start(settings: Settings, checkpoint: Path, json: Path | None, mark: str) -> Place:
     """Find the checkpoint, start the ranks of the settings' layout, and return the checkpoint's
-    directory and format.
+    `Place`: its directory and format.
 
     A command that starts ranks does not return from here: it exits with their code, and each rank
     runs the command again. Raises the errors of `Place.find`, and BadInput if the file `json`
@@ -394,8 +394,8 @@ def _start(settings: Settings, checkpoint: Path, json: Path | None, mark: str) -
 
 
 def _write(path: Path | None, content: JSON | str) -> None:
-    """Write a text unchanged, or any other content as JSON, to `path`, and print the path. Do
-    nothing if `path` is None. Raises BadInput if the file cannot be written."""
+    """Write a text unchanged, or any other content as JSON, to `path`, and print `written: PATH`.
+    Do nothing if `path` is None. Raises BadInput if the file cannot be written."""
     if path is not None:
         try:
             if isinstance(content, str):

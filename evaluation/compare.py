@@ -66,8 +66,10 @@ def read_results(path: Path) -> dict[str, Result]:
 
 
 def paired_difference(first: Result, second: Result) -> Difference:
-    """Return the second result minus the first, paired over the parts of a text. Raises BadInput if
-    they were scored by different protocols, or on different texts or parts."""
+    """Return the Difference of the second result minus the first, paired over the parts of a text:
+    difference of ln perplexity, for last-word tests also of accuracy, with standard errors,
+    interval and p value. Raises BadInput if they were scored by different protocols, or on
+    different texts or parts."""
     if (first.task, first.data_digest) != (second.task, second.data_digest):
         raise BadInput(
             f"{first.task}: the two models were scored on different texts, or by different"
@@ -115,8 +117,8 @@ def paired_difference(first: Result, second: Result) -> Difference:
 
 
 def _check_parts(first: PerplexityResult, second: PerplexityResult) -> None:
-    """Raise BadInput unless both results scored the same parts: whole articles, or equal windows
-    with one tokenizer."""
+    """Raise BadInput unless both results scored the same parts: the same articles, all whole, or
+    else the same blocks in equal windows with one tokenizer."""
     whole = all(
         block.num_scored == block.num_targets and not block.title.startswith(STRETCH)
         for block in (*first.blocks, *second.blocks)
@@ -148,8 +150,8 @@ def _sign_test(better: int, worse: int) -> float:
 
 
 def rows(compared: Iterable[Compared]) -> list[list[str]]:
-    """Return a row of headings and a row for each result, with its paired difference from the first
-    model if it has one. A cell without a number is empty."""
+    """Return a table of text: a row of headings, and a row for each result with its paired
+    difference from the first model if it has one. A cell without a number is empty."""
     table = [
         [
             "model",
@@ -176,7 +178,7 @@ def rows(compared: Iterable[Compared]) -> list[list[str]]:
 
 
 def as_csv(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as the text of a CSV file."""
+    """Return a table of text as a CSV file's text, a line for each row, ended by a newline."""
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerows(rows)
     return buffer.getvalue()

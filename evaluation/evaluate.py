@@ -48,8 +48,8 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Evaluations:
-    """Results of evaluating a checkpoint: finished tasks, and the reason for each that could not
-    run."""
+    """Answer of an evaluation of a checkpoint: the finished tasks with their results, and the
+    reason for each task that could not run."""
 
     done: dict[str, Evaluation]
     """Finished tasks with their results, by requested name."""
@@ -117,8 +117,8 @@ def evaluate(
 
 
 def _environment() -> Environment:
-    """Return a description of the machine and its packages, with the versions of all that may
-    compute a model."""
+    """Return a description of this machine and its packages, with the version of each installed
+    package that may compute a model."""
     environment = describe_environment()
     versions = {name: installed(name) for name in COMPUTING}
     more = {name: version for name, version in versions.items() if version}
@@ -192,8 +192,9 @@ def score_shared(
 
 
 def _shown(directory: Path, place: Place) -> str:
-    """Return a checkpoint's name for readers: run and iteration in this suite, else the name of the
-    file or directory that was asked for, or the hub's name as it was given."""
+    """Return a checkpoint's name for readers: `RUN/CHECKPOINT` for one of this suite that lies at
+    or below the path that was asked for, else the name of the file or directory that was asked for,
+    or the hub's name as it was given."""
     asked = place.asked
     if place.format == "native" and asked.exists() and directory.is_relative_to(asked.resolve()):
         return f"{directory.parent.parent.name}/{directory.name}"
@@ -201,8 +202,8 @@ def _shown(directory: Path, place: Place) -> str:
 
 
 def share(tasks: Sequence[Sequence[Request]]) -> tuple[list[Request], list[Tokens]]:
-    """Return the distinct requests of all tasks, and for each task the index of each of its
-    requests among them.
+    """Return the distinct requests of all tasks, and for each task an array of the index of each of
+    its requests among them. `tasks` has a list of requests for each task.
 
     Requests of equal tokens are one, with the largest number of scored tokens.
     """

@@ -30,7 +30,8 @@ from mlm_repro.lineage.progress import Progress, announce
 
 @dataclass(frozen=True)
 class Generated:
-    """A prompt with its continuation, and how it was generated."""
+    """A prompt with its generated continuation, as text and token ids, and with how and by which
+    checkpoint it was generated."""
 
     prompt: str
     continuation: str
@@ -45,7 +46,8 @@ class Generated:
 def generate_text(
     place: Place, prompt: str, max_new_tokens: int, sampling: Sampling | None, settings: Settings
 ) -> Generated:
-    """Continue a text with a checkpoint of any format; an empty text begins a document.
+    """Continue a text with a checkpoint of any format, and return prompt and continuation as a
+    Generated. An empty text begins a document.
 
     Every rank of the settings' layout calls it. Raises BadInput for data-parallel ranks, and the
     errors of `open_checkpoint` and `generate`.
@@ -70,8 +72,8 @@ def generate(
     end: int | None,
     sampling: Sampling | None = None,
 ) -> list[list[int]]:
-    """Generate tokens after each prompt, up to and with `end`, at most `max_new_tokens`, and return
-    them, without the prompts. If `end` is None no token ends them.
+    """Generate tokens after each prompt, up to and with `end`, at most `max_new_tokens`. Return a
+    list of their ids for each prompt, without the prompt. If `end` is None no token ends them.
 
     All prompts have one length above 0 and go through the model together. Without `sampling`
     decoding is greedy; with it all prompts draw from one generator. Every rank of the model's mesh
@@ -130,7 +132,8 @@ def generate(
 
 
 def _new_cache(network: GPT2 | PretrainedModel, context: int) -> Any:
-    """Return an empty key-value cache for the network."""
+    """Return an empty key-value cache: transformers' own for a model that it computes, else the
+    engine's for `context` positions."""
     return (
         network.new_cache()
         if isinstance(network, PretrainedModel)

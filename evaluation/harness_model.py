@@ -40,8 +40,8 @@ TOGETHER = 16
 
 
 class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: ignore[misc]
-    """A checkpoint that `mlm-eval` reads, as a model of lm-evaluation-harness. Batches change only
-    the last bits of a score."""
+    """Model class through which lm-evaluation-harness scores and continues texts with any
+    checkpoint that `mlm-eval` reads. Batches change only the last bits of a score."""
 
     backend = "causal"
 
@@ -60,7 +60,8 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
 
         lm-evaluation-harness always passes a device and a largest batch size. The latter is
         ignored, and so is the device `cuda` on a machine without a GPU. Raises BadInput for an
-        unknown argument or number format, and the errors of `Place.find` and `open_checkpoint`.
+        unknown argument or number format, or a `max_length` that the model does not take, and the
+        errors of `Place.find` and `open_checkpoint`.
         """
         super().__init__()
         is_auto = batch_size is None or str(batch_size).startswith("auto")
@@ -89,30 +90,32 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
 
     @property
     def prefix_token_id(self) -> int:
-        """Token that serves as the context of a text without one."""
+        """Id of the token that begins a document. It is the context of a text that has none."""
         return self.tokenizer.document_start
 
     @property
     def tokenizer_name(self) -> str:
-        """Digest of the tokenizer, by which lm-evaluation-harness names its cache of requests."""
+        """Hexadecimal digest of the tokenizer's files, by which lm-evaluation-harness names its
+        cache of requests."""
         return self.tokenizer.digest
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: Any
     ) -> list[int]:
-        """Encode a text, with the tokenizer's first tokens before it unless `add_special_tokens` is
-        False. A lone surrogate is read as U+FFFD."""
+        """Return the token ids of a text, with the tokenizer's first tokens before them unless
+        `add_special_tokens` is False. A lone surrogate is read as U+FFFD."""
         tokens = self.tokenizer.encode(SURROGATE.sub("\ufffd", string))
         return tokens if add_special_tokens is False else with_first(self.tokenizer, tokens)
 
     def loglikelihood_rolling(
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[float]:
-        """Return the log-likelihood of each text, 0 for an empty one.
+        """Return the log-likelihood of each request's text in nats, in their order; 0 for an empty
+        text.
 
         A string is scored whole, in disjoint windows after the token that begins a document. An
         object of a text and a stride is scored in Megatron-LM's sliding windows, without its first
-        token.
+        token. The answers also go into lm-evaluation-harness's cache.
         """
         requests_of_texts = [self._windows(request.args[0]) for request in requests]
         scored = iter(self._score([windows for windows in requests_of_texts if windows]))
@@ -122,11 +125,13 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         return self._kept("loglikelihood_rolling", [request.args for request in requests], answers)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Return the continuation of each prompt, which ends before a stop or end-of-text, or after
-        a number of tokens. Decoding is greedy unless a task asks for sampling.
+        """Return the continuation of each request's prompt as text, in their order. It ends before
+        a stop or end-of-text, or after a number of tokens. Decoding is greedy unless a task asks
+        for sampling.
 
-        Greedy prompts of one length and the same settings are continued together. Raises BadInput
-        if the new tokens leave no room for a prompt.
+        Greedy prompts of one length and the same settings are continued together. The answers also
+        go into lm-evaluation-harness's cache. Raises BadInput if the new tokens leave no room for a
+        prompt.
         """
         prompts = [self._prompt(*request.args) for request in requests]
         alike: dict[tuple[int, str], list[int]] = defaultdict(list)
@@ -146,8 +151,9 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
 
     def _loglikelihood_tokens(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
         """Return, for each request (texts, tokens of the context, tokens of the continuation), the
-        log-likelihood of the continuation and whether it is the greedy one. A request longer than
-        the model's context loses its beginning."""
+        log-likelihood of the continuation in nats and whether it is the greedy one. A request
+        longer than the model's context loses its beginning. The answers also go into
+        lm-evaluation-harness's cache."""
         if not requests:
             return []
         context = self._loaded.model.seq_length
@@ -173,17 +179,19 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         return score_shared(self._loaded, request_lists, self._settings, "harness")
 
     def _prompt(self, context: str, settings: JSON) -> list[int]:
-        """Encode a prompt, cut at the left so that the new tokens fit the context. An empty prompt
-        becomes the token that begins a document. Raises BadInput if the new tokens fill the
-        context."""
+        """Return the token ids of a prompt, cut at the left so that the new tokens fit the context.
+        `settings` are the request's; `max_gen_toks` in them is the number of new tokens, by default
+        256. An empty prompt becomes the token that begins a document. Raises BadInput if the new
+        tokens fill the context."""
         limit = int(settings.get("max_gen_toks", NEW_TOKENS))
         if (room := self._loaded.model.seq_length - limit) < 1:
             raise BadInput(f"{limit} new tokens leave no room for a prompt in the model's context")
         return self.tok_encode(context)[-room:] or [self.prefix_token_id]
 
     def _generate(self, prompts: Sequence[Sequence[int]], settings: JSON) -> list[str]:
-        """Return the continuation of each prompt, without end-of-text and cut before its first
-        stop. All prompts have one length."""
+        """Return the continuation of each prompt as text, without end-of-text and cut before its
+        first stop. A request's `settings` have the stops, the number of new tokens and the
+        sampling. All prompts have one length."""
         until = settings.get("until") or []
         end = self.eot_token_id
         temperature = float(settings.get("temperature") or 0.0)
@@ -202,8 +210,8 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         return answers
 
     def _kept(self, kind: str, keys: Sequence[Any], answers: list[Any]) -> list[Any]:
-        """Put the answers into lm-evaluation-harness's cache, each under its key, and return
-        them."""
+        """Put each answer into lm-evaluation-harness's cache, under the request's type `kind` and
+        its key, and return the answers."""
         for key, answer in zip(keys, answers, strict=True):
             self.cache_hook.add_partial(kind, key, answer)
         return answers

@@ -27,8 +27,8 @@ LARGEST_EXPONENT = 700.0
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Token ids. The last `num_scored` of them are predicted, each from all tokens before it.
-    Raises BadInput if no token is predicted, or every one."""
+    """One input to a model: token ids. The last `num_scored` of them are predicted, each from all
+    tokens before it. Raises BadInput if no token is predicted, or every one."""
 
     tokens: Tokens
     num_scored: int
@@ -42,12 +42,13 @@ class Request:
 
     @classmethod
     def of_window(cls, tokens: Tokens, window: Window) -> Self:
-        """Build the request of a window over the tokens."""
+        """Return the request of a window: it has the tokens that the window covers, and predicts
+        the tokens at its end that the window scores."""
         return cls(tokens[window.start : window.stop], window.num_scored)
 
     @classmethod
     def rolling(cls, document: Sequence[int], first: int, seq_length: int) -> list[Self]:
-        """Build requests that score each sub-word of a document once, after the token `first`, in
+        """Return requests that score each sub-word of a document once, after the token `first`, in
         windows of at most `seq_length` inputs. Empty for a document without sub-words."""
         tokens = np.asarray([first, *document], dtype=np.int64)
         return [
@@ -71,18 +72,19 @@ class Scores(NamedTuple):
 
     @property
     def starts(self) -> Tokens:
-        """Index of each request's first scored token in `log_probabilities` and the other columns
-        of one element per scored token."""
+        """Index of each request's first scored token, [requests], in `log_probabilities` and the
+        other columns of one element per scored token."""
         return np.cumsum(self.num_scored) - self.num_scored
 
     @property
     def nll(self) -> Floats:
-        """Summed negative log-likelihood of each request's scored tokens, in nats."""
+        """Summed negative log-likelihood of each request's scored tokens, [requests], in nats."""
         return -np.add.reduceat(self.log_probabilities, self.starts)
 
     @property
     def all_greedy(self) -> Flags:
-        """True for each request whose scored tokens were all greedy."""
+        """True for each request, [requests], if each of its scored tokens was the model's most
+        likely one."""
         return np.logical_and.reduceat(self.greedy, self.starts)
 
     def taken(self, indices: Tokens, requests: Sequence[Request]) -> "Scores":
@@ -98,7 +100,8 @@ class Scores(NamedTuple):
 
 
 class Encoder(Protocol):
-    """Interface of a tokenizer, as tasks use it."""
+    """Interface of a tokenizer, as tasks use it. The tokenizers of this suite and of transformers'
+    models have it."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -106,11 +109,11 @@ class Encoder(Protocol):
     def end_of_text(self) -> int: ...
     @property
     def first_tokens(self) -> tuple[int, ...]:
-        """Tokens that the tokenizer puts before every text."""
+        """Ids of the tokens that the tokenizer puts before every text; empty if it puts none."""
 
     @property
     def document_start(self) -> int:
-        """Token after which a document is scored if a protocol puts one before it."""
+        """Id of the token after which a document is scored if a protocol puts one before it."""
 
     @property
     def digest(self) -> str: ...
@@ -120,18 +123,20 @@ class Encoder(Protocol):
 
 
 def with_first(tokenizer: Encoder, tokens: Sequence[int]) -> list[int]:
-    """Return the tokens with the tokenizer's first tokens before them."""
+    """Return a list of the ids of the tokenizer's first tokens and, after them, of `tokens`."""
     return [*tokenizer.first_tokens, *tokens]
 
 
 def shown_first(tokenizer: Encoder) -> str:
-    """Return the tokenizer's first tokens as text in quotes, or `nothing`."""
+    """Return the tokenizer's first tokens decoded, as one text in quotes, or `nothing` if it has
+    none."""
     return repr(tokenizer.decode(tokenizer.first_tokens)) if tokenizer.first_tokens else "nothing"
 
 
 def literal_tokens(tokenizer: Encoder, texts: Sequence[str]) -> Iterator[str]:
-    """Yield a sentence for each special token that occurs literally in the texts: how often, and
-    how it is read. A special token of white space is left out."""
+    """Yield a sentence for each special token whose spelling occurs in the texts: how often, and
+    how it is read. A tokenizer without `special_tokens` is asked for end-of-text alone. A special
+    token of white space is left out."""
     known = getattr(
         tokenizer,
         "special_tokens",
@@ -147,7 +152,8 @@ def literal_tokens(tokenizer: Encoder, texts: Sequence[str]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class SourceText:
-    """Name, title and digest of a test's text, with notes for its readers."""
+    """Description of a test's text, which a task carries into its result: the task's name, the
+    text's title and digest, and notes for readers."""
 
     task: str
     title: str
@@ -159,7 +165,9 @@ class SourceText:
 
 
 class Task(ABC):
-    """One named protocol bound to its text and to a tokenizer."""
+    """Base class of tasks: one protocol with its text and a tokenizer. It has the requests to a
+    model and turns the model's scores into a result. A subclass sets `unit` and has `text` and
+    `result`; it may also override `correct`."""
 
     unit: str
     """Plural noun for requests."""
@@ -198,17 +206,18 @@ class Task(ABC):
 
     @property
     def is_partial(self) -> bool:
-        """True if requests of the test are left out."""
+        """True if requests of the whole test are left out, as `limited` does."""
         return len(self.chosen) < self.whole
 
     @property
     def extent(self) -> str:
-        """Phrase of the protocol line for a partial test; empty for a whole one."""
+        """Ending of the protocol line for a partial test, such as `; only 10 of 60 windows`; empty
+        for a whole one."""
         return f"; only {len(self.chosen)} of {self.whole} {self.unit}" if self.is_partial else ""
 
     def samples(self, scores: Scores) -> Iterator[Sample]:
-        """Yield a Sample for each request: its text, its scored tokens and their
-        log-probabilities."""
+        """Yield a Sample, a line of `--samples`, for each request in `requests`: its number in the
+        whole test, its text, its scored tokens and their log-probabilities."""
         correct = self.correct(scores)
         for index, (number, request, start) in enumerate(
             zip(self.chosen, self.requests, scores.starts, strict=True)
@@ -226,22 +235,25 @@ class Task(ABC):
             )
 
     def correct(self, scores: Scores) -> Flags | None:
-        """Return whether each request is right by the protocol's rule, or None if the protocol has
-        no such rule."""
+        """Return whether each request is right by the protocol's rule, [requests], or None if the
+        protocol has no such rule. A task whose rule says what is right overrides this; here it is
+        None."""
         return None
 
     @abstractmethod
     def text(self, index: int) -> str:
-        """Return the text of a request, given its index in `requests`, for a sample."""
+        """Return the text that a sample shows for a request, given the request's index in
+        `requests`. Each kind of task has its own."""
 
     @abstractmethod
     def result(self, scores: Scores, provenance: Provenance) -> Result:
-        """Return the protocol's result, computed from the scores of `requests`."""
+        """Return the protocol's result, computed from the scores of `requests` and with the
+        provenance in it. Each kind of task has its own."""
 
     def facts(self, scores: Scores, provenance: Provenance) -> dict[str, Any]:
-        """Return the fields of a result that do not depend on its kind: provenance, name, note,
-        extent, number of scored tokens and source of the text, with warnings for an oddity of the
-        text or an implausible loss.
+        """Return the fields of a result that do not depend on its kind, by name: provenance, task's
+        name, note, whether it is partial, number of scored tokens and source of the text, with
+        warnings for an oddity of the text or an implausible loss.
 
         Raises IntegrityFailure as `perplexity` does.
         """
@@ -272,8 +284,8 @@ class Task(ABC):
 
 
 def perplexity(nll: float, count: float) -> float:
-    """Return exp(nll / count). Raises IntegrityFailure if the exponent is not finite or is above
-    LARGEST_EXPONENT."""
+    """Return exp(nll / count), where `nll` is a summed loss in nats. Raises IntegrityFailure if the
+    exponent is not finite or is above LARGEST_EXPONENT."""
     exponent = nll / count
     if not math.isfinite(exponent) or exponent > LARGEST_EXPONENT:
         loss = f"a loss of {exponent:.4g} nats"

@@ -30,11 +30,11 @@ SPACES = 4
 
 def follows(result: PerplexityResult | ClozeResult) -> dict[str, float]:
     """Return the numbers of an evaluation that its other numbers determine, recomputed from these,
-    by field of its result.
+    by the name of the result's field.
 
     A perplexity must be by original tokens, without first tokens of the tokenizer. Its
     `num_original_tokens` is the result's own, or the nearest number that its blocks allow. A
-    ClozeResult without examples gives its accuracy alone.
+    ClozeResult without examples gives its accuracy, with its standard error and counts, alone.
     """
     if isinstance(result, ClozeResult):
         return _cloze_follows(result)
@@ -79,9 +79,9 @@ def _cloze_follows(result: ClozeResult) -> dict[str, float]:
 def counts(
     result: PerplexityResult | ClozeResult, dataset: Path, context: int, limit: int | None
 ) -> dict[str, float]:
-    """Return the numbers of an evaluation that its text and the dataset's tokenizer determine,
-    recomputed from these, by field of its result. `num_tokens` is -1 if the result has a block that
-    the text has not.
+    """Return the numbers of an evaluation that its text and the tokenizer in the directory
+    `dataset` determine, recomputed from these, by the name of the result's field. `num_tokens` is
+    -1 if the result has a block that the text has not.
 
     `context` and `limit` are the evaluation's own. Raises DataMissing if the text is not on this
     machine or is not the one that was scored.

@@ -46,8 +46,8 @@ class Settings(Config):
     @field_validator("layout", mode="before")
     @classmethod
     def _read_layout(cls, value: Any) -> Any:
-        """Parse a text such as `tp=2,pp=2`; an axis that is not named has size 1. Return any other
-        value unchanged. Raises ValueError for a text of another form."""
+        """Return the Layout of a text such as `tp=2,pp=2`, where an axis that is not named has size
+        1. Return any other value unchanged. Raises ValueError for a text of another form."""
         if not isinstance(value, str):
             return value
         parts = [re.fullmatch(r"\s*(tp|pp|dp)=([1-9][0-9]*)\s*", part) for part in value.split(",")]
@@ -68,7 +68,8 @@ class Settings(Config):
 
 @dataclass(frozen=True)
 class Sampling:
-    """Steps, in order, by which a token is drawn from the model's distribution.
+    """How a token is drawn from the model's distribution: temperature, then top-k, then top-p, and
+    the seed.
 
     Raises BadInput for a value that leaves no distribution.
     """

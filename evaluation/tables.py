@@ -17,9 +17,10 @@ CONSOLE = Console(width=1_000, soft_wrap=True, markup=False, highlight=False)
 def print_results(
     results: Mapping[str, Result], missing: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Print the numbers of one result, one below the other, or of several, a row for each, in a
-    table of perplexities and a table of accuracies; then each protocol's rule, the reason for each
-    of `missing`, and all remarks."""
+    """Print results to standard output: the numbers of a single one, one below the other, or of
+    several, a row for each, in a table of perplexities and a table of accuracies. Then print each
+    protocol's rule, the reason for each of `missing`, the protocols that did not run, and all
+    remarks."""
     for kind in (PerplexityResult, ClozeResult):
         by_task = {
             result.task: numbers_of(result)
@@ -44,8 +45,9 @@ def print_results(
 
 
 def numbers_of(result: Result) -> dict[str, str]:
-    """Return a result's numbers as text, each under the name of its convention, the protocol's own
-    number first; then its kind, checkpoint and seconds."""
+    """Return a dict of a result's numbers as text, each under the name of its convention, the
+    protocol's own number first; then its number of scored sub-words, kind, checkpoint and
+    seconds."""
     spread = "" if result.spread is None else f" ± {_number(result.spread)}"
     numbers = {"perplexity": f"{_number(result.perplexity)}{spread}"}
     if isinstance(result, ClozeResult):
@@ -73,8 +75,8 @@ def numbers_of(result: Result) -> dict[str, str]:
 
 
 def print_rows(rows: Sequence[Sequence[str]], box: Box = SIMPLE) -> None:
-    """Print a table whose first row has the headings, with the lines of `box`. All columns but the
-    first are aligned at the right."""
+    """Print a table of text to standard output. Its first row has the headings; `box` has the lines
+    to draw. All columns but the first are aligned at the right."""
     table = Table(*rows[0], box=box, padding=(0, 1, 0, 0))
     for row in rows[1:]:
         table.add_row(*row)
@@ -84,8 +86,8 @@ def print_rows(rows: Sequence[Sequence[str]], box: Box = SIMPLE) -> None:
 
 
 def print_remarks(results: Sequence[Result]) -> None:
-    """Print the notes and warnings of results, each once, after a line that says so if one of the
-    results is partial."""
+    """Print the notes and warnings of results to standard output, each once. If one of the results
+    is partial, a line that says so comes first."""
     if any(result.partial for result in results):
         CONSOLE.print(
             "PARTIAL: only part of the test was scored; this is an estimate.", style="bold"

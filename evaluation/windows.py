@@ -25,12 +25,13 @@ class Window:
 
     @property
     def num_scored(self) -> int:
-        """Number of targets that the window scores."""
+        """Number of targets, in tokens, that the window scores."""
         return self.stop - self.first_scored
 
 
 def check_stride(stride: int, seq_length: int) -> None:
-    """Raise BadInput if windows of `seq_length` targets, `stride` apart, would skip some."""
+    """Raise BadInput unless `stride` is from 1 to `seq_length`: windows of `seq_length` targets
+    that begin further apart would skip some."""
     if not 1 <= stride <= seq_length:
         raise BadInput(f"stride {stride} must be between 1 and the window's {seq_length} tokens")
 
@@ -57,8 +58,8 @@ def sliding_windows(num_tokens: int, seq_length: int, stride: int) -> list[Windo
 
 
 def rolling_windows(num_tokens: int, seq_length: int) -> Iterator[Window]:
-    """Yield windows over a document that score every token but the first, each the next
-    `seq_length` tokens or the rest. Yields nothing for fewer than two tokens.
+    """Yield windows over a document that score every token but the first once, in order. Each
+    scores the next `seq_length` tokens, or the rest. Yields nothing for fewer than two tokens.
 
     Each sees the token before its targets. The last of several is extended to the left to a full
     context.
@@ -83,18 +84,19 @@ def whole_windows(num_tokens: int, size: int, first_scored: int = 1) -> list[Win
 def megatron_windows(
     context: int, stride: int = LONGEST_WINDOW // STRIDES_PER_WINDOW
 ) -> tuple[int, int]:
-    """Return window and stride of Megatron-LM's recipe, whose strides are for 1024 tokens, in a
-    model's context.
+    """Return window and stride of Megatron-LM's recipe in tokens, for a model's context. The
+    `stride` that is given is for a window of 1024.
 
-    A longer context is not used; in a shorter one the stride is shortened in proportion.
+    A longer context is not used; in a shorter one the stride is shortened in proportion, to 1 at
+    least.
     """
     window = min(LONGEST_WINDOW, context)
     return window, max(1, window * stride // LONGEST_WINDOW)
 
 
 def evenly_spread(count: int, limit: int | None) -> list[int]:
-    """Return `limit` of `count` indices in order, one from the middle of each equal part, or all
-    without a limit."""
+    """Return `limit` of the indices 0 .. count-1 in order, one from the middle of each of `limit`
+    equal parts; all without a limit, or if the limit is not below the count."""
     if limit is None or limit >= count:
         return list(range(count))
     return [(2 * part + 1) * count // (2 * limit) for part in range(limit)]

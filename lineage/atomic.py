@@ -73,8 +73,8 @@ def is_stream(path: Path) -> bool:
 def hidden_beside(path: Path, word: str) -> Path:
     """Return the path of a hidden sibling of `path` for unfinished data, which is not made.
 
-    Its name holds the lock holder's mark and this process's id, by which `lock` recognises what a
-    killed process left.
+    Its name holds the lock holder's mark, from `MLM_HOLDER`, and this process's id. A later lock on
+    the folder recognises by them what a killed process left.
     """
     return path.with_name(f".{path.name}.{word}-{os.environ.get(HOLDER, '')}{os.getpid()}")
 
@@ -130,13 +130,14 @@ def _put(temporary: Path, path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path` in UTF-8, as `write_bytes` writes bytes."""
+    """Write `text` to `path` in UTF-8, as `write_bytes` writes bytes: missing folders are made, and
+    an existing file is replaced whole."""
     write_bytes(path, text.encode("utf-8"))
 
 
 def json_bytes(value: Any) -> bytes:
-    """Return `value` as the bytes of a JSON file, indented, with the keys in their order. Raises
-    ValueError for a number that is not finite."""
+    """Return `value` as the UTF-8 bytes of a JSON file, indented by two, with the keys in their
+    order and a newline at the end. Raises ValueError for a number that is not finite."""
     return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
 
 
@@ -176,8 +177,8 @@ def new_directory(path: Path, durable: bool = True, claims: bool = False) -> Ite
 
 
 def publish_directory(temporary: Path, path: Path, durable: bool = True) -> None:
-    """Rename a finished directory to `path`, in place of an old one; with `durable`, flush its
-    files to disk first."""
+    """Rename a finished directory to `path`, in place of an old one, which is removed; with
+    `durable`, flush its files to disk first."""
     for written in [*temporary.rglob("*"), temporary] if durable else ():
         sync(written)
     # A rename cannot replace a directory that holds files.

@@ -31,26 +31,28 @@ LINEAGE, CONFIG, STATE, INDEX = "lineage.json", "config.json", "state.json", "in
 
 
 def checkpoint_path(run: Path, iteration: int) -> Path:
-    """Return the directory of a run's checkpoint at an iteration, whether it is there or not."""
+    """Return the directory of a run's checkpoint at an iteration, such as
+    `RUN/checkpoints/iter_0000100`, whether it is there or not."""
     return run / CHECKPOINTS / f"iter_{iteration:07d}"
 
 
 def iteration_of(checkpoint: Path) -> int:
-    """Return the iteration in the name of a checkpoint directory, such as `iter_0000100`."""
+    """Return the iteration in the name of a checkpoint directory: 100 for `iter_0000100`. Raises
+    ValueError for another name."""
     return int(checkpoint.name.removeprefix("iter_"))
 
 
 def complete_checkpoints(run: Path) -> list[Path]:
-    """Return a run's sealed checkpoints, oldest first."""
+    """Return the paths of a run's sealed checkpoints, oldest first."""
     return sorted(path for path in (run / CHECKPOINTS).glob("iter_*") if is_sealed(path))
 
 
 def own_checkpoints(run: Path) -> list[Path]:
-    """Return the sealed checkpoints of a run that this process works in, oldest first.
+    """Return the paths of the sealed checkpoints of a run that this process works in, oldest first.
 
     Raises BadInput if one belongs to another run, unless it is a link: a replay begins from a link
-    to another run's checkpoint. Raises Interrupted as `check_held` does. A damaged one is returned:
-    loading it reports the damage.
+    to another run's checkpoint. Raises Interrupted if this process locked the run and it was moved
+    or removed since. A damaged one is returned: loading it reports the damage.
     """
     check_held(run)
     identity = read_object(run / MANIFEST)["identity"] if (run / MANIFEST).is_file() else None
@@ -106,8 +108,9 @@ def read_newest(path: Path, read: Callable[[Path], T]) -> T:
 
 
 def broken_links(run: Path) -> list[str]:
-    """Return a sentence for each contradiction within a run's manifest, between it and the
-    checkpoints, and between the checkpoints. The run must have a manifest."""
+    """Return a list of a sentence for each contradiction within a run's manifest, between it and
+    the run's sealed checkpoints, and between the checkpoints. Empty if there is none. The run must
+    have a manifest."""
     manifest = read_object(run / MANIFEST)
     broken = list(broken_manifest(run.name, manifest))
     checkpoints = [path for path in complete_checkpoints(run) if (path / LINEAGE).is_file()]
@@ -134,8 +137,8 @@ def broken_manifest(name: str, manifest: JSON) -> Iterator[str]:
 
 
 def _attempts(name: str, manifest: JSON) -> Iterator[str]:
-    """Yield a sentence for each attempt that does not name the digest of the attempt before it, or
-    for the first one the run's identity.
+    """Yield a sentence for each attempt in a manifest whose `before` is not the digest of the
+    attempt before it, or in the first one the run's identity.
 
     Manifests of earlier versions, which list `layouts`, may lack that digest.
     """
@@ -150,7 +153,7 @@ def _attempts(name: str, manifest: JSON) -> Iterator[str]:
 
 def _states(full: Any, partial: Any) -> bool:
     """Return True if `full` has every key and value of `partial`, which may leave out keys at any
-    depth."""
+    depth; lists must have equal lengths."""
     if isinstance(partial, dict) and isinstance(full, dict):
         return all(key in full and _states(full[key], value) for key, value in partial.items())
     if isinstance(partial, list) and isinstance(full, list):
@@ -189,8 +192,8 @@ def _check_checkpoint(path: Path, manifest: JSON) -> Iterator[str]:
 
 
 def _check_descent(older: Path, newer: Path) -> Iterator[str]:
-    """Yield a sentence if the newer checkpoint does not name the older one as an ancestor, or names
-    other ancestors before it."""
+    """Yield a sentence if the newer checkpoint's list of ancestors lacks the older one, has another
+    digest of it, or has other ancestors before it. Both are directories of one run."""
     ancestors = read_object(newer / LINEAGE)["ancestors"]
     before = read_object(older / LINEAGE)["ancestors"]
     iteration = read_object(older / STATE)["iteration"]
@@ -226,6 +229,7 @@ def _check_weights(checkpoints: list[Path]) -> Iterator[str]:
 
 
 def _weights(checkpoint: Path) -> str:
-    """Return the digest of a checkpoint's weights, its files `model-*`."""
+    """Return one digest of a sealed checkpoint's weights, its files `model-*`, from the digests in
+    its seal."""
     others = {name for name in sealed_files(checkpoint) if not name.startswith("model-")}
     return content_digest(checkpoint, without=others)

@@ -74,8 +74,9 @@ class CommandLine(typer.Typer):
 
 
 def _take_common_options(arguments: list[str]) -> list[str]:
-    """Return the arguments without the common options before `--`, for which environment variables
-    are set. `--json-errors` sets none: it is looked up in `sys.argv`."""
+    """Return the arguments without those common options, such as `--quiet`, that stand before `--`,
+    and set the environment variables that they mean. `--json-errors` sets none: it is looked up in
+    `sys.argv`."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     given = COMMON_OPTIONS.keys() & set(arguments[:end])
     if "--debug" in given:
@@ -174,8 +175,8 @@ class _Output(io.TextIOWrapper):
             self._lose(error)
 
     def close(self) -> None:
-        """Flush, and leave the underlying file open: it belongs to the standard stream that this
-        object replaced."""
+        """Flush, and leave the underlying file open, because it belongs to the standard stream that
+        this object replaced."""
         self.flush()
 
     def _lose(self, error: OSError) -> int:
@@ -270,12 +271,13 @@ def _unforeseen(error: Exception) -> UserError:
 
 
 class _CtrlC(BaseException):
-    """A stop by a signal. It is not an Exception, so that code which catches the errors of
-    libraries lets it through."""
+    """A stop by any of the stop signals. It is not an Exception, so that code which catches the
+    errors of libraries lets it through."""
 
 
 def _stop(command: int, number: int, frame: object) -> NoReturn:
-    """Signal handler: raise `_CtrlC` in the command itself and ignore further stops.
+    """Signal handler: raise `_CtrlC` in the command's own process, whose id is `command`, and
+    ignore further stops.
 
     A process that was forked from the command raises it for SIGINT alone. Any other signal ends the
     forked process at once.

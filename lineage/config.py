@@ -51,8 +51,9 @@ def load_config(path: Path, model: type[ConfigT], overrides: Sequence[str] = ())
 
 
 def override_config(config: ConfigT, overrides: Sequence[str]) -> ConfigT:
-    """Return the configuration with `section.key=value` overrides, validated again. Raises BadInput
-    for an override or a value as `load_config` does."""
+    """Return a copy of the configuration with `section.key=value` overrides, validated again.
+    Raises BadInput for an override of another form or a value that validation refuses, as
+    `load_config` does."""
     values = reduce(_merge, map(_parse_override, overrides), config.model_dump(mode="json"))
     return parse_config(values, type(config), "--set")
 
@@ -77,7 +78,8 @@ def _sections(values: JSON, name: str) -> list[str]:
 
 
 def flatten(values: JSON, prefix: str = "") -> JSON:
-    """Return the values of nested sections by dotted key, such as `train.seed`."""
+    """Return the values of nested sections as one flat dict by dotted key, such as `train.seed`.
+    `prefix` stands before every key."""
     flat: JSON = {}
     for key, value in values.items():
         flat |= (
@@ -108,8 +110,8 @@ def _is_too_large(value: object) -> bool:
 
 
 def read_toml(path: Path, seen: tuple[Path, ...] = ()) -> JSON:
-    """Return the values of a TOML file over the values of the file that it extends. `seen` are the
-    files that extend this one.
+    """Return the values of a TOML file as nested dicts, laid over the values of the file that its
+    key `extends` names. `seen` are the files that extend this one.
 
     Raises BadInput for a file that is missing, unreadable, not TOML or nested too deeply, and for a
     chain of `extends` that is too long or a circle.
@@ -150,8 +152,8 @@ def _merge(base: JSON, over: JSON) -> JSON:
 
 
 def _parse_override(text: str) -> JSON:
-    """Return `section.key=value` as nested values. A value that is not TOML is taken as text.
-    Raises BadInput for any other form."""
+    """Return `section.key=value` as nested dicts, `{"section": {"key": value}}`. A value that is
+    not TOML is taken as text. Raises BadInput for any other form."""
     dotted, equals, raw = text.partition("=")
     if not equals or not all(dotted.split(".")) or DEEP.match(dotted):
         raise BadInput(f"override {text!r} is not of the form section.key=value")
@@ -165,7 +167,8 @@ def _parse_override(text: str) -> JSON:
 
 
 def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted names of all keys of a model and of its sections."""
+    """Yield the dotted names of all keys of a pydantic model, at any depth: a section's own name,
+    then the names in it."""
     for name, field in model.model_fields.items():
         yield f"{prefix}{name}"
         for kind in (field.annotation, *get_args(field.annotation)):

@@ -34,7 +34,8 @@ def sha256_file(path: Path) -> str:
 
 
 def sha256_json(value: Any) -> str:
-    """Return the hexadecimal SHA-256 of a JSON value in canonical form (sorted keys, no spaces)."""
+    """Return the hexadecimal SHA-256 of a JSON value in canonical form (sorted keys, no spaces).
+    Raises ValueError for a number that is not finite."""
     text = json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )
@@ -42,7 +43,7 @@ def sha256_json(value: Any) -> str:
 
 
 def bytes_below(directory: Path) -> int:
-    """Return the total size of all files below a directory, in bytes."""
+    """Return the total size of all files below a directory, at any depth, in bytes."""
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
@@ -74,7 +75,8 @@ def seal(directory: Path, known: Mapping[str, str] | None = None) -> str:
 
 
 def is_sealed(directory: Path) -> bool:
-    """Return True if the directory has a completion marker."""
+    """Return True if the directory has its completion marker, the file `COMPLETE`. The marker is
+    not read."""
     return (directory / MARKER).is_file()
 
 
@@ -93,8 +95,9 @@ def sealed_files(directory: Path) -> dict[str, JSON]:
 def by_digest(
     place: Path, digest: str, digest_of: Callable[[Path], str], *folders: Path
 ) -> Path | None:
-    """Return the first directory with this digest among `place`, its siblings and the directories
-    in `folders`; None if no directory has it. One whose digest cannot be read is passed over.
+    """Return the first directory for which `digest_of` gives `digest`, among `place`, its siblings
+    and the directories in `folders`; None if there is none. One whose digest cannot be read is
+    passed over.
 
     The path alone does not decide: it may lead elsewhere by now, such as the link to a dataset that
     was built anew.
@@ -110,8 +113,9 @@ def by_digest(
 
 
 def content_digest(directory: Path, without: frozenset[str] | set[str]) -> str:
-    """Return a digest of a sealed directory's files other than `without`: equal for equal content
-    made at different times."""
+    """Return one digest of a sealed directory's files without the files named in `without`, from
+    its seal: equal for equal content made at different times. Raises IntegrityFailure if there is
+    no readable seal."""
     return sha256_json(
         {name: entry for name, entry in sealed_files(directory).items() if name not in without}
     )
@@ -162,8 +166,8 @@ def check_seal(directory: Path, is_read: Callable[[str], bool] = lambda name: Tr
 
 
 def _read_marker(directory: Path) -> JSON:
-    """Return the completion marker of a directory. Raises IntegrityFailure if it is missing,
-    unreadable or edited."""
+    """Return the content of a directory's completion marker, `digest` and `files`. Raises
+    IntegrityFailure if it is missing, unreadable or edited."""
     path = directory / MARKER
     if not directory.is_dir():
         raise IntegrityFailure(f"{directory} is not a directory")

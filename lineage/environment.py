@@ -38,7 +38,9 @@ KIND_OF_CPU = ("cpu family", "model", "CPU implementer", "CPU part")
 
 @cache
 def describe_environment() -> Environment:
-    """Return the versions, hardware, source state and command line of this process."""
+    """Return a description of this process: versions of this package, Python and libraries, state
+    of the source, processor, cores, memory, GPUs, variables that set threads, and command line.
+    Collected once for each process."""
     return Environment(
         mlm_repro=VERSION,
         source=source_state(),
@@ -56,8 +58,8 @@ def describe_environment() -> Environment:
 
 @cache
 def code_digest() -> str:
-    """Return the SHA-256 of the source files that a training runs, in engine, data_pipeline and
-    lineage.
+    """Return the hexadecimal SHA-256 of the source files that a training runs: all Python, C++ and
+    CUDA files in engine, data_pipeline and lineage. Computed once for each process.
 
     Releases whose source files are equal have equal digests.
     """
@@ -68,11 +70,11 @@ def code_digest() -> str:
 
 
 def source_state() -> JSON:
-    """Return the git `commit` of the clone, or the build of the wheel, that the code runs from.
-    `dirty` is True if files of the clone were changed, None for a wheel; both are None if git
-    fails.
+    """Return the state of the code as a dict: the git `commit` of the clone, or the build of the
+    wheel, that the code runs from, and `dirty`. `dirty` is True if files of the clone were changed,
+    None for a wheel; both are None if git fails.
 
-    For a copy of the files that is neither, `MLM_COMMIT` names the commit; without it the object is
+    For a copy of the files that is neither, `MLM_COMMIT` names the commit; without it the dict is
     empty.
     """
     if not (HOME / ".git").exists():
@@ -84,12 +86,13 @@ def source_state() -> JSON:
 
 
 def available_cores() -> int:
-    """Return the number of processor cores that this process may use."""
+    """Return the number of processor cores that this process may use: its affinity's where the
+    system has one, else all."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory_bytes() -> int | None:
-    """Return the physical memory in bytes, or None if the system does not report it."""
+    """Return the machine's physical memory in bytes, or None if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
@@ -98,8 +101,9 @@ def memory_bytes() -> int | None:
 
 @cache
 def list_gpus() -> list[JSON]:
-    """Return `name` and `memory_bytes` of each NVIDIA GPU that this process may use, as nvidia-smi
-    reports them; an empty list without nvidia-smi."""
+    """Return a dict with `name` and `memory_bytes` for each NVIDIA GPU that this process may use,
+    as nvidia-smi reports them and `CUDA_VISIBLE_DEVICES` chooses; an empty list without
+    nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return []
     rows = _output(
@@ -144,8 +148,9 @@ def user_cache(name: str) -> Path:
 
 
 def cpu_name() -> str:
-    """Return the processor's name, family and model. Virtual machines shorten the name, so that it
-    alone does not tell processors apart."""
+    """Return the processor's name as text, with its family and model in brackets where the system
+    gives them. Virtual machines shorten the name, so that it alone does not tell processors
+    apart."""
     facts = _cpu_facts()
     name = facts.get("model name") or platform.processor() or platform.machine()
     kind = ", ".join(
@@ -156,7 +161,7 @@ def cpu_name() -> str:
 
 def processor_kind() -> tuple[str, str]:
     """Return two texts: the machine with the processor's vendor, family and model (or its name
-    without these), and its vector instructions."""
+    without these), and the flags of its vector instructions, sorted."""
     facts = _cpu_facts()
     kind = (
         " ".join(f"{name} {facts[name]}" for name in ("vendor_id", *KIND_OF_CPU) if name in facts)

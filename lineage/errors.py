@@ -13,14 +13,14 @@ could continue."""
 
 
 def afterwards() -> str:
-    """Return the end of a message about an interruption: that the same command begins anew, or that
-    it continues."""
+    """Return the end of a message about an interruption: that the same command begins anew if
+    `MLM_KEEPS_NOTHING` is set, else that it continues."""
     return "begins anew" if KEEPS_NOTHING in os.environ else "continues from what was finished"
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
-    """Return a question with the known name nearest to `name`, or `otherwise` if no name is
-    near."""
+    """Return the question `did you mean 'NAME'?` with the known name nearest to `name`, or the text
+    `otherwise` if no name is near."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, known, 1)

@@ -17,15 +17,16 @@ class ExtraMissing(BadInput):
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs the libraries of an extra."""
+    """Return the pip command that installs this package's extra of that name, with its
+    libraries."""
     return f"pip install 'mlm-repro[{extra}]'"
 
 
 def import_extra(module: str, extra: str) -> ModuleType:
-    """Import a module that an extra provides.
+    """Import and return a module that an extra, a group of optional libraries, provides.
 
-    Raises ExtraMissing, which names the extra, if the module or a library that it imports is
-    missing.
+    Raises ExtraMissing, with the command that installs the extra, if the module or a library that
+    it imports is missing.
     """
     try:
         return import_module(module)
@@ -35,7 +36,8 @@ def import_extra(module: str, extra: str) -> ModuleType:
 
 
 def check_torch() -> None:
-    """Raise BadInput if torch is absent or outside `TORCH_RANGE`."""
+    """Raise BadInput if torch is not installed, or if its release is outside of `TORCH_RANGE`.
+    Torch is not imported."""
     if not (number := installed("torch")):
         raise BadInput(f"torch is not installed: pip install 'torch{TORCH_RANGE}'")
     first, end = (_release(bound) for bound in TORCH_RANGE.split(","))
@@ -45,7 +47,8 @@ def check_torch() -> None:
 
 
 def installed(package: str) -> str | None:
-    """Return the version of an installed package, or None if it is not installed."""
+    """Return the version of an installed package as text, or None if it is not installed. It is not
+    imported."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

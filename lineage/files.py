@@ -55,7 +55,8 @@ SchemaT = TypeVar("SchemaT", bound=FileSchema)
 
 
 def write_document(path: Path, document: FileSchema) -> None:
-    """Replace `path` with the document as indented JSON."""
+    """Replace the file `path` by the document as indented JSON, without the fields that were not
+    given."""
     write_json(path, document.to_json())
 
 
@@ -66,7 +67,7 @@ def read_document(path: Path, model: type[SchemaT]) -> SchemaT:
 
 
 def write_lines(path: Path, lines: Iterable[FileSchema]) -> None:
-    """Replace `path` with one line of JSON for each document."""
+    """Replace the file `path` by one line of JSON for each document."""
     write_text(path, "".join(line.to_line() for line in lines))
 
 
@@ -87,8 +88,8 @@ def read_lines(path: Path, model: type[SchemaT]) -> list[SchemaT]:
 
 
 def read_values(path: Path) -> Any:
-    """Return the JSON value of a file. Raises IntegrityFailure if it cannot be read or is not
-    JSON."""
+    """Return the value of a JSON file. Raises IntegrityFailure, with the file's name, if it cannot
+    be read or is not JSON."""
     try:
         return read_json(path)
     except (ValueError, OSError) as error:
@@ -96,8 +97,8 @@ def read_values(path: Path) -> Any:
 
 
 def read_object(path: Path) -> JSON:
-    """Return the JSON object of a file. Raises IntegrityFailure with the whole path if the file
-    cannot be read or holds anything else."""
+    """Return the object of a JSON file as a dict. Raises IntegrityFailure with the whole path if
+    the file cannot be read or holds anything else."""
     try:
         values = read_values(path)
     except IntegrityFailure as error:
@@ -121,7 +122,8 @@ def parse_document(values: Any, model: type[SchemaT], name: str) -> SchemaT:
 
 
 def one_line(error: object) -> str:
-    """Return the text of an error or another value without line breaks, at most 200 characters."""
+    """Return the text of an error or another value on one line: each run of white space becomes a
+    space, and it is cut after 200 characters."""
     return " ".join(str(error).split())[:200]
 
 
@@ -157,8 +159,9 @@ def unlike(where: str, said: object, gives: object, by: str = GIVES) -> Iterator
 
 
 class Remade(NamedTuple):
-    """Comparison of a stated value `said` with its recomputed counterpart `gives`, which `unlike`
-    makes."""
+    """One comparison that a check of a run yields: a stated value `said`, and `gives`, the same
+    value recomputed. `unlike` compares the two; `where` names the value in its sentences, and `by`
+    introduces the recomputed one."""
 
     where: str
     said: object
@@ -167,8 +170,8 @@ class Remade(NamedTuple):
 
 
 class Absent(NamedTuple):
-    """Comparison that a check of a run left out, because something is not on this machine or is
-    never recomputed."""
+    """Mark that a check of a run yields for a comparison that it left out, because something is not
+    on this machine or is never recomputed."""
 
     name: str
     ever: bool = True
@@ -176,8 +179,8 @@ class Absent(NamedTuple):
 
 
 class Parent(NamedTuple):
-    """Directory to check in turn, down to its leaves: one that a run was made from, or one that
-    lies in the run or in a folder of runs."""
+    """Mark that a check of a run yields for a directory to check in turn, down to its leaves: one
+    that the run was made from, or one that lies in the run or in a folder of runs."""
 
     place: Path
     name: str = ""
@@ -192,8 +195,8 @@ Comparisons = Iterator[str | Remade | Absent | Parent]
 
 
 def as_said(result: BaseModel, values: Mapping[str, object], where: str, by: str = GIVES) -> Remade:
-    """Return the comparison of a document's fields with `values`, the values that they must have by
-    name."""
+    """Return a comparison of a document's fields with `values`, the values by field's name that
+    they must have. `where` and `by` are for the sentences on differences."""
     return Remade(where, {name: getattr(result, name) for name in values}, {**values}, by)
 
 
@@ -242,13 +245,15 @@ class Environment(FileSchema):
 
     @property
     def code(self) -> str:
-        """Release of this package, and its commit if that was recorded, as text."""
+        """Release of this package as text, such as `mlm-repro 1.2.0`, with ` at ` and twelve digits
+        of its commit if that was recorded."""
         commit = str(self.source.get("commit") or "")[:12]
         return f"mlm-repro {self.mlm_repro}" + (f" at {commit}" if commit else "")
 
     @property
     def sentence(self) -> str:
-        """Machine and commit of a measurement, as a sentence."""
+        """Sentence `Measured on MACHINE; code COMMIT.` about a measurement, without its second half
+        if no commit was recorded."""
         commit = self.code.partition(" at ")[2]
         return f"Measured on {self.machine}{f'; code {commit}' if commit else ''}."
 

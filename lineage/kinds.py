@@ -68,8 +68,9 @@ def differing(model: type[BaseModel], values: JSON) -> JSON:
 
 
 def parts_within(run: Path) -> list[Path]:
-    """Return, sorted, the directories inside of a run that are sealed or stand in its
-    `checkpoints`, without hidden ones."""
+    """Return, sorted, the directories below a run, at any depth, that are sealed, and all
+    directories in its `checkpoints`. Hidden ones and the folders of logging libraries are left
+    out."""
     markers = (marker.parent for marker in run.rglob(MARKER))
     directories = {*markers, *(path for path in (run / CHECKPOINTS).glob("*") if path.is_dir())} - {
         run
@@ -132,8 +133,8 @@ def misfits(directory: Path, kind: Kind, values: JSON) -> Iterator[str]:
 
 
 def _is_name_for(link: Path) -> bool:
-    """Return True if the path is a link to a run beside it, under the run's name without its
-    digest."""
+    """Return True if the link's target is `NAME-XXXXXXXX` beside it, where NAME is the link's own
+    name and the digits are hexadecimal: a run under its name without the digest."""
     target = os.readlink(link)
     return bool(re.fullmatch(rf"{re.escape(link.name)}-[0-9a-f]{{8}}", target))
 
@@ -158,8 +159,9 @@ def _repeated(path: Path, where: str) -> Iterator[str]:
 
 
 def hidden(directory: Path) -> list[str]:
-    """Return, sorted, the first parts of the paths of files in the directory that no seal covers,
-    the lock excepted: hidden files and folders of logging libraries."""
+    """Return, sorted and each once, the top-level names in the directory of files that no seal
+    covers, or of folders with such files in them: hidden files and folders of logging libraries.
+    The lock is left out."""
     paths = (path.relative_to(directory) for path in directory.rglob("*") if path.is_file())
     return sorted(
         {

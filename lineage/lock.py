@@ -37,8 +37,8 @@ def locked(directory: Path) -> Iterator[None]:
     """Context manager: hold the lock of `directory`, which is made if it is missing, during the
     block. Before and after it, remove what killed writers left there.
 
-    Raises BadInput if another process holds the lock, and NoLocks as `_take` does. The lock ends
-    with the process.
+    Raises BadInput if another process holds the lock, and NoLocks if the file system cannot lock.
+    The lock ends with the process.
     """
     path = directory / LOCK
     descriptor = _take(path, f"another process is at work in {directory}: wait for it, or stop it")
@@ -96,7 +96,8 @@ def _release(path: Path) -> None:
 
 
 def release_claims() -> None:
-    """Release every output path that this process claimed."""
+    """Release the locks on all output paths that this process claimed. A forked process leaves its
+    parent's locks alone."""
     for lock, process in _CLAIMS:
         if lock in _HELD and process == os.getpid():
             _release(lock)
@@ -115,8 +116,8 @@ def check_held(directory: Path) -> None:
 
 
 def claim(path: Path) -> None:
-    """Reserve an output path for this process until its command ends. Raises BadInput if another
-    command of this user has reserved it.
+    """Reserve an output path for this process until its command ends, by a lock in the user's
+    cache. Raises BadInput if another command of this user has reserved it.
 
     Does nothing on ranks other than 0, if this process has reserved it, or if the user's cache
     cannot hold a lock.
@@ -222,7 +223,8 @@ def _is_same(descriptor: int, path: Path) -> bool:
 
 
 def check_output(out: Path) -> None:
-    """Raise BadInput if `out` exists or lies in a sealed directory."""
+    """Raise BadInput if the new directory `out` of a command exists, is a link, or would lie in a
+    sealed directory."""
     if out.exists() or out.is_symlink():
         raise BadInput(f"{out} exists already: name a new directory")
     for parent in out.resolve().parents:

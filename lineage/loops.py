@@ -35,8 +35,8 @@ _load_arrays_without_blas()
 
 
 def compiled(function: Kernel, **options: Any) -> Kernel:
-    """Return `function`, to be compiled at its first call. `options` are numba's; by default float
-    operations happen as written.
+    """Return `function`, wrapped by numba to be compiled at its first call. `options` are numba's;
+    by default float operations happen as written.
 
     The machine code is cached in `NUMBA_CACHE_DIR` or in this user's cache, never beside the
     source, where an uninstall would leave it. If neither can be written, each process compiles for

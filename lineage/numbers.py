@@ -21,7 +21,8 @@ def show(value: float | int | None) -> str:
 
 
 def size_bytes(value: int | None) -> str:
-    """Return a size in bytes as text with a decimal unit, or an em dash for None."""
+    """Return a size in bytes as text with a decimal unit, such as `1.50 MB`, or an em dash for
+    None."""
     if value is None:
         return MISSING
     for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
@@ -50,7 +51,8 @@ def csv_cell(text: str) -> str:
 
 
 def exact(value: float | int | None) -> str:
-    """Return the number as recorded, without a trailing `.0`; an empty text for None."""
+    """Return the number as text, with all recorded digits; a whole one below 10^15 without `.0`. An
+    empty text for None."""
     if value is None:
         return ""
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
@@ -65,12 +67,14 @@ def compact(value: float) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """Return a share in per cent as text, or an em dash if the whole is 0."""
+    """Return `part` of `whole` in per cent as text, such as `12.5 %`, or an em dash if the whole is
+    0."""
     return f"{100 * part / whole:.1f} %" if whole else MISSING
 
 
 def printable(text: object) -> str:
-    """Return the text with control characters as visible symbols; line breaks and tabs stay."""
+    """Return the text with each control character below U+0020 as a visible symbol; line breaks and
+    tabs stay."""
     return "".join(
         chr(0x2400 + ord(sign)) if ord(sign) < 32 and sign not in "\n\t" else sign
         for sign in str(text)

@@ -24,7 +24,8 @@ WRITTEN_SECONDS = 15.0
 
 
 def is_quiet() -> bool:
-    """Return True if the user asked for results, warnings and errors only."""
+    """Return True if the user asked, by `--quiet` or `MLM_QUIET`, for results, warnings and errors
+    only."""
     return QUIET in os.environ
 
 
@@ -36,7 +37,8 @@ def announce(*parts: str) -> None:
 
 
 def format_bytes(count: float) -> str:
-    """Return a size as text with a decimal unit: `1500000` becomes `1.5 MB`."""
+    """Return a size in bytes as text with a decimal unit: `1500000` becomes `1.5 MB`, `999` becomes
+    `999 bytes`."""
     for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if count >= size:
             return f"{count / size:,.1f} {unit}"
@@ -44,7 +46,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration as text: `75` becomes `1:15`, `4000` becomes `1:06:40`."""
+    """Return a duration in seconds as text: `75` becomes `1:15`, `4000` becomes `1:06:40`."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
@@ -89,11 +91,13 @@ class Progress:
             sys.stderr.write("\n")
 
     def start_at(self, count: int) -> None:
-        """Set the count that an earlier run reached, which the rate leaves out."""
+        """Set the count to what an earlier run reached; the rate leaves it out. Nothing is
+        shown."""
         self._first = self._count = count
 
     def advance(self, count: int = 1, message: str = "") -> None:
-        """Add to the count, and now and then show the progress, with `message` beside it."""
+        """Add `count` to the progress, and now and then show it, with `message` beside it; at each
+        multiple of `every` print a line that stays."""
         self._count += count
         if self._every and self._count % self._every == 0:
             self.say(f"{self._title}: {self._text(False)} | {message}")
@@ -106,19 +110,21 @@ class Progress:
             self._show(message)
 
     def say(self, sentence: str) -> None:
-        """Print a line that stays, but not with `--quiet`."""
+        """Print a line that stays on standard error; not with `--quiet`, on ranks other than 0, or
+        if `quiet` was set."""
         if not self._is_silent:
             self.note(sentence)
 
     def note(self, sentence: str) -> None:
-        """Print a warning on a line that stays, also with `--quiet`; not on other ranks than 0, nor
-        if `quiet` was set."""
+        """Print a warning on a line of standard error that stays, also with `--quiet`; not on ranks
+        other than 0, nor if `quiet` was set."""
         if not self._is_other_rank:
             self._erase()
             sys.stderr.write(f"{sentence}\n")
 
     def _text(self, final: bool) -> str:
-        """Return count, rate and time left as text, or the whole time if the work is `final`."""
+        """Return count, rate and time left as text; the whole time in place of the time left if the
+        work is `final`."""
         elapsed = max(time.monotonic() - self._start, 1e-9)
         rate = (self._count - self._first) / elapsed
         of_total = f"/{self._amount(self._total)}" if self._total else ""
@@ -135,7 +141,8 @@ class Progress:
         return text
 
     def _show(self, message: str, final: bool = False) -> None:
-        """Draw the bar on a terminal, in place of the last one, or write a line elsewhere."""
+        """Write the progress to standard error: on a terminal as a bar, in place of the last one,
+        elsewhere as a line. A `final` bar stays."""
         text = self._text(final) + (f" | {message}" if message else "")
         if self._terminal:
             columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80

@@ -57,7 +57,7 @@ class Record(Config):
 
 
 def records_bytes(records: Iterable[Record]) -> bytes:
-    """Return the content of a file of records: one line of JSON for each."""
+    """Return the content of a file of records as UTF-8 bytes: one line of JSON for each record."""
     return "".join(record.model_dump_json() + "\n" for record in records).encode("utf-8")
 
 

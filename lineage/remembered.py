@@ -40,8 +40,8 @@ def digest_of(*places: Path, facts: object = ()) -> str:
 
 
 def recall(name: str, made_of: str) -> bytes | None:
-    """Return the cached answer of that name, or None if it is absent or its key is not
-    `made_of`."""
+    """Return the answer called `name` in this user's cache, or None if it is absent, damaged or was
+    stored under another key than `made_of`."""
     with suppress(OSError, RuntimeError):  # RuntimeError: this user has no home
         content = read_bytes(user_cache("answers") / name)
         if content[:32] == _seal(made_of, content[32:]):
@@ -50,14 +50,15 @@ def recall(name: str, made_of: str) -> bytes | None:
 
 
 def remember(name: str, made_of: str, answer: bytes) -> None:
-    """Cache an answer of that name under the key `made_of`. Does nothing if the cache cannot be
-    written."""
+    """Store an answer called `name` in this user's cache under the key `made_of`, in place of an
+    earlier one. Does nothing if the cache cannot be written."""
     with suppress(OSError, RuntimeError):
         write_bytes(user_cache("answers") / name, _seal(made_of, answer) + answer)
 
 
 def stamp_of(path: Any) -> str:
-    """Return a text that changes whenever the file does: its inode, size and change time."""
+    """Return a text that changes whenever the file does: its inode, size and change time. Raises
+    OSError if it is missing."""
     status = path.stat()
     return f"{status.st_ino}-{status.st_size}-{status.st_ctime_ns}"
 
@@ -67,7 +68,8 @@ def answers_on_files(
     name: str, made_of: str, answer_on: Callable[[Path], Any]
 ) -> Iterator[Callable[[Path], Any]]:
     """Context manager: yield a function that returns `answer_on(path)`, a JSON value, and computes
-    it only if the file changed since the cached answer.
+    it only if the file changed since the cached answer. The answers are cached together as `name`,
+    under the key `made_of`.
 
     New answers are cached when the block ends without an error.
     """

@@ -56,7 +56,8 @@ class RunDirectory:
         settings: JSON | None = None,
         schema: int = 1,
     ) -> "RunDirectory":
-        """Open the directory for this work, and write its manifest if it is new.
+        """Return the RunDirectory of `<root>/<name>-<first 8 of identity>` for this work, and write
+        its manifest if it is new.
 
         `parents` maps the name of each input to its digest. `settings` are the values of `config`
         that differ from their defaults, or None for all of `config`. Sections named in `without`
@@ -70,8 +71,9 @@ class RunDirectory:
 
     @classmethod
     def find(cls, root: Path, manifest: Manifest) -> "RunDirectory":
-        """Return the directory for the work of a manifest, whether it was begun or not; nothing is
-        written. Raises BadInput if the name is too long or leads to a run of another kind."""
+        """Return the RunDirectory for the work of a manifest, at `<root>/<name>-<first 8 of
+        identity>`, whether it was begun or not; nothing is written. Raises BadInput if the name is
+        too long or leads to a run of another kind."""
         if (length := len(os.fsencode(manifest.name))) > LONGEST_NAME:
             raise BadInput(
                 f"the name of a run has {length} bytes: at most {LONGEST_NAME} leave room for its"
@@ -90,8 +92,8 @@ class RunDirectory:
     def begin_at(
         cls, path: Path, kind: str, config: JSON, parents: dict[str, str]
     ) -> "RunDirectory":
-        """Open the directory `path` for this work, and write its manifest if it is new. Raises
-        BadInput if it holds anything else or cannot be made."""
+        """Return the RunDirectory at exactly `path` for this work, and write its manifest if it is
+        new. Raises BadInput if it holds anything else or cannot be made."""
         manifest = asked_for(path.name, kind, config, parents)
         with claimed(path):
             is_begun = (path / MANIFEST).exists()
@@ -102,8 +104,8 @@ class RunDirectory:
             return cls(path).begun(manifest)
 
     def begun(self, manifest: Manifest) -> "RunDirectory":
-        """Return the run, and write its manifest unless it has one; several processes may begin a
-        run at once.
+        """Return this run with its manifest on disk: the given one is written, with the time and
+        the environment, unless there is one. Several processes may begin a run at once.
 
         Raises BadInput if the directory cannot be made or holds other work.
         """
@@ -129,8 +131,9 @@ class RunDirectory:
         return run
 
     def note_attempt(self, iteration: int, parallel: JSON, ranks: int) -> None:
-        """Append an attempt to the manifest: this process continues a training from `iteration`, at
-        the layout `parallel` on `ranks` ranks."""
+        """Append an attempt to the manifest's file: this process continues a training from
+        `iteration`, at the layout `parallel` on `ranks` ranks. The attempt also has the time, code,
+        machine and command."""
         values = read_object(self.path / MANIFEST)
         here = describe_environment()
         attempts = values.get("attempts") or values.get("layouts", [])
@@ -194,8 +197,8 @@ class RunDirectory:
 
     @property
     def manifest(self) -> JSON:
-        """The values in the manifest's file now, with defaults for missing keys. Raises BadInput
-        without a manifest, IntegrityFailure if it is damaged."""
+        """The values in the manifest's file now, as a dict, with defaults for missing keys. Raises
+        BadInput without a manifest, IntegrityFailure if it is damaged."""
         path = self.path / MANIFEST
         if not path.is_file():
             name = self.path.name
@@ -232,7 +235,7 @@ class RunDirectory:
 
     @property
     def is_complete(self) -> bool:
-        """True if the run is sealed."""
+        """True if the run is sealed: it has its completion marker."""
         return is_sealed(self.path)
 
     @property
@@ -303,8 +306,9 @@ def asked_for(
     settings: JSON | None = None,
     schema: int = 1,
 ) -> Manifest:
-    """Return the manifest of the run that these arguments describe, as in `RunDirectory.begin`,
-    without the time and the environment of its beginning."""
+    """Return the manifest, with its identity, of the run that these arguments describe, as in
+    `RunDirectory.begin`. Time and environment of its beginning are left empty. Nothing is
+    written."""
     everything = config if settings is None else settings
     manifest = Manifest(
         name=name,
@@ -323,7 +327,8 @@ def asked_for(
 
 
 def identity_in(manifest: Mapping[str, Any]) -> str:
-    """Return the identity of a manifest's run: a digest of the work.
+    """Return the identity of a manifest's run: the hexadecimal SHA-256 of its kind, schema's
+    version, settings and inputs.
 
     A manifest without a schema version is from the first release, where the identity covers the
     whole configuration and the package's version.

@@ -14,7 +14,8 @@ of a wheel."""
 
 
 class Shipped(StrEnum):
-    """Kinds of shipped files, each with its pattern below `HOME`."""
+    """Kinds of files that the package ships for its commands; each value is the glob pattern of the
+    kind's files below `HOME`."""
 
     MODEL = "experiments/models/**/*.toml"
     RECIPE = "data_pipeline/recipes/*.toml"
@@ -56,18 +57,21 @@ def find_file(name: str | Path, kind: Shipped) -> Path:
 
 
 def shipped_at(path: str) -> Path | None:
-    """Return the shipped file that has this path in a clone, or None."""
+    """Return the path of the shipped file that has the path `path` in a clone, such as
+    `experiments/models/8.3b.toml`, or None."""
     return next((HOME / path for kind in Shipped if HOME / path in HOME.glob(kind)), None)
 
 
 def model_file(name: str) -> Path:
-    """Return the path that a model's shipped recipe has, whether there is one or not."""
+    """Return the path of the shipped configuration of the model `name`,
+    `experiments/models/NAME.toml`, whether there is one or not."""
     return HOME / "experiments" / "models" / f"{name}.toml"
 
 
 def wheel_state() -> dict[str, Any]:
-    """Return an installed wheel's build as `source_state` returns a clone's: the `commit` is a
-    digest of the wheel's list of files. Empty in a clone."""
+    """Return the build of an installed wheel as a dict: its `commit` is `wheel-` with a digest of
+    the wheel's list of files, `dirty` is None. Empty if the code runs from no wheel, as in a
+    clone."""
     from mlm_repro.lineage.digest import sha256_file
 
     record = next(HOME.parent.glob("mlm_repro-*.dist-info/RECORD"), None)

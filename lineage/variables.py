@@ -25,8 +25,9 @@ MOST = 1_000_000
 
 
 def number(name: str) -> int | None:
-    """Return the value of an environment variable that LEAST names, or None if it is not set.
-    Raises BadInput on every rank if it is not an integer from its minimum in LEAST to MOST."""
+    """Return the value, as an int, of an environment variable that LEAST names, such as RANK, or
+    None if it is not set. Raises BadInput on every rank if it is not an integer from its minimum in
+    LEAST to MOST."""
     text = os.environ.get(name)
     if text is None:
         return None
@@ -54,7 +55,8 @@ def check_numbers() -> None:
 
 
 def rank() -> int:
-    """Return the number of this process among the launched ranks; 0 for a plain process."""
+    """Return the number of this process among the launched ranks, from RANK; 0 for a plain process.
+    Raises BadInput if RANK is not a whole number."""
     return number("RANK") or 0
 
 

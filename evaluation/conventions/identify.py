@@ -84,8 +84,8 @@ of accidental matches."""
 
 @dataclass(frozen=True)
 class Identified:
-    """Conventions of evaluation that may have given a claimed number, or several numbers of one
-    program."""
+    """Answer to a claimed number, or to several numbers of one program: the conventions of
+    evaluation that give it, each with its probability, and the nearest ones."""
 
     claimed: str
     matches: list[dict[str, str]]
@@ -100,13 +100,14 @@ class Identified:
 
     @property
     def is_named(self) -> bool:
-        """True if one convention is likely enough to be named."""
+        """True if the likeliest matching convention has a probability of at least NAMED, so that it
+        alone is named."""
         return bool(self.matches) and float(self.matches[0]["probability"]) >= NAMED
 
     def describe(self) -> str:
-        """Return the answer as lines of text: the named convention, else the likeliest MOST_SHOWN
-        matches with their probabilities and the text to run next, or the nearest conventions if
-        none matches."""
+        """Return the answer as one text of several lines: the named convention, else the likeliest
+        MOST_SHOWN matches with their probabilities and the text to run next, or the nearest
+        conventions if none matches."""
         likely = [float(match["probability"]) for match in self.matches]
         accident = f"a nearby number matches {self.accidents:.2g} conventions by accident"
         head = f"not certain: one of these, or with {max(0.0, 1 - sum(likely)):.1%} none of them"
@@ -147,8 +148,9 @@ def _with_point(number: str) -> str:
 
 
 def parse_claim(claimed: str) -> Decimal:
-    """Return the claimed number with the digits that were printed, a percentage as a share. Raises
-    BadInput unless it is a finite number of at least 0 whose comma has one meaning."""
+    """Return the claimed number as a Decimal with the digits that were printed; a percentage
+    becomes a share, `12.5 %` 0.125. Raises BadInput unless it is a finite number of at least 0
+    whose comma has one meaning."""
     try:
         printed = Decimal(_with_point(claimed.rstrip(" %"))).scaleb(-2 * claimed.endswith("%"))
         number = float(printed)
@@ -174,8 +176,9 @@ def parse_claims(claimed: str) -> list[tuple[Decimal, str | None]]:
 
 
 def find(claimed: str, conventions: Sequence[Convention], unit: str | None = None) -> Identified:
-    """Find the conventions that give the claimed numbers within their rounding, each with its
-    probability. `unit` is the numbers' unit; without it every one of `UNITS` is tried.
+    """Return which of `conventions` give the claimed numbers within their rounding, each with its
+    probability, as an Identified. `claimed` is one `NUMBER`, or `TEXT=NUMBER` several times. `unit`
+    is the numbers' unit; without it every one of `UNITS` is tried.
 
     A convention is as likely as it is common. A number that no convention in the table gives may be
     any number nearby, so with more digits an accidental match is less likely. Raises BadInput as
@@ -252,8 +255,9 @@ def find(claimed: str, conventions: Sequence[Convention], unit: str | None = Non
 
 
 def identify(place: Place, claimed: str, task: str, settings: Settings) -> Identified:
-    """Score a checkpoint on the test `task`, `wikitext103` or `lambada`, and find the conventions
-    by which it gives the claimed number. Every rank of the settings' layout calls it.
+    """Score a checkpoint on the test `task`, `wikitext103` or `lambada`, and return as an
+    Identified the conventions by which it gives the claimed number. Every rank of the settings'
+    layout calls it.
 
     It is scored on WikiText-103 by the readings of all programs and each of these with one axis
     changed, where the windows of `LONG` are tried only in the readings of programs that use them;

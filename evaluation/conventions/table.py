@@ -95,9 +95,9 @@ class Usage(NamedTuple):
     """Program → values of the axes on which it differs from the usual ones."""
 
     def readings(self, axes: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
-        """Return the reading of every program, and each of these with one axis changed to a value
-        in `axes`, each reading once. A reading that scores padding is left out unless it cuts
-        separate documents at the right: no other reading has padding."""
+        """Return readings, each as its value by axis: that of every program, and each of these with
+        one axis changed to a value in `axes`, each reading once. A reading that scores padding is
+        left out unless it cuts separate documents at the right: no other reading has padding."""
         usual = {axis: values[0] for axis, values in self.axes.items()}
         readings = [usual | base for base in self.programs.values()]
         changes = []
@@ -208,12 +208,13 @@ class Convention(NamedTuple):
 
     @property
     def is_share(self) -> bool:
-        """True if the values are shares of right answers."""
+        """True if the values are shares of right answers, False if they are losses in nats."""
         return self.axes["average"].startswith(ACCURACY)
 
 
 class ReadText:
-    """A text read by one convention: the requests to score, and the averages of their scores."""
+    """A text read by one convention. `requests` are scored; `averages` turns their scores into
+    every average that programs print."""
 
     def __init__(
         self,
@@ -284,8 +285,8 @@ class ReadText:
         self._counts = ~np.isin(targets, apart if axes["documents"] == UNSCORED else [])
 
     def averages(self, scores: Scores) -> Iterator[tuple[str, float]]:
-        """Yield the name and the loss in nats of every average of the scores that programs
-        print."""
+        """Yield the name and the loss in nats of every average that programs print, computed from
+        the scores of `requests`."""
         nll = -np.add.reduceat(scores.log_probabilities * self._counts, scores.starts)
         counts = np.add.reduceat(self._counts, scores.starts, dtype=np.int64)
         owners = self._owners
@@ -306,8 +307,8 @@ class ReadText:
             yield name, total / max(1, divisor)
 
     def divisors(self) -> dict[str, int]:
-        """Return the counts by which programs divide a summed loss, by name, wrong ones included. A
-        sub-word that is a part of a character is decoded as U+FFFD.
+        """Return, by name, the counts by which programs divide the text's summed loss, wrong ones
+        included. A sub-word that is a part of a character is decoded as U+FFFD.
 
         Two counts of decoded sub-words are left out if the tokenizer decodes a sub-word without its
         space.
@@ -373,8 +374,8 @@ def last_word_readings(usage: Usage) -> list[dict[str, str]]:
 
 
 class LastWords:
-    """Passages read by one convention for their last words: the requests to score, and the averages
-    of their scores."""
+    """Passages read by one convention for their last words. `requests` are scored; `averages` turns
+    their scores into mean losses and shares of right answers."""
 
     def __init__(
         self, axes: Mapping[str, str], passages: Sequence[str], tokenizer: Encoder, context: int
@@ -389,8 +390,9 @@ class LastWords:
         ]
 
     def averages(self, scores: Scores) -> Iterator[tuple[str, float]]:
-        """Yield the name and value of each average: the mean loss of a target and of a target's
-        sub-word, and the shares of right targets and right sub-words."""
+        """Yield the name and value of each average of the scores of `requests`: the mean loss in
+        nats of a target and of a target's sub-word, and the shares of right targets and right
+        sub-words."""
         yield "targets", math.fsum(scores.nll) / len(scores.nll)
         yield "sub-words of targets", math.fsum(scores.nll) / len(scores.greedy)
         yield ACCURACY, float(scores.all_greedy.mean())

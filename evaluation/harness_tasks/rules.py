@@ -15,8 +15,8 @@ Rows = dict[str, Dataset]
 
 
 def wikitext103(**_: Any) -> Rows:
-    """Return the split `test`: WikiText-103's test file as one row, whole and detokenized, with its
-    number of words."""
+    """Return the split `test`: WikiText-103's test file as one row, with its whole `text`,
+    detokenized, and its number of `words`."""
     text = read_wikitext("wikitext103", find_test_set("wikitext103"))
     return {
         "test": Dataset.from_list(
@@ -26,13 +26,15 @@ def wikitext103(**_: Any) -> Rows:
 
 
 def strided(row: JSON) -> JSON:
-    """Return a text with the stride 32, for the engine to read it in windows of 32 new tokens."""
+    """Return a row's text, under `text`, with the stride 32, under `stride`, for the engine to read
+    it in windows of 32 new tokens."""
     return {"text": row["text"], "stride": 32}
 
 
 def per_word(row: JSON, results: list[float]) -> dict[str, tuple[float, int]]:
-    """Return two metrics, each as a summed log-probability and the number of words to divide it by:
-    `word_perplexity`, and `adjusted_perplexity`, with one word less as in Megatron-LM's program."""
+    """Return two metrics by name, each as a pair of a summed log-probability and the number of
+    words to divide it by: `word_perplexity`, and `adjusted_perplexity`, with one word less as in
+    Megatron-LM's program. `results` has the log-probability of the row's text."""
     return {
         "word_perplexity": (results[0], row["words"]),
         "adjusted_perplexity": (results[0], row["words"] - 1),
@@ -40,8 +42,8 @@ def per_word(row: JSON, results: list[float]) -> dict[str, tuple[float, int]]:
 
 
 def lambada(**_: Any) -> Rows:
-    """Return the split `test`: OpenAI's passages, cut before the last word as `--strict-lambada`
-    does."""
+    """Return the split `test`: OpenAI's passages, each cut as `--strict-lambada` does into its
+    `context` and its last `word`."""
     cut = map(split_last_word, openai_passages(find_test_set("lambada")))
     return {
         "test": Dataset.from_list([{"context": context, "word": word} for context, word in cut])

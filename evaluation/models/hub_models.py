@@ -29,6 +29,7 @@ class Fetched(FileSchema):
 
 def cached_model(name: str) -> Path:
     """Return the folder of a model in the hub's cache, after a download if the hub can be reached.
+    Its `name` is `owner/name` or `name`, with or without `@revision`.
 
     Raises BadInput for a name of another form, or if the hub's weights are several GGUF files.
     Raises DataMissing if the hub does not have the model or keeps it behind a gate, or if it cannot
@@ -78,8 +79,13 @@ def fetch_model(name: str, out: Path) -> Path:
 
 
 def _download(name: str, repository: str, revision: str | None, **where: Any) -> tuple[Path, Any]:
-    """Download a model's files and return their folder with the hub's description; with
-    `local_dir`, exactly the described commit. Raises the errors of `asking_for` and `_wanted`."""
+    """Download a model's files and return their folder with the hub's description of the
+    repository; with `local_dir` in `where`, into that folder and exactly the described commit.
+    `name` is the model's name in errors.
+
+    Raises DataMissing if the hub does not have the model or gates it, Interrupted if it fails
+    otherwise, and BadInput for several GGUF files.
+    """
     from huggingface_hub import HfApi, snapshot_download
 
     from mlm_repro.data_pipeline.reading.hub import asking_for
@@ -96,8 +102,8 @@ def _download(name: str, repository: str, revision: str | None, **where: Any) ->
 
 
 def is_as_fetched(directory: Path, repository: str) -> bool:
-    """Return True if the directory has the files that `fetch_model` wrote for that repository,
-    unchanged."""
+    """Return True if the directory's fetched.json names that repository, and every file that it
+    lists is there unchanged. Raises IntegrityFailure if fetched.json is damaged."""
     if not (directory / RECORD).is_file():
         return False
     record = read_document(directory / RECORD, Fetched)
@@ -108,8 +114,8 @@ def is_as_fetched(directory: Path, repository: str) -> bool:
 
 
 def _wanted(name: str, described: Any) -> list[str]:
-    """Return patterns of the files to download, with weights in the first format of `WEIGHTS` that
-    the repository has.
+    """Return glob patterns of the files to download, with weights in the first format of `WEIGHTS`
+    that the repository has. `described` is the hub's description of the repository, with its files.
 
     Raises BadInput if that format is GGUF and there are several files.
     """

@@ -117,9 +117,11 @@ def _is_native(directory: Path) -> bool:
 
 
 def _base(directory: Path) -> Path:
-    """Return the model that an adapter belongs to: a directory, or a name on the hub.
+    """Return the path of the model that the adapter in a directory belongs to: a directory inside
+    of it, or else the path or hub name that its configuration gives.
 
-    Raises BadInput if peft is missing, or if it is unclear which weights are meant.
+    Raises BadInput if the configuration names no model, if peft is missing, or if the directory
+    also holds a model.
     """
     from mlm_repro.lineage.extras import installed
     from mlm_repro.lineage.files import read_object
@@ -137,8 +139,8 @@ def _base(directory: Path) -> Path:
 
 
 def weight_files(directory: Path, gguf: str = "") -> list[Path]:
-    """Return a Hugging Face directory's weight files: safetensors, else .bin, else one GGUF file.
-    With `gguf` it is the GGUF file of that name, whatever else is there.
+    """Return the sorted paths of a Hugging Face directory's weight files: safetensors, else .bin,
+    else one GGUF file. With `gguf` it is the GGUF file of that name, whatever else is there.
 
     Raises BadInput if the directory has no weights, or several GGUF files and no name.
     """

@@ -58,8 +58,8 @@ size of a number in bytes."""
 
 
 class PretrainedTokenizer:
-    """The tokenizer that comes with a model. It recognises special tokens that occur literally in a
-    text."""
+    """A model's own tokenizer, which transformers loads, with the interface that tasks use. It
+    recognises special tokens that occur literally in a text."""
 
     def __init__(self, theirs: Any, files: dict[str, str]) -> None:
         self._theirs = theirs
@@ -85,21 +85,22 @@ class PretrainedTokenizer:
         self.special_tokens = {self.decode([self.end_of_text]): self.end_of_text} | special
 
     def encode(self, text: str) -> list[int]:
-        """Encode a text, without the tokens that the tokenizer would add."""
+        """Return the token ids of a text, without the tokens that the tokenizer would add."""
         ids: list[int] = self._theirs(text, add_special_tokens=False, verbose=False).input_ids
         return ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode each text, without the tokens that the tokenizer would add."""
+        """Return the token ids of each text, without the tokens that the tokenizer would add."""
         return [self.encode(text) for text in texts]
 
     def spell_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode each text, and spell a literal special token in sub-words like any other text."""
+        """Return the token ids of each text, where a literal special token is spelled in sub-words
+        like any other text. The tokenizer adds no tokens."""
         settings = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
         return [self._theirs(text, **settings).input_ids for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of token ids, special tokens included."""
+        """Return the text of token ids: special tokens are in it, and no space is cleaned up."""
         numbers = [int(token) for token in ids]
         return str(
             self._theirs.decode(
@@ -109,8 +110,9 @@ class PretrainedTokenizer:
 
 
 class PretrainedModel(nn.Module):
-    """A transformers model. Its states are the inputs of its output layer, or its logits if that
-    layer alone does not produce them."""
+    """A model that transformers computes, with the interface by which scoring uses the engine's
+    models. Its states are the inputs of its output layer, or its logits if that layer alone does
+    not produce them."""
 
     def __init__(self, theirs: Any) -> None:
         super().__init__()
@@ -127,8 +129,8 @@ class PretrainedModel(nn.Module):
             self.cuts = self._head is not None and self._head_is_whole(logits)
 
     def _head_is_whole(self, logits: Tensor) -> bool:
-        """Return True if the output layer alone turns the states before it into the model's
-        logits."""
+        """Return True if the output layer alone turns the states before it into `logits`, which the
+        whole model computed of a few test tokens."""
         try:
             states = self._run(self._some, cuts=True)[0]
         # A model that reshapes its logits cannot do so with the empty ones of a cut layer.
@@ -163,7 +165,8 @@ class PretrainedModel(nn.Module):
 
     @property
     def kernel(self) -> str:
-        """Class of the model and its attention kernel, on which the last bits depend."""
+        """Name of the model's class and of its attention kernel, as text: the last bits of scores
+        depend on both."""
         return (
             f"{type(self.theirs).__name__}, {getattr(self.config, '_attn_implementation', None)}"
             " attention"
@@ -171,8 +174,8 @@ class PretrainedModel(nn.Module):
 
     @property
     def length_switch(self) -> int:
-        """Longest input whose positions are read in one way, longer ones in another (longrope); 0
-        without such a switch."""
+        """Longest input, in tokens, whose positions are read in one way, while longer ones are read
+        in another (longrope); 0 without such a switch."""
         switches = (
             rope["original_max_position_embeddings"]
             for rope in self._ropes
@@ -193,8 +196,8 @@ class PretrainedModel(nn.Module):
 
     @property
     def _ropes(self) -> list[JSON]:
-        """Settings of rotary positions in the configuration: one, or one for each kind of layer.
-        Empty for a model without such positions."""
+        """Settings of rotary positions in the configuration, each a dict: one, or one for each kind
+        of layer. Empty for a model without such positions."""
         rope = getattr(self.config.get_text_config(), "rope_parameters", None) or {}
         return [
             settings
@@ -222,7 +225,7 @@ class PretrainedModel(nn.Module):
         return rows_at(self.forward(inputs), positions)
 
     def new_cache(self) -> Any:
-        """Return an empty key-value cache for this model."""
+        """Return an empty key-value cache of transformers for this model."""
         return import_extra("transformers", EXTRA).DynamicCache(config=self.config)
 
     def logits(self, states: Tensor) -> Tensor:
@@ -233,8 +236,9 @@ class PretrainedModel(nn.Module):
     def _run(
         self, inputs: Tensor, cuts: bool = False, **settings: Any
     ) -> tuple[Tensor | None, Tensor]:
-        """Run the model on token ids [b, s]. Return the output layer's inputs [b, s, h] and empty
-        logits if `cuts`, else None and the logits [b, s, v]."""
+        """Run the model on token ids [b, s]; `settings` are more arguments of its call. Return a
+        pair: with `cuts` the output layer's inputs [b, s, h] and empty logits, else None and the
+        logits [b, s, v]."""
         states = []
 
         def cut(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -251,8 +255,8 @@ class PretrainedModel(nn.Module):
 
 
 def packed(weight: Tensor) -> nn.Parameter:
-    """Return the weight without a gradient, in oneDNN's order if it lies on a processor and its
-    format has one."""
+    """Return the weight as a parameter without a gradient, in oneDNN's order if it lies on a CPU in
+    float32 or bfloat16 and oneDNN is there, else in the order that it has."""
     is_ordered = (
         onednn and weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
     )
@@ -267,7 +271,7 @@ def _multiply(module: nn.Linear, x: Tensor) -> Tensor:
 
 
 class Pretrained:
-    """A transformers model and its tokenizer, loaded from a directory and checked."""
+    """A transformers model and its tokenizer, loaded from a checkpoint's place and checked."""
 
     def __init__(self, place: Place, dtype: torch.dtype, device: torch.device) -> None:
         """Load and examine the model, and silence transformers' messages. Raises BadInput for a
@@ -348,7 +352,8 @@ class Pretrained:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the digests of configuration, weights, tokenizer and adapter."""
+        """Hexadecimal SHA-256 over names and digests of the checkpoint's files: configuration,
+        weights, tokenizer and adapter."""
         return sha256_json(self._digests(True))
 
     def _digests(self, with_weights: bool) -> dict[str, str]:
@@ -398,8 +403,9 @@ class Pretrained:
         )
 
     def _check_kind(self, library: Any, config: Any, stated: JSON) -> None:
-        """Raise BadInput if the model does not predict each token from the ones before it. Record a
-        warning if its config.json, `stated`, names modeling code, which is never run."""
+        """Raise BadInput if the model does not predict each token from the ones before it. If its
+        config.json, `stated`, names modeling code, which is never run, add a warning to `warnings`
+        and `checked`."""
         names = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         if config.model_type not in names or config.is_encoder_decoder:
             kind = f"{self.directory} is a {config.model_type}"
@@ -412,7 +418,8 @@ class Pretrained:
             self._say("modeling code", own)
 
     def _say(self, what: str, outcome: str) -> None:
-        """Record the outcome of a check under its subject, and add it to the warnings."""
+        """Record the outcome of a check in `checked`, under the check's subject `what`, and add it
+        to `warnings`."""
         self.checked[what] = outcome
         self.warnings.append(outcome)
 
@@ -442,10 +449,11 @@ class Pretrained:
 
     def _load(self, library: Any, dtype: torch.dtype, **renamed: Any) -> Any:
         """Load and return transformers' model with its weights. Raises IntegrityFailure if a tensor
-        is missing, of another shape or belongs to another model, and the errors of `_explained`.
+        is missing, of another shape or belongs to another model, or if the weights cannot be read,
+        and BadInput if a package is missing or the model needs code of its own.
 
         Names that torch.compile prefixed are read without the prefix. Unused tensors and
-        quantisation are noted.
+        quantisation are noted in `checked` and `warnings`.
         """
         # Read now, because the library may remove it while loading.
         scheme = self._settings["config"].to_dict().get("quantization_config")
@@ -531,8 +539,8 @@ class Pretrained:
         return merged
 
     def _examine(self, model: Any) -> str:
-        """Return the SHA-256 of a transformers model's configuration and of all its tensors. Raises
-        IntegrityFailure for a tensor with values that are not finite."""
+        """Return the hexadecimal SHA-256 of a transformers model's configuration and of all its
+        tensors. Raises IntegrityFailure for a tensor with values that are not finite."""
 
         def digest(name: str, tensor: Tensor) -> tuple[str, str]:
             is_number = tensor.is_floating_point() and tensor.itemsize > 1 and tensor.numel()

@@ -62,7 +62,8 @@ class Probed:
         )
 
     def scored(self, model: ScoringModel, batch_size: int) -> list[np.ndarray]:
-        """Score the rows now, `batch_size` at a time, and return the log-probabilities of each."""
+        """Score the probe's four rows now, `batch_size` at a time, and return the log-probabilities
+        of each, [targets]."""
         scores = score(
             model,
             self._requests,
@@ -73,8 +74,9 @@ class Probed:
 
 
 def is_repeatable(model: ScoringModel, probed: Probed) -> Outcome:
-    """Check that two rows agree where they begin alike; if they do not, check that a second scoring
-    gives the same numbers. Return the model unchanged, with a sentence that it is repeatable.
+    """Probe: check that two rows agree where they begin alike; if they do not, check that a second
+    scoring gives the same numbers. Return a pair: the model unchanged, and a sentence that it is
+    repeatable.
 
     Raises BadInput for a model that answers otherwise the second time.
     """
@@ -91,8 +93,8 @@ def is_repeatable(model: ScoringModel, probed: Probed) -> Outcome:
 
 
 def is_causal(model: ScoringModel, probed: Probed) -> Outcome:
-    """Check that predictions stay the same when a later input changes, or when all later inputs are
-    left out. Return the model unchanged, with a sentence that it is causal.
+    """Probe: check that predictions stay the same when a later input changes, or when all later
+    inputs are left out. Return a pair: the model unchanged, and a sentence that it is causal.
 
     Raises BadInput for a model whose predictions depend on later inputs, if only within a prefix.
     """
@@ -106,9 +108,9 @@ def is_causal(model: ScoringModel, probed: Probed) -> Outcome:
 
 
 def is_row_by_row(model: ScoringModel, probed: Probed) -> Outcome:
-    """Compare rows scored alone with rows scored together, one of them beside padding. Return the
-    model, with `is_alone` set if they differ, so that one row at a time is scored, and a sentence
-    on the outcome."""
+    """Probe: compare rows scored alone with rows scored together, one of them beside padding.
+    Return a pair: the model, with `is_alone` set if they differ, so that one row at a time is
+    scored; and a sentence on the outcome."""
     moved = _difference(probed.alone, probed.together)
     # Not `>`, because NaN is a difference too.
     if not moved <= IN_A_BATCH * probed.allowed:
@@ -133,9 +135,9 @@ PROBES: dict[str, Callable[[ScoringModel, Probed], Outcome]] = {
 
 
 def probe(model: ScoringModel, weights: str) -> tuple[ScoringModel, dict[str, str]]:
-    """Probe a model in a few short forward passes. Return the model as it will be scored, and the
-    outcome of each probe by its title. Every rank of the model's mesh calls it. Raises the probes'
-    BadInput.
+    """Probe a model in a few short forward passes. Return the model as it will be scored, and a
+    sentence on the outcome of each probe by the probe's title. Every rank of the model's mesh calls
+    it. Raises the probes' BadInput.
 
     The outcomes are cached under the digest `weights` and everything else on which scores depend;
     rank 0's cache decides for all ranks. A model smaller than SHORTEST is not probed and has no
@@ -159,7 +161,7 @@ def probe(model: ScoringModel, weights: str) -> tuple[ScoringModel, dict[str, st
 
 def _difference(rows: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float:
     """Return the largest absolute difference between log-probabilities of two scorings of the same
-    rows."""
+    rows; NaN if any log-probability is NaN."""
     # numpy's maximum, because Python's loses a NaN in any row but the first.
     return float(
         np.max([np.abs(row - other).max() for row, other in zip(rows, others, strict=True)])

@@ -61,7 +61,8 @@ Batches = list[list[int]]
 
 @dataclass(frozen=True)
 class ScoringModel:
-    """A causal model with the sizes, number format and mesh that scoring needs."""
+    """A causal language model as scoring takes it: this rank's network, the mesh of ranks,
+    vocabulary, longest input, hidden size and number format."""
 
     network: CausalModel | PretrainedModel
     """This rank's part of the model."""
@@ -79,14 +80,14 @@ class ScoringModel:
     """True if the model reads a row in a batch otherwise than the same row alone."""
 
     def default_batch_size(self, width: int) -> int:
-        """Return how many rows of `width` inputs have activations of at most MAX_ACTIVATION_BYTES;
-        at least 1."""
+        """Return the largest number of rows of `width` inputs, at least 1, whose activations take
+        at most MAX_ACTIVATION_BYTES on the model's device."""
         bytes_per_row = width * self.hidden_size * ACTIVATIONS_PER_TOKEN * self.dtype.itemsize
         return max(1, MAX_ACTIVATION_BYTES[self.mesh.device.type] // bytes_per_row)
 
     def rows_per_head(self) -> int:
-        """Return how many scored rows have float32 logits of at most MAX_LOGIT_BYTES; at least
-        1."""
+        """Return the largest number of scored rows, at least 1, whose float32 logits take at most
+        MAX_LOGIT_BYTES on the model's device. So many go through the output layer at once."""
         return max(1, MAX_LOGIT_BYTES[self.mesh.device.type] // (4 * self.vocab_size))
 
 
@@ -108,8 +109,8 @@ def score(
     rank calls it and gets all scores; batches are dealt to the data-parallel ranks. Otherwise, on a
     CPU, batches are dealt to `workers` processes of one thread each (by default all available
     cores). Raises BadInput if there is no request, for a request longer than the model's context,
-    an unknown token, or several workers on a GPU or on a rank, and the errors of `in_workers` and
-    `score_in_memory`.
+    an unknown token, or several workers on a GPU or beside several ranks, and the errors of
+    `in_workers` and `score_in_memory`.
     """
     mesh = model.mesh
     if not requests:
@@ -197,8 +198,8 @@ def describe(model: ScoringModel) -> dict[str, Any]:
 
 @cache
 def installed_packages() -> list[str]:
-    """Return name and version of every package installed beside torch or transformers: any may
-    compute a model.
+    """Return `name-version` of every package installed in the folder of torch or of transformers,
+    sorted: any may compute a model.
 
     The import path itself is no guide: setuptools, once it is imported, adds a folder of packages
     of its own.
@@ -211,18 +212,19 @@ def installed_packages() -> list[str]:
 
 @cache
 def _code_digest() -> str:
-    """Return the SHA-256 of the engine's and the evaluation's files, which decide scores."""
+    """Return the SHA-256 of this Python's version and of all files in the folders `engine` and
+    `evaluation`, which decide scores."""
     return digest_of(HOME / "engine", HOME / "evaluation")
 
 
 def in_workers(
     work: Callable[[int], Scores | None], items: Sequence[int], workers: int
 ) -> Iterator[tuple[int, Scores | None]]:
-    """Yield `(item, work(item))` for every item as soon as it is done.
+    """Yield `(item, work(item))` for every item as soon as it is done, in any order.
 
-    Worker processes of one thread each take an item at a time. A single worker stays in this
-    process, with one thread too, so that values do not depend on the number of workers. Raises
-    UserError if one of several workers ends early.
+    Worker processes, forked from this one, of one thread each take an item at a time. A single
+    worker stays in this process, with one thread too, so that values do not depend on the number of
+    workers. Raises UserError if one of several workers ends early.
     """
     if min(workers, len(items)) > 1:
         pool = ProcessPoolExecutor(
@@ -269,8 +271,9 @@ def _do(item: int) -> Any:
 def score_in_memory(
     model: ScoringModel, requests: Sequence[Request], banned: Tokens | None
 ) -> Scores | None:
-    """Score a batch; if it does not fit into the device's memory, warn on standard error and score
-    it in two halves. Return None on a rank without the model's last stage.
+    """Score a batch and return its scores; if it does not fit into the device's memory, warn on
+    standard error and score it in two halves. All ranks that share the model call it. Return None
+    on a rank without the model's last stage.
 
     Raises HardwareMissing if a single row does not fit, or if ranks divide the model.
     """
@@ -300,8 +303,8 @@ def score_in_memory(
 def score_batch(
     model: ScoringModel, requests: Sequence[Request], banned: Tokens | None = None
 ) -> Scores | None:
-    """Score requests in one forward pass, in which all ranks that share the model take part. Return
-    None on a rank without the model's last stage."""
+    """Score requests in one forward pass, in which all ranks that share the model take part, and
+    return their scores. Return None on a rank without the model's last stage."""
     device = model.mesh.device
     counts = np.array([request.num_scored for request in requests], dtype=np.int64)
     lengths = np.array([len(request.tokens) - 1 for request in requests], dtype=np.int64)
@@ -380,8 +383,8 @@ def _is_first_best(
 def plan_batches(
     requests: Sequence[Request], rows: Callable[[int], int], switch: int = 0
 ) -> Batches:
-    """Group requests of similar length and similar number of scored tokens into batches, the
-    longest first.
+    """Return batches, each a list of indices of requests: requests of similar length and similar
+    number of scored tokens together, the longest first.
 
     `rows(width)` is the number of requests of at most `width` inputs in a batch. Requests of at
     most `switch` inputs are not grouped with longer ones.
@@ -401,7 +404,8 @@ def plan_batches(
 
 
 def digest_batches(requests: Sequence[Request], batches: Batches) -> str:
-    """Return the SHA-256 of all tokens, of the numbers of scored tokens and of the batches."""
+    """Return the hexadecimal SHA-256 of all requests' tokens, of their numbers of scored tokens and
+    of the batches."""
     digest = hashlib.sha256()
     for batch in batches:
         shape = [
@@ -416,7 +420,8 @@ def digest_batches(requests: Sequence[Request], batches: Batches) -> str:
 
 
 def pack_weights(network: CausalModel) -> None:
-    """Put the layers' weights into oneDNN's order; the network cannot be trained any more.
+    """Put the weights of the linear layers inside the network's layers into oneDNN's order, in
+    place; the network cannot be trained any more.
 
     Products of several rows get faster, products of a single row slower.
     """
@@ -494,8 +499,8 @@ class NoMemory(BadInput):
 
 
 def remembering(model: ScoringModel) -> TransformerXL:
-    """Return the network of a model with memory. Raises NoMemory for a model without memory or on
-    several ranks."""
+    """Return the network of a model with memory, a Transformer-XL. Raises NoMemory for a model
+    without memory or on several ranks."""
     network = model.network
     if not isinstance(network, TransformerXL) or not network.config.transformer_xl.memory_length:
         raise NoMemory(
@@ -512,8 +517,9 @@ def score_with_memory(
     segments: Sequence[Request],
     on_progress: Callable[[int], None] = lambda count: None,
 ) -> Scores:
-    """Score the segments of a text in order, each with the memory of earlier ones. Each request
-    must score all its tokens but the first.
+    """Score the segments of a text in order, each with the memory of earlier ones, and return their
+    scores. Each request must score all its tokens but the first. `on_progress` gets 1 after each
+    segment.
 
     Raises the NoMemory of `remembering`, and BadInput for a segment longer than the model's
     context.

@@ -40,7 +40,8 @@ WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class StoredScores:
-    """Scores of one evaluation on disk, by batch. The first addition creates a file.
+    """Scores of one evaluation in the folder `directory`, by batch. Each process adds to a file of
+    its own, which its first addition creates.
 
     If the folder cannot be written, nothing is kept, and no error is raised.
     """
@@ -50,17 +51,19 @@ class StoredScores:
         self._file: IO[bytes] | None = None
 
     def close(self) -> None:
-        """Close this process's file and remove the least recently used evaluations beyond
-        LARGEST_BYTES. Does nothing if no scores were added."""
+        """Close this process's file, and remove the directories of the least recently used
+        evaluations beside this one while all together have more than LARGEST_BYTES. Does nothing if
+        no scores were added."""
         if self._file:
             self._file.close()
             remove_oldest(self._directory.parent)
 
     def read(self, num_scored: Sequence[Tokens]) -> dict[int, Scores]:
-        """Return the stored scores by batch, and mark the evaluation as used. Files that others may
-        have written are ignored.
+        """Return the scores in the files of all processes, by batch, and mark the evaluation as
+        used. Files that others than this user may have written are ignored.
 
-        `num_scored` has the number of scored tokens of each request, by batch.
+        `num_scored` has, for each batch, the number of scored tokens of each request. A file is
+        read up to the first record that is wrong or has another number of tokens.
         """
         stored: dict[int, Scores] = {}
         for path in sorted(self._directory.glob(f"*{SUFFIX}")):
@@ -79,7 +82,8 @@ class StoredScores:
         return stored
 
     def add(self, batch: int, scores: Scores) -> None:
-        """Write a batch's scores to disk, where they outlive the process."""
+        """Append a batch's scores to this process's file, where they outlive the process. If that
+        fails they are not kept, and no error is raised."""
         body = scores.log_probabilities.astype("<f8").tobytes() + b"".join(map(bytes, scores[1:-1]))
         lengths = struct.pack("<II", batch, len(scores.greedy))
         record = lengths + _digest(self._directory.name, lengths + body) + body
@@ -101,16 +105,16 @@ tokenizer."""
 def open_scores(
     folder: Path, checkpoint: str, tokenizer: str, settings: JSON
 ) -> closing[StoredScores]:
-    """Return a context manager that yields the StoredScores of an evaluation and closes them.
-    Digests, and JSON `settings` of everything else that decides its bits, name its directory in
-    `folder`."""
+    """Return a context manager that yields the StoredScores of an evaluation and closes them. Its
+    directory in `folder` is named by a digest of three things: the checkpoint's digest, the
+    tokenizer's digest, and the JSON `settings` of everything else that decides the scores' bits."""
     facts = {"checkpoint": checkpoint, "tokenizer": tokenizer, **settings}
     return closing(StoredScores(folder / sha256_json(facts)[:32]))
 
 
 def remove_oldest(folder: Path, largest_bytes: int = LARGEST_BYTES) -> None:
-    """Remove the least recently used evaluations until at most `largest_bytes` remain; the most
-    recently used one always stays."""
+    """Remove the directories of the least recently used evaluations from `folder` until at most
+    `largest_bytes` of scores remain; the most recently used one always stays."""
     used = []
     for directory in folder.iterdir():
         try:
@@ -132,8 +136,9 @@ def _digest(evaluation: str, data: bytes) -> bytes:
 
 
 def _parse(data: bytes, num_scored: Sequence[Tokens], evaluation: str) -> dict[int, Scores]:
-    """Return the scores in a file's bytes by batch, up to the first record that is wrong or of
-    another number of tokens."""
+    """Return the scores in the bytes of a file of records, by batch, up to the first record that is
+    wrong or of another number of tokens than `num_scored` has for its batch. `evaluation` is the
+    name of the file's directory, which each record's digest covers."""
     parsed = {}
     start = 0
     while start + HEADER.size <= len(data):

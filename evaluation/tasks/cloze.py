@@ -46,8 +46,8 @@ Encoded = list[tuple[list[int], int]]
 
 
 def split_last_word(text: str) -> tuple[str, str]:
-    """Split a text into the stripped context and the last white-space word, as Megatron's
-    `--strict-lambada` does. The context of a text of one word is empty.
+    """Return a pair: the text before its last white-space word, stripped, and that word, as
+    Megatron's `--strict-lambada` has them. The context of a text of one word is empty.
 
     White space before the word is dropped; the target is encoded as a space and the word.
     """
@@ -56,9 +56,10 @@ def split_last_word(text: str) -> tuple[str, str]:
 
 
 def encode_strictly(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
-    """Return each passage's sub-words, and the number of them at its end that are the target, its
-    last white-space word. Context and ` word` are encoded separately or, if the tokenizer puts a
-    space before every text, together and cut at the length of the context alone."""
+    """Return, for each passage, its token ids and the number of them at its end that are the
+    target, its last white-space word. Context and ` word` are encoded separately or, if the
+    tokenizer puts a space before every text, together and cut at the length of the context
+    alone."""
     contexts, words = zip(*map(split_last_word, passages), strict=True)
     if tokenizer.encode("a b") != [*tokenizer.encode("a"), *tokenizer.encode(" b")]:
         return _cut(
@@ -72,8 +73,8 @@ def encode_strictly(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
 
 
 def encode_passages(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
-    """Return each passage's sub-words, and the number of them at its end that are the target, what
-    follows the last space.
+    """Return, for each passage, its token ids and the number of them at its end that are the
+    target, what follows the last space.
 
     Context and target are encoded together and cut at the length of the context alone, without
     white space at its end.
@@ -82,7 +83,7 @@ def encode_passages(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
 
 
 def _cut(tokenizer: Encoder, passages: Sequence[str], contexts: Sequence[str]) -> Encoded:
-    """Encode each passage whole. Return its sub-words, and how many more they are than those of its
+    """Return, for each passage, its token ids, encoded whole, and how many more ids it has than its
     context alone: the number of target sub-words at its end. `contexts` are the passages'
     beginnings."""
     whole = tokenizer.encode_batch([*passages])
@@ -93,14 +94,16 @@ def _cut(tokenizer: Encoder, passages: Sequence[str], contexts: Sequence[str]) -
 
 
 def encode_for_last_token(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
-    """Return each passage's sub-words, and 1: the target is the last sub-word alone, as Megatron
-    has it without `--strict-lambada`."""
+    """Return, for each passage, its token ids and 1: the target is the last sub-word alone, as
+    Megatron has it without `--strict-lambada`."""
     return [(tokens, 1) for tokens in tokenizer.encode_batch(list(passages))]
 
 
 @dataclass(frozen=True)
 class ClozeRule:
-    """Definition of a passage's target and of a right answer."""
+    """Rule of a last-word test: a sentence for the protocol line, the function that encodes
+    passages with their targets at the end, and whether stop words are ruled out as the first
+    sub-word of an answer."""
 
     sentence: str
     encode: Callable[[Encoder, Sequence[str]], Encoded]
@@ -133,7 +136,8 @@ LM_EVAL = ClozeRule(
 
 
 class ClozeTask(Task):
-    """Task of predicting the last words of passages by a rule."""
+    """Task of predicting the last words of passages by a ClozeRule. Each passage is a request,
+    scored by accuracy and perplexity."""
 
     unit = "examples"
 
@@ -174,13 +178,14 @@ class ClozeTask(Task):
         self._lengths = [len(with_first(tokenizer, ids)) for ids, _ in examples]
 
     def text(self, index: int) -> str:
-        """Return the passage of the request at an index of `requests`."""
+        """Return the passage of a request, given the request's index in `requests`, whole even if
+        the request lost its beginning."""
         return self._passages[self.chosen[index]]
 
     @property
     def counts(self) -> JSON:
         """Numbers of passages and of sub-words in the whole test, and of the scored passages that
-        lose their beginning, by field of the result; they need no scores."""
+        lose their beginning, by the name of the result's field; they need no scores."""
         cut = sum(self._lengths[number] > self._seq_length + 1 for number in self.chosen)
         sizes = {"num_original_tokens": len(self._passages), "num_tokens": sum(self._lengths)}
         return {**sizes, "num_truncated": cut}
@@ -203,7 +208,7 @@ class ClozeTask(Task):
         )
 
     def correct(self, scores: Scores) -> Flags:
-        """Return whether each example is right by the rule."""
+        """Return whether each example is right by the rule, [examples]."""
         if self.banned is None:
             return scores.all_greedy
         right = scores.greedy.copy()
@@ -212,9 +217,9 @@ class ClozeTask(Task):
 
 
 def cloze_numbers(losses: Floats, correct: Flags) -> JSON:
-    """Return accuracy and perplexity with their standard errors and counts, by field of the result,
-    from each target's loss in nats and whether it is right. Raises IntegrityFailure as `perplexity`
-    does."""
+    """Return accuracy and perplexity with their standard errors and counts, by the name of the
+    result's field, from each target's loss in nats, [examples], and whether it is right,
+    [examples]. Raises IntegrityFailure as `perplexity` does."""
     target = perplexity(math.fsum(losses), len(losses))
     spread = mean_standard_error(losses)
     return accuracy_numbers(int(correct.sum()), len(losses)) | {
@@ -224,8 +229,8 @@ def cloze_numbers(losses: Floats, correct: Flags) -> JSON:
 
 
 def accuracy_numbers(num_correct: int, num_examples: int) -> JSON:
-    """Return both counts, the share of right answers and its standard error, by field of the
-    result."""
+    """Return both counts, the share of right answers and its standard error, by the name of the
+    result's field."""
     accuracy = num_correct / num_examples
     error = math.sqrt(accuracy * (1 - accuracy) / max(1, num_examples - 1))
     return {

@@ -55,8 +55,8 @@ WIKITEXT_RULES: tuple[Rule, ...] = (
 
 
 def detokenize_wikitext(text: str) -> str:
-    """Apply every rule of `WIKITEXT_RULES` in turn to a text, which must be the whole file, not
-    single lines."""
+    """Return a WikiText file's text after every rule of `WIKITEXT_RULES` in turn. The text must be
+    the whole file, not single lines."""
     for rule in WIKITEXT_RULES:
         text = rule(text)
     return text

@@ -36,7 +36,8 @@ class RunningText:
 
     @classmethod
     def of_wikitext(cls, source: SourceText, text: str) -> Self:
-        """Build the text of a WikiText file, cut into articles at first-level headings."""
+        """Build the running text of a WikiText file's content `text`, with its articles, which
+        begin at first-level headings."""
         starts = [(match[1], match.start()) for match in _HEADING.finditer(text)]
         articles = [(title, start if number else 0) for number, (title, start) in enumerate(starts)]
         return cls(source, text, articles, sum(map(lm_eval_words, lm_eval_documents(text))))
@@ -55,7 +56,8 @@ class RunningText:
 
     @property
     def num_original_tokens(self) -> int:
-        """Number of the text's words T_o, as `count_original_tokens` counts them."""
+        """Number of the text's space-separated words T_o: the spaces in the stripped text plus
+        one."""
         return count_original_tokens(self.text)
 
     @property
@@ -106,13 +108,13 @@ def lm_eval_documents(text: str) -> Iterator[str]:
 
 
 def join_rows(text: str) -> str:
-    """Join a WikiText file's rows, as the hub's data set has them, by blank lines; an empty line is
-    an empty row."""
+    """Return a WikiText file's rows, its lines as the hub's data set has them, joined by blank
+    lines. An empty line is an empty row."""
     return "\n\n".join("" if line == " \n" else line for line in text.splitlines(keepends=True))
 
 
 def lm_eval_words(document: str) -> int:
-    r"""Count the pieces between runs of white space, the empty ones at the ends included
+    r"""Return the number of pieces between runs of white space, the empty ones at the ends included
     (`len(re.split(r"\s+", page))`)."""
     return len(re.split(r"\s+", document))
 
@@ -136,8 +138,8 @@ def cut_articles(text: RunningText, detokenized: str) -> list[str]:
 
 
 def _is_stable(text: str) -> NDArray[np.bool_]:
-    """Return, for each character, whether a detokenizer keeps it: neither white space nor a mark of
-    WikiText."""
+    """Return, for each character, [characters], whether a detokenizer keeps it: neither white space
+    nor WikiText's mark `@`."""
     codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
     unstable = [
         ord(character) for character in set(text) if character.isspace() or character in _UNSTABLE

@@ -34,8 +34,8 @@ MOST_BYTES = 64 << 20
 def heldout_perplexity(
     dataset: Path, tokenizer: Encoder, context: int, reason: str
 ) -> PerplexityTask:
-    """Build the task of measuring perplexity in sliding windows on all validation documents, joined
-    by blank lines.
+    """Build the task of measuring perplexity in sliding windows on all validation documents of a
+    dataset directory, joined by blank lines. A window is `context` inputs, the stride a 32nd of it.
 
     `reason` says, in the task's note, why the published test is not taken. Raises the errors of
     `read_documents`.
@@ -49,7 +49,8 @@ def heldout_perplexity(
 
 
 def heldout_cloze(dataset: Path, tokenizer: Encoder, context: int, reason: str) -> ClozeTask:
-    """Build the task of strict last-word prediction on passages cut from the validation documents.
+    """Build the task of strict last-word prediction on passages of 40 to 64 words, cut from the
+    validation documents of a dataset directory.
 
     `reason` says, in the task's note, why the published test is not taken. Raises the errors of
     `read_documents`, and DataMissing if no document is long enough.
@@ -74,10 +75,11 @@ def file_perplexity(
     """Build the task of perplexity on a text file, or on the documents of a .jsonl or .json file
     joined by blank lines.
 
-    `name` is `perplexity`, `perplexity-huggingface` or one of `PROGRAMS`, which have their own
-    windows. The window is the context and the stride a 32nd of it, for `perplexity-huggingface`
-    half, unless they are given; then the task's name says so. Raises the errors of `read_texts`,
-    and BadInput for a text that is too short, or a stride or `first` that the name does not take.
+    `name` is `perplexity`, `perplexity-huggingface` or one of `PROGRAMS`, such as
+    `perplexity-gptq`, which have their own windows. The window is the context and the stride a 32nd
+    of it, for `perplexity-huggingface` half, unless they are given; then the task's name says so.
+    Raises the errors of `read_texts`, and BadInput for a text that is too short, or a stride or
+    `first` that the name does not take.
     """
     documents, remarks = read_texts(path)
     named = "".join(
@@ -130,9 +132,11 @@ def file_cloze(
 
 
 def read_documents(dataset: Path) -> list[str]:
-    """Return the texts of a dataset directory's validation documents, in order.
+    """Return the texts of a dataset directory's validation documents, `documents/valid.jsonl`, in
+    order.
 
-    Raises DataMissing if the dataset has no such text, IntegrityFailure if the file is damaged.
+    Raises DataMissing if that file is missing or all its texts are blank, IntegrityFailure if it is
+    damaged.
     """
     path = dataset / VALIDATION_DOCUMENTS
     if not path.is_file():
@@ -157,9 +161,9 @@ def cut_passages(text: str) -> Iterator[str]:
 
 
 def read_texts(path: Path) -> tuple[list[str], tuple[str, ...]]:
-    """Return the documents of a .jsonl or .json file, or a list of the whole text of any other
-    file, and a remark on each oddity. A byte order mark is left out, and a lone surrogate is read
-    as U+FFFD.
+    """Return a pair: the documents of a .jsonl or .json file, or a list of the whole text of any
+    other file; and a remark on each oddity. A byte order mark is left out, and a lone surrogate is
+    read as U+FFFD.
 
     Raises BadInput for a file that cannot be read, has another form, or has no text.
     """

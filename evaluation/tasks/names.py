@@ -32,8 +32,9 @@ class NamedProtocol(NamedTuple):
     reason) → task."""
 
     def task(self, *arguments: Any) -> "Task":
-        """Call the function that builds the protocol's task, with these arguments and the
-        protocol's settings, and return the task."""
+        """Call the function that builds the protocol's task, and return the task. `arguments` are
+        the task's name, the test file, the tokenizer and the longest input; the protocol's settings
+        go with them."""
         return _made_by(self.function, *arguments, **self.settings)
 
 
@@ -84,7 +85,8 @@ def build_task(
 
 
 def _made_by(function: str, *arguments: Any, **settings: Any) -> "Task":
-    """Import a function of this folder and return the task that it builds."""
+    """Call `function`, a text `module:function` of this folder, with the arguments and settings,
+    and return the task that it builds."""
     module, _, name = function.partition(":")
     task: Task = getattr(import_module(f"mlm_repro.evaluation.tasks.{module}"), name)(
         *arguments, **settings

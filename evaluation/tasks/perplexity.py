@@ -37,7 +37,8 @@ MOST_STRETCHES = 1 << 14
 
 @dataclass(frozen=True)
 class Detokenizer:
-    """A rewriting of the text before tokenization, with its name in the protocol line."""
+    """A function that rewrites a whole text before it is tokenized, with the name that the protocol
+    line gives it."""
 
     name: str
     apply: Callable[[str], str]
@@ -53,7 +54,8 @@ every window but the first, and weights the window's mean loss accordingly."""
 
 @dataclass(frozen=True)
 class Stream:
-    """A text as requests that score each of its targets once and in order."""
+    """One text as the requests of a perplexity task, which score each of its targets once and in
+    order, with its blocks and its recipe for the protocol line."""
 
     recipe: str
     """Recipe of the requests, for the protocol line."""
@@ -193,8 +195,8 @@ class PerplexityTask(Task):
 
     @property
     def counts(self) -> dict[str, Any]:
-        """Numbers of the whole text's words and sub-words, by field of the result; they need no
-        scores."""
+        """Numbers of the whole text's words, by both ways to count them, and of its sub-words, by
+        the name of the result's field; they need no scores."""
         words = self.running_text.num_lm_eval_words
         tokens = self.stream.num_tokens
         return {
@@ -273,8 +275,8 @@ class PerplexityTask(Task):
         )
 
     def _divided(self, scores: Scores) -> tuple[float, float]:
-        """Return the summed loss and its divisor, both by the protocol's convention. Words are
-        counted in proportion to the scored share of the text."""
+        """Return the summed loss in nats and its divisor, both by the protocol's convention. Words
+        are counted in proportion to the scored share of the text."""
         if self._divisor == "transformers labels":
             labels = scores.num_scored - np.array([index > 0 for index in self.chosen])
             return math.fsum(scores.nll / scores.num_scored * labels), float(labels.sum())
@@ -288,13 +290,14 @@ class PerplexityTask(Task):
         return math.fsum(scores.nll), words * self._share(scores)
 
     def _share(self, scores: Scores) -> float:
-        """Return the share of the text's targets that were scored."""
+        """Return the share of the whole text's targets that were scored, above 0 and at most 1."""
         return len(scores.log_probabilities) / sum(
             block.num_targets for block in self.stream.blocks
         )
 
     def _scored_blocks(self, scores: Scores) -> list[Block]:
-        """Return the blocks that have scored targets, with their losses."""
+        """Return copies of the blocks that have scored targets, in order, each with its summed loss
+        and its number of scored targets."""
         blocks = self.stream.blocks
         firsts = [self.stream.first_targets[index] for index in self.chosen]
         ranges = [

@@ -71,9 +71,9 @@ def program_perplexity(
 def _windows(
     program: str, ends: Sequence[int], c: int, tokenizer: Encoder
 ) -> tuple[list[Window], str]:
-    """Return the windows over all tokens, and a sentence on them. `ends` has the number of tokens
-    up to the end of each document. `c` is the window's length, for nanochat without its last
-    target."""
+    """Return the windows over all tokens by the recipe of GPTQ, llama.cpp or nanochat, and a phrase
+    on them for the protocol line. `ends` has the number of tokens up to the end of each document.
+    `c` is the window's length in tokens, for nanochat without its last target."""
     count = ends[-1]
     before = shown_first(tokenizer)
     if program == GPTQ:

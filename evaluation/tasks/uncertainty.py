@@ -37,7 +37,8 @@ def difference_standard_error(
 
 @lru_cache(maxsize=2)
 def _times_drawn(num_blocks: int) -> Floats:
-    """Return how often each resample draws each block, [RESAMPLES, blocks]."""
+    """Return how often each resample of the bootstrap draws each block, [RESAMPLES, blocks]; the
+    same at every call."""
     generator = np.random.default_rng(SEED)
     return generator.multinomial(num_blocks, np.full(num_blocks, 1 / num_blocks), RESAMPLES).astype(
         np.float64
@@ -45,5 +46,5 @@ def _times_drawn(num_blocks: int) -> Floats:
 
 
 def mean_standard_error(values: Floats) -> float | None:
-    """Return the standard error of the mean of independent values. None for fewer than two."""
+    """Return the standard error of the mean of independent values, [n]. None for fewer than two."""
     return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None

@@ -49,7 +49,8 @@ GPT2_VOCAB_SIZE = 50_257
 
 
 def read_wikitext(name: str, path: Path, test_set: str = "wikitext103") -> RunningText:
-    """Read the official file of a test set at `path`, for the protocol `name`.
+    """Read the official file of a test set at `path`, and return its text with its articles. `name`
+    is the protocol's, which the text's source states.
 
     Raises BadInput if it cannot be read, and IntegrityFailure if it is not that file, or if
     WikiText-103's counts are not the published ones.
@@ -107,8 +108,10 @@ def huggingface_wikitext(
 
 
 def gptq_wikitext2(name: str, path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
-    """Build the task of measuring perplexity on WikiText-2 by GPTQ's recipe: its `datautils.py`
-    joins the rows, its `llama.py` scores them."""
+    """Build the task of measuring perplexity on WikiText-2 by GPTQ's recipe, in whole disjoint
+    windows of `context` tokens: its `datautils.py` joins the rows, its `llama.py` scores them.
+    Raises the errors of `read_wikitext` and `program_perplexity`, and IntegrityFailure if GPT-2's
+    tokenizer gives another number of sub-words than the known one."""
     text = read_wikitext(name, path, "wikitext2")
     task = program_perplexity(text, GPTQ, [join_rows(text.text)], tokenizer, context)
     _expect_gpt2(tokenizer, task.stream, NUM_GPT2_TOKENS_OF_WIKITEXT2)
@@ -160,8 +163,8 @@ def _in_windows(
 
 
 def has_gpt2_vocabulary(tokenizer: Encoder) -> bool:
-    """Return True if the tokenizer looks like OpenAI's GPT-2: it has as many ids, and the same ones
-    for two words."""
+    """Return True if the tokenizer looks like OpenAI's GPT-2: it has 50,257 ids, and encodes `Hello
+    world` as GPT-2 does."""
     return tokenizer.vocab_size == GPT2_VOCAB_SIZE and tokenizer.encode("Hello world") == [
         15496,
         995,
@@ -169,13 +172,14 @@ def has_gpt2_vocabulary(tokenizer: Encoder) -> bool:
 
 
 def _expect_gpt2(tokenizer: Encoder, stream: Stream, published: int) -> None:
-    """Raise IntegrityFailure if GPT-2's tokenizer gives another number of sub-words than the
-    published one."""
+    """Raise IntegrityFailure if the tokenizer is GPT-2's and the stream's number of sub-words is
+    not the published one. Any other tokenizer is accepted."""
     if has_gpt2_vocabulary(tokenizer):
         _expect(stream.num_tokens, published, "GPT-2 tokens")
 
 
 def _expect(count: int, published: int, what: str) -> None:
-    """Raise IntegrityFailure if a count is not the published one."""
+    """Raise IntegrityFailure if a count of a WikiText file is not the published one; `what` says in
+    the sentence what is counted."""
     if count != published:
         raise IntegrityFailure(f"WikiText gives {count} {what} here, not the published {published}")
