@@ -160,8 +160,9 @@ class Judged:
                 yield Beyond(iteration, name.replace("_", " "), distance, allowed, detail)
 
     def _take_checkpoint(self, iteration: int) -> None:
-        """Compare the checkpoint of an iteration with the replays, and keep the tensors that
-        rounding does not explain."""
+        """Compare the checkpoint of an iteration with the replays. Keep in `spread` how far
+        rounding may take each tensor, and in `tensors` the tensors beyond that, unless an earlier
+        checkpoint had such tensors."""
         others = self.native.tensors()
         spread = {
             tensor: float((others[tensor].double() - true).norm() / true.norm())
@@ -221,8 +222,8 @@ class Judged:
         )
 
     def _kinds(self) -> list[str]:
-        """Return the kinds of known faults with which a replay gives every number and every tensor
-        of this run. Prints the cost of these replays first."""
+        """Return the kinds, in words, of the known faults with which a replay gives every number
+        and every tensor of this run, each kind once. Prints the cost of these replays first."""
         rows = [tensor.row for tensor in self.tensors if tensor.row is not None]
         known = list(known_faults(self.run, rows[0] if rows else None))
         announce(
@@ -339,8 +340,9 @@ def _common_start(first: RecordedRun, second: RecordedRun, parting: int) -> int 
 
 
 def _replayed(runs: Sequence[RecordedRun], common: int | None) -> list[Judged]:
-    """Replay each run with its own settings, side by side, until they end or a fault has been seen;
-    return the comparisons."""
+    """Replay each run with its own settings, side by side, until all end or one has shown its
+    fault; return a Judged for each. The replays begin at the checkpoint of iteration `common`, or
+    where the run itself began if it is None."""
     iterations = sum(len(run.steps) for run in runs)
     announce(
         f"replays up to {iterations} iterations in float64 and as many in each run's own format, on"
@@ -360,7 +362,8 @@ def _replayed(runs: Sequence[RecordedRun], common: int | None) -> list[Judged]:
 
 
 def _verdict(first: Judged, second: Judged) -> str:
-    """Return the reason that two runs without a fault differ, as a sentence."""
+    """Return the reason that two runs without a fault differ, as a sentence: an overflow, the
+    settings, or rounding."""
     common = sorted(first.numbers.keys() & second.numbers.keys())
     for number in common:
         mine = first.numbers[number]

@@ -58,7 +58,7 @@ CHECKPOINT = {
 
 
 def core(name: str) -> Any:
-    """Import and return a module of megatron.core, by its name there."""
+    """Import and return a module of megatron.core by the rest of its name, such as `models.gpt`."""
     return import_module(f"megatron.core.{name}")
 
 
@@ -152,8 +152,8 @@ def whole_attention(self: Any, attend: Any, *args: Any, **kwargs: Any) -> torch.
 
 
 def places_of(length: int, ranks: int, rank: int) -> torch.Tensor:
-    """Return the positions [s/cp] that a context-parallel rank has of a sequence: one chunk from
-    each end."""
+    """Return the positions [s/cp] that context-parallel rank `rank` has of a sequence. The sequence
+    is cut into 2 · cp chunks; the rank has one chunk from each end."""
     chunks = torch.arange(length).chunk(2 * ranks)
     return torch.cat((chunks[rank], chunks[-1 - rank]))
 
@@ -230,8 +230,8 @@ def taken(values: Mapping[str, Any], taker: Any) -> JSON:
 def distribute(
     values: Mapping[str, Any], module: torch.nn.Module, config: Any
 ) -> tuple[Any, Any, Any]:
-    """Wrap the module in Megatron-Core's DistributedDataParallel; return it with its optimizer and
-    its schedule."""
+    """Wrap the module in Megatron-Core's DistributedDataParallel by the settings that `values_of`
+    gives. Return the wrapped model, its optimizer and its schedule."""
     distributed = core("distributed")
     optimizers = core("optimizer")
     model = distributed.DistributedDataParallel(
@@ -480,8 +480,9 @@ class MegatronCore(Engine):
         ]
 
     def _samples(self, count: int) -> Any:
-        """Build Megatron-Core's dataset of `count` samples over the token files: a GPTDataset, or a
-        BlendedDataset for several files."""
+        """Return Megatron-Core's dataset of `count` samples over the work's token files: a
+        GPTDataset, or a BlendedDataset for several files. Its indices are written below the work's
+        scratch folder."""
         config = core("datasets.gpt_dataset")
         model = self.work.config.model
         prefixes = [str(prefix) for prefix, _ in self.work.tokens]
@@ -519,8 +520,8 @@ class MegatronCore(Engine):
         self.optimizer.reload_model_params()
 
     def checkpoint(self, is_loading: bool) -> JSON:
-        """Return the sharded states under `model`, `optimizer` and `scheduler`: to be saved, or
-        with `is_loading` to be filled from a checkpoint."""
+        """Return Megatron-Core's sharded states under `model`, `optimizer` and `scheduler`: to be
+        saved, or with `is_loading` to be filled from a checkpoint."""
         model = self.gpt.sharded_state_dict(metadata=CHECKPOINT)
         states = self.optimizer.sharded_state_dict(
             model, is_loading=is_loading, metadata=CHECKPOINT
@@ -587,8 +588,8 @@ class MegatronCore(Engine):
         return self.gpt.get_parameter(parameter).main_grad
 
     def update(self, iteration: int) -> tuple[float, float]:
-        """Clip, update and step the scheduler; return gradient norm and learning rate. The first
-        update has the rate of step 0."""
+        """Clip, update and step the scheduler; return the gradient norm before clipping and the
+        learning rate of this update. The first update has the rate of step 0."""
         rate = float(self.optimizer.param_groups[0]["lr"])
         _, norm, _ = self.optimizer.step()
         # Its next forward pass would gather the weights, and they are compared before.

@@ -48,7 +48,8 @@ class ParityLayout(ParallelConfig):
 
     @property
     def name(self) -> str:
-        """Name of the layout: its settings that differ from the serial run."""
+        """Name of the layout, made of the settings that differ from the serial run, such as
+        `tp2-sp`; `serial` if none differs."""
         sizes = {
             "tp": self.tp,
             "pp": self.pp,
@@ -75,8 +76,8 @@ class ParityLayout(ParallelConfig):
         return "-".join(part for part in parts if part) or "serial"
 
     def configure(self, config: RunConfig) -> RunConfig:
-        """Return a configuration of this engine with the layout set. Raises BadInput if the layout
-        sets the size of microbatches."""
+        """Return a copy of a configuration of this engine with the layout's settings under
+        `parallel`. Raises BadInput if the layout sets the size of microbatches."""
         if self.mb:
             raise BadInput(
                 "mb, the size of microbatches in a layout's name, is for megatron-core alone"
@@ -158,8 +159,9 @@ def misfit(layout: ParityLayout, config: RunConfig) -> str:
 
 
 def comparable_layout(config: RunConfig, layout: str) -> ParityLayout:
-    """Return the layout of that name. Raises BadInput for a model, a recipe or a precision that is
-    not compared with other engines, and for a layout that does not fit."""
+    """Return the layout of the name `layout`, on which two engines are compared. Raises BadInput
+    for a model, a recipe or a precision that is not compared with other engines, and for a layout
+    that is unknown or does not fit."""
     if (
         config.model.section != GPT2Config()
         or config.train.optimizer != "adam"

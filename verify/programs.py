@@ -165,8 +165,8 @@ class InDouble(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class HeldTraining:
-    """A function that builds a model for a layout, and the batch and loss of its training; a kind
-    of engine."""
+    """A function that builds a model for a layout, with the batch and loss of its training. A call
+    of it builds the engine of one rank."""
 
     build: Callable[[ParityLayout], Any]
     """Function that is given a layout and returns a model, a model and its optimizer, or a
@@ -181,8 +181,8 @@ class HeldTraining:
     """True if operations that the program does in fp32 are done in float64."""
 
     def __call__(self, work: Work, layout: ParityLayout) -> Program:
-        """Build the program on this rank. Raises BadInput if the batch cannot be divided, or for a
-        layout that sets the size of microbatches.
+        """Build the program on this rank and return it, with its rows of the batch. Raises BadInput
+        if the batch cannot be divided, or for a layout that sets the size of microbatches.
 
         In this process torch's default type is float64 afterwards, and warnings are silent.
         """

@@ -161,7 +161,8 @@ class RunCheck:
 
 
 def kind_of(place: Path) -> str:
-    """Return the kind of a sealed directory without a manifest; empty if it is of no known kind."""
+    """Return the kind of a sealed directory without a manifest, by its files or its parent:
+    `checkpoint`, `imported checkpoint`, `report` or `oracle`; empty if it is of no known kind."""
     if place.parent.name == CHECKPOINTS:
         return "checkpoint"
     has = {path.name for path in place.iterdir()}
@@ -240,8 +241,8 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def runs(folder: Path) -> Comparisons:
-    """Yield each sealed run in a folder, to be checked in turn, and a note for each unsealed
-    one."""
+    """Yield each sealed run at any depth below a folder, to be checked in turn, and a note for each
+    unsealed one. Hidden folders are left out."""
     for run in (
         path.parent
         for path in sorted(folder.rglob(MANIFEST))

@@ -45,7 +45,8 @@ TABLE_HEAD = f"{'layout':30}  worst    result   seconds  tensor"
 
 
 class Reference(NamedTuple):
-    """Whole tensors of a training, and the largest difference that each may have."""
+    """Whole tensors of a training, and the largest difference that each may have, both by iteration
+    and name."""
 
     whole: dict[Key, Array]
     allowed: dict[Key, float]
@@ -57,7 +58,7 @@ UNKNOWN = Reference({}, {})
 
 @dataclass
 class Computed:
-    """Results of one rank: its numbers, tensors and differences from the reference."""
+    """What one rank computed: its numbers, tensors and differences from the reference."""
 
     steps: list[StepResult] = field(default_factory=list)
     parts: list[TensorPart] = field(default_factory=list)
@@ -101,7 +102,8 @@ def train(
     at_the_end: bool = False,
 ) -> Computed:
     """Train on one rank, and compare every tensor with the reference, or with `at_the_end` the
-    final weights alone; return the results. Forked ranks inherit the reference."""
+    final weights alone; return what the rank computed. If `draw` is not 0, weights are moved by up
+    to a rounding before each iteration. Forked ranks inherit the reference."""
     engine = kind(work, layout)
     computed = Computed()
     if work.initial:
@@ -141,8 +143,8 @@ class Outcome:
 
 
 def measured(first: Outcome, draws: Iterable[Outcome], precision: str) -> Reference:
-    """Return the first training as a reference; the draws, with perturbed weights, give its
-    tolerances."""
+    """Return the first training's whole tensors as a reference. The draws, the same training with
+    perturbed weights, give the tolerances."""
     whole = first.whole
     return Reference(whole, tolerances(whole, [draw.whole for draw in draws], precision))
 

@@ -221,7 +221,8 @@ class SerialReplay(Trainer, Guard):
 
 
 def _passed(owner: object, name: str, change: Callable[[Any], Any]) -> None:
-    """Replace a method of an object by one that passes its result through `change`."""
+    """Replace a method of an object by one that returns `change(result)` of the old one's
+    result."""
     usual = getattr(owner, name)
     vars(owner)[name] = lambda *args: change(usual(*args))
 
@@ -238,8 +239,8 @@ def _multiplied(factor: float, replay: SerialReplay) -> None:
 
 
 def _scaled(replay: SerialReplay, gradient: Gradient) -> Gradient:
-    """Return a gradient whose norm is multiplied by the loss scale, as if the scale had not been
-    taken out."""
+    """Return the gradient with its norm multiplied by the recorded loss scale, as if the scale had
+    not been taken out."""
     return replace(gradient, norm=gradient.norm * replay.now.loss_scale)
 
 
@@ -292,7 +293,8 @@ class OneLayer(Dropout):
     """Dropout that uses the masks of the first layer in every layer."""
 
     def mask(self, site: str, first_row: int = 0) -> DropoutMask:
-        """Return the mask of the same site in the first layer."""
+        """Return the mask that this place, `site`, has in the first layer, from row `first_row`
+        on."""
         return super().mask(re.sub(r"\d+", "0", site), first_row)
 
 
@@ -301,8 +303,8 @@ def _named(validation: Validation) -> str:
 
 
 def known_faults(recorded: RecordedRun, row: int | None) -> Iterator[KnownFault]:
-    """Yield the known faults to try on this run; `row` is the row of the word embedding that is
-    farthest off."""
+    """Yield the known faults that this run's settings allow, with the changes that reproduce them.
+    `row` is the row of the word embedding that is farthest off, None for none."""
     model = recorded.config.model
     train = recorded.config.train
     dp = recorded.run.layout.dp

@@ -109,8 +109,8 @@ class Decoder(nn.Module):
 
 
 def training(texts: Mapping[str, str], seed: int, microbatches: int) -> HeldTraining:
-    """Return the training of the small model with these fields. Raises BadInput for an unknown
-    field or an unfit value."""
+    """Return the training of the small model with the fields that `texts` gives, by name, on random
+    tokens. Raises BadInput for an unknown field or an unfit value."""
     fields = parse_config(dict(texts), Fields, "--with")
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(WORDS, (ROWS, LENGTH + 1), generator=generator)
@@ -153,7 +153,7 @@ def clip(own: Mapping[str, nn.Parameter], stages: bool = False) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Builder:
-    """Function that builds the model of this rank for a layout."""
+    """Function that builds the small model of this rank, with its training step, for a layout."""
 
     fields: Fields
     seed: int
@@ -225,7 +225,8 @@ class Builder:
         parallelize_module(model, mesh, plan)
 
     def shard(self, model: Decoder, mesh: Any) -> None:
-        """Divide parameters over the data-parallel ranks with FSDP2."""
+        """Divide a model's parameters in place over the data-parallel ranks with FSDP2, layer by
+        layer."""
         more = {
             "mp_policy": MixedPrecisionPolicy(
                 reduce_dtype=vars(torch).get(self.fields.reduce_dtype)
@@ -239,8 +240,8 @@ class Builder:
                 module.set_gradient_divide_factor(self.fields.gradient_divide_factor)
 
     def pipelined(self, model: Decoder, layout: ParityLayout) -> Program:
-        """Build this rank's stages of torch.distributed.pipelining and the step over their
-        microbatches, at least 2 · pp in number."""
+        """Return this rank's stages of torch.distributed.pipelining as a Program, with the step
+        over their microbatches, at least 2 · pp in number."""
         rank = dist.get_rank()
         count = max(self.microbatches, 2 * layout.pp)
         schedule: Any = get_schedule_class(self.fields.schedule)
