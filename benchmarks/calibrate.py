@@ -119,7 +119,8 @@ def fit_node(machine: Machine, measured: Floats) -> Machine:
 
 
 def started(machine: Machine, constants: Mapping[str, Any]) -> Machine:
-    """Return the machine with each of the named constants at its `start`."""
+    """Return a copy of the machine with each of the named constants at the value `start` that
+    `constants` has for it."""
     return machine.replaced(**{name: constant["start"] for name, constant in constants.items()})
 
 
@@ -178,7 +179,8 @@ def all_reduces(gpu: str, ranks: int | None = None) -> Floats:
 
 @cache
 def datasheet(cluster: str) -> dict[str, float]:
-    """Return by name the values of a cluster's constants that come from a datasheet."""
+    """Return by name the values of a shipped cluster's constants that come from a datasheet.
+    `cluster` is its name. A result is kept for further calls."""
     return {
         name: constant.value
         for name, constant in load_cluster(cluster).constants
@@ -187,13 +189,14 @@ def datasheet(cluster: str) -> dict[str, float]:
 
 
 def simulated_seconds(machine: Machine, workloads: Sequence[Workload]) -> Floats:
-    """Return the seconds of an iteration of each workload on the machine, as the simulator predicts
-    them."""
+    """Return the seconds of an iteration of each workload on the machine, [n], as the simulator
+    predicts them."""
     return iteration_parts(machine, workloads).total
 
 
 def ideal_seconds(machine: Machine, workloads: Sequence[Workload]) -> Floats:
-    """Return the seconds of an iteration of each workload if every GPU reached its peak."""
+    """Return the seconds of an iteration of each workload, [n], if every GPU of the machine
+    multiplied at its peak all the time."""
     return (
         np.array([flops_of(workload) / workload.gpus for workload in workloads])
         / machine.matmul_flops_per_second
@@ -203,9 +206,10 @@ def ideal_seconds(machine: Machine, workloads: Sequence[Workload]) -> Floats:
 def predicted(
     machine: Machine, observations: Sequence[Observation], rule: Rule = simulated_seconds
 ) -> Floats:
-    """Return the values that a rule predicts for the observed quantities, in order; the rule gives
-    seconds of an iteration. If an observation names a cluster, constants of that cluster's
-    datasheet replace the machine's. A quantity that is relative refers to the first observation."""
+    """Return the values, [n], that a rule predicts for the observed quantities; the rule is given a
+    machine and workloads and gives seconds of an iteration. If an observation names a cluster,
+    constants of that cluster's datasheet replace the machine's. A quantity that is relative refers
+    to the first observation."""
     workloads = [observation.workload for observation in observations]
     seconds = np.empty(len(observations))
     clusters = np.array([observation.cluster for observation in observations])
@@ -224,21 +228,22 @@ def predicted(
 def time_ratios(
     machine: Machine, observations: Sequence[Observation], rule: Rule = simulated_seconds
 ) -> Floats:
-    """Return for each observation its measured over its predicted time, above 1 if it was slower
-    than predicted. A ratio's refers to the first row."""
+    """Return for each observation its measured over its predicted time, [n], above 1 if it was
+    slower than predicted. A quantity that is no time, such as a speed, counts by its inverse. A
+    quantity that is relative refers to the first observation."""
     ratios = published_values(observations) / predicted(machine, observations, rule)
     falls = [row.quantity not in ("iteration_seconds", "days_per_epoch") for row in observations]
     return np.where(falls, 1 / ratios, ratios)
 
 
 def published_values(observations: Sequence[Observation]) -> Floats:
-    """Return the measured or published value of each observation."""
+    """Return the measured or published value of each observation, [n]."""
     return np.array([observation.value for observation in observations])
 
 
 def weights_of(rows: Sequence[Observation]) -> Floats:
-    """Return the weight of each row in the A100 fit: by nodes for an iteration's seconds, one
-    weight for published figures."""
+    """Return the weight of each row in the A100 fit, [n]: `ONE_NODE` or `SEVERAL_NODES` for an
+    iteration's seconds on up to 8 GPUs or more, `FIGURES` for any other quantity."""
     return np.array(
         [
             (
@@ -355,8 +360,8 @@ NOTES = [
 
 
 class Fit(NamedTuple):
-    """A cluster and a software whose constants are fitted together, with the rows and how to
-    fit."""
+    """A cluster and a software whose constants are fitted together: their names, the measured rows,
+    and the function that fits a machine to some of the rows."""
 
     cluster: str
     software: str
@@ -414,8 +419,8 @@ def calibrate(out: Path) -> Benchmark:
 
 
 def a100_fit() -> Fit:
-    """Return how Megatron of 2021 on A100s is fitted, and on which rows. Nothing but the times of
-    all-reduces is fitted yet."""
+    """Return the Fit of Megatron of 2021 on A100s: its rows, folds and function. Nothing but the
+    times of all-reduces is fitted yet."""
     rows = a100_rows()
     alone = fit_node(machine_of(load_cluster(A100)), all_reduces("a100"))
     start = started(alone, CONSTANTS)
@@ -444,9 +449,9 @@ def a100_fit() -> Fit:
 
 
 def h100_fit(a100: Machine) -> Fit:
-    """Return how Megatron-Core and FSDP on H100s are fitted; each source of rows has the same
-    weight. `a100` is the fitted A100 machine: constants that are neither fitted nor stated are
-    its."""
+    """Return the Fit of Megatron-Core and FSDP on H100s; each source of rows has the same weight.
+    `a100` is the fitted A100 machine, which gives the constants that are neither fitted nor
+    stated."""
     names = [name for name in (*CONSTANTS, *NODE_CONSTANTS) if name not in STATED]
     moved = {name: getattr(a100, name) for name in names} | {"network_share": 1.0}
     start = started(machine_of(load_cluster(H100, CORE)).replaced(**moved), MODERN)
@@ -465,8 +470,8 @@ def h100_fit(a100: Machine) -> Fit:
 
 
 def v100_fit(a100: Machine) -> Fit:
-    """Return how Megatron of 2019 on V100s is fitted, from the constants of `a100`, the fitted A100
-    machine. Ratios refer to the first row, which has no weight."""
+    """Return the Fit of Megatron of 2019 on V100s. It starts from the constants of `a100`, the
+    fitted A100 machine. Ratios refer to the first row, which has no weight."""
     rows = v100_rows()
     apart = [row for row in megatron_2019() if "figure" in row.experiment and row.value != 100]
     shared = {name: getattr(a100, name) for name in CONSTANTS}
@@ -495,8 +500,8 @@ def v100_fit(a100: Machine) -> Fit:
 
 
 def deepspeed_fit(a100: Machine) -> Fit:
-    """Return how Megatron-DeepSpeed on A100s is fitted: all constants are those of `a100`, the
-    fitted A100 machine, but for the host time that its pipeline adds to each microbatch."""
+    """Return the Fit of Megatron-DeepSpeed on A100s: all constants are those of `a100`, the fitted
+    A100 machine, but for the host time that its pipeline adds to each microbatch."""
     rows = deepspeed_rows()
     fitted = "host_microbatch_seconds"
     sources = {name: TRANSFERRED for name in CONSTANTS if name in SoftwareConstants.model_fields}
@@ -573,9 +578,9 @@ def _union(ends: Floats) -> tuple[float, float]:
 
 
 def files(fit: Fit, machine: Machine, intervals: Mapping[str, ErrorInterval]) -> dict[str, str]:
-    """Return the texts of the fitted files by their path below `FITTED`: the software's constants,
-    intervals and reach, and the cluster's constants if any was fitted. The cluster's and the
-    software's own files extend them.
+    """Return the texts of the fitted TOML files by their path below `FITTED`: the software's
+    constants, intervals and reach, and the cluster's constants if any was fitted. The cluster's and
+    the software's own files extend them. Nothing is written.
 
     The H100 fit also gives the constants that are transferred to clusters without measurements.
     """
@@ -629,7 +634,7 @@ def _constants(
 
 
 def rounded(value: float) -> float:
-    """Return the value rounded to the four significant digits that are kept."""
+    """Return the value rounded to four significant digits, as the files of constants have it."""
     return float(f"{value:.4g}")
 
 
@@ -640,9 +645,9 @@ def _left_out(fit: Fit, way: str) -> list[Observation]:
 def _errors(
     fit: Fit, machine: Machine, held: Mapping[str, HeldOut], span: Mapping[str, ErrorInterval]
 ) -> list[Series]:
-    """Return, as series, the mean, median and bias of the relative errors of predicted times in
-    each set of rows, left out or apart; coverage of the rows apart; and coverage and score of each
-    interval in `span`."""
+    """Return, as series in percent, the mean, median and bias of the relative errors of predicted
+    times in each set of rows, left out or apart; coverage of the rows apart; and coverage, score
+    and baseline of each interval in `span`."""
     errors_of = defaultdict(list)
     inside = defaultdict(list)
     for way, fold in held.items():

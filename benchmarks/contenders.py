@@ -71,7 +71,8 @@ def adamw(model: torch.nn.Module, train: TrainConfig, fused: bool = False) -> to
 
 @dataclass(frozen=True)
 class TrainingSize:
-    """The model and recipe of a timed training."""
+    """What a timed training needs: the model's configuration, and the recipe with its batch,
+    precision and iterations."""
 
     model: ModelConfig
     train: TrainConfig
@@ -80,7 +81,7 @@ class TrainingSize:
 
     @property
     def tokens(self) -> int:
-        """The tokens of one iteration over all ranks."""
+        """The number of tokens in the global batch of one iteration."""
         return self.train.global_batch_size * self.model.seq_length
 
     @property
@@ -108,14 +109,14 @@ class Timed:
     seconds: list[float]
     """Time of every iteration after the warm-up."""
     losses: list[float]
-    """Losses of every iteration."""
+    """Loss of every iteration, those of the warm-up included."""
     peak_bytes: int = 0
     """Peak memory of the first rank."""
 
 
 @dataclass(frozen=True)
 class OurLayout:
-    """This engine on one rank, as a contender."""
+    """This engine on one rank, as a contender in a timed training."""
 
     name: str
     microbatches: int = 1
@@ -125,17 +126,19 @@ class OurLayout:
     is_tuned: bool = True
 
     def build(self, size: TrainingSize) -> Step:
-        """Build a new model with its optimizer on this rank's device, and return a function that
-        trains it for an iteration."""
+        """Build a new model with its optimizer on this rank's device. Return a function that is
+        given an iteration and a dropout probability, trains that iteration and returns its mean
+        loss."""
         return self.steps(self.training(size), size)
 
     def training(self, size: TrainingSize) -> TrainingStep:
-        """Return a new model with its optimizer, on this rank's device."""
+        """Return the training step of a new model with its optimizer, on this rank's device."""
         return build_step(size.model, size.train, ParallelConfig(), serial_mesh(local_device()))[1]
 
     def steps(self, training: TrainingStep, size: TrainingSize) -> Step:
-        """Return a function that trains a model which was built already for an iteration; the batch
-        of `size` may differ from the one that it was built for."""
+        """Return a function that is given an iteration and a dropout probability, trains the
+        already built model for that iteration and returns its mean loss. The batch of `size` may
+        differ from the one that the model was built for."""
         train = size.train
         mesh = training.mesh
         microbatch = train.global_batch_size // self.microbatches
@@ -212,8 +215,9 @@ class Peer:
     is_compiled: bool = False
 
     def build(self, size: TrainingSize) -> Step:
-        """Build the model on this process's device, and return a function that trains it for an
-        iteration. Seeds torch's generator."""
+        """Build the model on this process's device. Return a function that is given an iteration
+        and a dropout probability, trains that iteration and returns its mean loss. Seeds torch's
+        generator."""
         network = GPT2(size.model, serial_mesh())
         network.initialize(size.train.seed)
         train = size.train
@@ -294,7 +298,7 @@ def in_turn(
 
 def apart(name: str, function: Callable[..., T], *arguments: Any) -> T:
     """Run a function in a new process that is forked from this one, and return its result; it may
-    take ten minutes. Raises UserError with `name`, the measurement's, if it fails."""
+    take ten minutes. Raises UserError if it fails; `name` begins the message."""
     try:
         (result,) = run_forked(function, 1, *arguments, timeout_seconds=600.0)
     except RanksFailed as error:

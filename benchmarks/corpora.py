@@ -161,8 +161,9 @@ def _taken(runs: Path, process: int) -> int:
 
 
 def measure(names: Sequence[str], part: float = 1.0) -> Benchmark:
-    """Build a corpus of each named shape, with `part` of its documents, and return a case for each:
-    memory, disk and time used beside those promised. Raises BadInput for an unknown shape."""
+    """Build a corpus of each named shape, with `part` of its documents, in a temporary folder.
+    Return the benchmark's record with a case for each: memory, disk and time used beside those
+    promised. Raises BadInput for an unknown shape, UserError if a build fails."""
     # Imports torch, which the promise would count as memory.
     from benchmarks.timing import (
         ratio,

@@ -273,7 +273,7 @@ def measure_stage(stage: StageRivals, texts: Sequence[str]) -> tuple[Case, list[
 
 
 def one_sample(case: Case, contender: str) -> float:
-    """Return the median of the samples in a contender's first series of a case."""
+    """Return the median of the samples in the first series that a contender has in a case."""
     return median(next(row.samples for row in case.series if row.contender == contender))
 
 
@@ -318,7 +318,7 @@ def run_pipeline(
 
 
 def texts_of(dataset: Path) -> Counter[str]:
-    """Return the text of every document in a dataset's directory, with its count."""
+    """Return a Counter of the texts of all documents below a built dataset's folder `documents`."""
     return Counter(
         json.loads(line)["text"]
         for path in sorted((dataset / "documents").glob("**/*.jsonl"))
@@ -327,7 +327,8 @@ def texts_of(dataset: Path) -> Counter[str]:
 
 
 def cleaning() -> StageRivals:
-    """Return the rivals that clean texts: ftfy with its default settings, and ours."""
+    """Return the rivals that clean texts: ftfy with its default settings, and ours, which should
+    give the same texts."""
     return StageRivals("clean", "ftfy.fix_text", 10, _each(ftfy.fix_text), _each(fix_text("NFC")))
 
 

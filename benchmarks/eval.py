@@ -255,7 +255,9 @@ def scoring_model(network: GPT2) -> ScoringModel:
 
 
 def ours(model: ScoringModel, requests: Sequence[Request], batch_size: int | None) -> Answers:
-    """Score requests with this engine in this process; None as batch size lets it choose."""
+    """Score requests with this engine in this process; return [requests, 2]: the negative
+    log-likelihood in nats, and 1 where all tokens were the likeliest. None as batch size lets the
+    engine choose it."""
     scores = score(model, requests, batch_size, workers=1)
     return np.stack([scores.nll, scores.all_greedy], axis=1)
 
@@ -263,7 +265,8 @@ def ours(model: ScoringModel, requests: Sequence[Request], batch_size: int | Non
 @torch.inference_mode()
 def plain_loop(network: GPT2, requests: Sequence[Request], batch_size: int) -> Answers:
     """Score requests by Megatron-LM's loop: float logits and log-softmax at every position, then
-    the scored positions alone.
+    the scored positions alone. Return [requests, 2]: the negative log-likelihood in nats, and 1
+    where all tokens were the likeliest.
 
     Requests of one batch have the same length.
     """
@@ -295,7 +298,8 @@ def transformers_model(network: GPT2) -> Any:
 @torch.inference_mode()
 def transformers_loop(model: Any, requests: Sequence[Request], batch_size: int = 1) -> Answers:
     """Score requests by the loop of transformers' page, one window at a time whatever `batch_size`
-    is: logits of each position, and the softmax of the scored ones."""
+    is: logits of each position, and the softmax of the scored ones. Return [requests, 2]: the
+    negative log-likelihood in nats, and 1 where all tokens were the likeliest."""
     answers = []
     for request in requests:
         tokens = torch.from_numpy(request.tokens)
@@ -308,8 +312,8 @@ def transformers_loop(model: Any, requests: Sequence[Request], batch_size: int =
 
 
 def packed_pretrained(model: Any) -> Scorer:
-    """Return our scorer for a model of transformers; the weights are packed, which changes the
-    model."""
+    """Return a function that scores requests by our loop on a model of transformers; the weights
+    are packed, which changes the model."""
     mine = PretrainedModel(model)
     mine.pack_weights()
     sizes = model.config.vocab_size, CONTEXT, mine.hidden_size

@@ -99,7 +99,7 @@ class Row(Config):
     after: Said
     result: Literal["found", "named otherwise", "missed", "cannot run"]
     alarms: int
-    """Findings after the fix."""
+    """Number of findings after the fix."""
 
 
 class Fixes(Config):
@@ -156,9 +156,9 @@ def measure(
 
 
 def examine(clone: Path, case: Case, beside: Path, folder: Path) -> Row:
-    """Ask for the layouts of a case before its fix and after it, and return its row. The trees are
-    extracted into `folder` unless they are there. `beside` is the folder of programs that a case
-    names by path."""
+    """Run `mlm-verify layouts` as a case asks, on the package before its fix and after it, and
+    return the case's row. The package's trees are extracted from the clone into `folder` unless
+    they are there. `beside` is the folder of programs that a case names by path."""
     healthy = extract(clone, case.repository, case.tree or case.commit, folder)
     if case.edits:
         faulty = folder / case.name
@@ -195,8 +195,8 @@ def extract(clone: Path, repository: str, commit: str, folder: Path) -> Path:
 
 
 def put_back(directory: Path, edits: Sequence[Edit]) -> None:
-    """Replace in the files of a tree the lines that a fix wrote by the old ones. Raises BadInput
-    unless the new lines stand exactly once in their file."""
+    """Replace, in the files below a directory, the lines that a fix wrote by the old ones. Raises
+    BadInput unless the new lines stand exactly once in their file."""
     for edit in edits:
         text = (path := directory / edit.file).read_text(encoding="utf-8")
         if text.count(edit.now) != 1:
@@ -207,8 +207,9 @@ def put_back(directory: Path, edits: Sequence[Edit]) -> None:
 
 
 def ask(tree: Path, case: Case, beside: Path) -> Said:
-    """Run `mlm-verify layouts` on a tree and return its answer, "cannot run" if it takes too long.
-    It runs in a process of its own, which alone imports the tree's package."""
+    """Run `mlm-verify layouts` as a case asks, on the package below `tree`, and return its answer,
+    "cannot run" if it takes too long or ends without one. `beside` is the folder of programs that a
+    case names by path. It runs in a process of its own, which alone imports the package."""
     start = time.monotonic()
     receive, send = Pipe(duplex=False)
     child = get_context("fork").Process(target=_answer, args=(tree, case, beside, send))
@@ -231,8 +232,9 @@ def ask(tree: Path, case: Case, beside: Path) -> Said:
 
 
 def _answer(tree: Path, case: Case, beside: Path, send: Connection) -> None:
-    """Run the layouts on a tree's package and send (state, sentences) through the pipe. For a
-    process of its own: its imports, stdout and stderr are changed."""
+    """Run `mlm-verify layouts` on the package below `tree` and send (state, sentences) through the
+    pipe: findings, or why a layout cannot run. For a process of its own: its imports, stdout and
+    stderr are changed."""
     sys.path.insert(0, str(tree))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     program = str(beside / case.program) if ".py:" in case.program else case.program

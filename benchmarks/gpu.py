@@ -228,8 +228,8 @@ class ItemRecord:
 
 
 def chosen_items(chosen: str) -> dict[str, float]:
-    """Return the seconds of the chosen items by name, in the table's order. `chosen` is `all`, or
-    names with commas between them. Raises BadInput for an unknown item."""
+    """Return the time limits of the chosen items in seconds, by name, in the table's order.
+    `chosen` is `all`, or names with commas between them. Raises BadInput for an unknown item."""
     names = list(ITEMS) if chosen == "all" else chosen.split(",")
     if unknown := [name for name in names if name not in ITEMS]:
         raise BadInput(f"no item is called {unknown[0]!r}; there are: {', '.join(ITEMS)}")
@@ -260,22 +260,23 @@ def measure(chosen: str, out: Path | None, deadline: float | None) -> Benchmark:
 
 
 def versions() -> Result:
-    """Return one case, whose setting describes the GPU, the machine and its software."""
+    """Return a list of one case without numbers, whose setting describes the GPU, the machine and
+    its software."""
     return [Case(name="versions", setting=gpu_facts() | describe_environment().to_json())]
 
 
 @lru_cache(1)
 def built(name: str) -> TrainingStep:
-    """Return the model of a recipe at full size with its optimizer, on the GPU. The last one is
-    kept for further items of this process that ask for the same."""
+    """Return the training step of a published model at full size with its optimizer, on the GPU, by
+    the model's name. The last one is kept for further calls in this process."""
     keep_large_buffers()
     return EAGER.training(full_size(name, MICROBATCHES))
 
 
 def train_alone(name: str, b: int, dropout: float = DROPOUT, is_captured: bool = False) -> Result:
-    """Train a model at full size with microbatches of `b` sequences; return a case of its speed and
-    one of what the GPU does in one more iteration. Raises UserError if the microbatch was to be
-    captured and could not be."""
+    """Train a published model at full size with 8 microbatches of `b` sequences, for one iteration
+    and three timed ones. Return two cases: its speed, and what the GPU does in one more iteration.
+    Raises UserError if the microbatch was to be captured as a CUDA graph and could not be."""
     training = built(name)
     size = full_size(name, b * MICROBATCHES, 3, 1)
     training.model.graphs = None
@@ -333,9 +334,9 @@ def busy_and_idle(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
 
 
 def compare_peers(name: str, b: int) -> Result:
-    """Train a model at full size with every contender, one after the other, in batches of `b`
-    sequences; return a case, and a sentence for each whose first losses differ. Drops the model
-    that `built` keeps."""
+    """Train a published model at full size with every contender, one after the other, in batches of
+    `b` sequences. Return a list: the case, and a sentence for each contender whose first losses
+    differ. Drops the model that `built` keeps."""
     # The model that an earlier item built would leave less memory to the contenders.
     built.cache_clear()
     size = full_size(name, b)
@@ -348,7 +349,8 @@ def compare_peers(name: str, b: int) -> Result:
 
 def compare_copies(name: str, b: int) -> Result:
     """Time an iteration alone, and one while weights are copied to the host, as an asynchronous
-    checkpoint copies them; return the case. `b` is the sequences of a microbatch."""
+    checkpoint copies them. Return a list of one case with the seconds of both. `b` is the number of
+    sequences in a microbatch."""
     training = built(name)
     source = training.optimizer.groups[0].master[:COPIED]
     step = EAGER.steps(training, full_size(name, b * MICROBATCHES))
@@ -367,8 +369,8 @@ def compare_copies(name: str, b: int) -> Result:
 
 def try_program() -> Result:
     """Train a small model with `mlm-train` in bf16 on the processor, and on the GPU, where it is
-    stopped by SIGTERM and resumed; return a case of both losses, and a sentence if they differ.
-    Raises UserError if a program ends with another code than expected."""
+    stopped by SIGTERM and resumed. Return a list: a case of both losses, and a sentence if they
+    differ. Raises UserError if a program ends with another code than expected."""
     losses: dict[str, list[Timed]] = {}
     with TemporaryDirectory() as folder:
         dataset = write_dataset(Path(folder) / "data")
@@ -421,9 +423,9 @@ def write_dataset(directory: Path) -> Path:
 
 
 def check_kernels(kind: torch.dtype, shape: KernelShape, *names: str) -> Result:
-    """Compare kernels, by default all, with their references on this GPU in the number format
-    `kind`, as the tests do under an interpreter; return cases and sentences on what is wrong. Needs
-    the tests' package."""
+    """Compare kernels, by default all, with their references on this GPU at a shape and in the
+    number format `kind`, as the tests do under an interpreter. Return a list of cases and of
+    sentences on what is wrong. Needs the tests' package."""
     from tests.engine import exactness
 
     return exactness.check_kernels(kind, shape, names)
@@ -464,7 +466,7 @@ def full_size(
 
 def summarize(name: str, size: TrainingSize, measured: Measured, goal: float) -> Case:
     """Return a case of a trained model from every contender's rounds: tokens a second, share of the
-    GPU's peak, whose goal is `goal`, memory, first losses."""
+    GPU's peak, peak memory and first losses. `goal` is the share that is wanted of this engine."""
     speed = rates(size, measured)
     peak = PEAK_TFLOPS * 1e12 / flops_per_token(size.model, causal=True)
     return Case(

@@ -35,7 +35,8 @@ QUEUED = 10
 OURS = "ours"
 SDPA = "SDPA with dropout"
 Times = tuple[dict[str, list[float]], dict[str, str]]
-"""Seconds of each round by name, and why others were not measured."""
+"""Seconds of each round by the contender's name, and by name why other contenders were not
+measured."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ def kernel_cases(
 
 
 def run_pass(function: Callable[..., torch.Tensor], case: KernelCase) -> None:
-    """Run a kernel forward and backward on a case's tensors; the gradients are dropped."""
+    """Run a kernel's function forward and backward on a case's tensors and arguments; results and
+    gradients are dropped."""
     outputs = all_of(function(*case.tensors, *case.others))
     torch.autograd.grad(outputs, case.tensors, [output.detach() for output in outputs])
 
@@ -104,7 +106,8 @@ def all_of(outputs: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tens
 
 def time_kernel(case: KernelCase, device: str, rounds: int) -> Times:
     """Time forward and backward of a case's kernel on a kind of device ("cpu" or "cuda"), of its
-    reference and of the reference under torch.compile."""
+    reference and of the reference under torch.compile, in turn. Return the seconds of each round by
+    name, and by name why one was not measured."""
     functions = {
         OURS: implementation(case.name, device),
         "reference": implementation(case.name, REFERENCE),

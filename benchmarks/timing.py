@@ -81,8 +81,8 @@ def described_here() -> Environment:
 
 
 def cpu_seconds(function: Callable[..., T], *arguments: Any) -> tuple[float, T]:
-    """Call a function; return the processor seconds that the call takes in this process, and its
-    answer."""
+    """Call a function; return the processor seconds that the call takes in all threads of this
+    process, and its answer."""
     start = time.process_time()
     answer = function(*arguments)
     return time.process_time() - start, answer
@@ -151,7 +151,7 @@ def series(
 
 
 def rounded(value: float) -> float:
-    """Return the value to six significant digits; an int stays as it is."""
+    """Return the value rounded to six significant digits; an int stays as it is."""
     return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
@@ -188,7 +188,7 @@ def differing_losses(
 
 
 def failure(error: BaseException) -> str:
-    """Return an error's type and the first line of its message."""
+    """Return an error as one line: its type, a colon, and the first line of its message."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 

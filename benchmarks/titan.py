@@ -40,8 +40,9 @@ def loss(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
 
 
 def experts(score_before_experts: bool) -> Any:
-    """Return a layer of four experts, built by torchtitan's older or newer interface, whichever is
-    installed. Scores multiply the experts' inputs or else their outputs."""
+    """Return a new layer of four experts, built by torchtitan's older or newer interface, whichever
+    is installed. If `score_before_experts` is true, scores multiply the experts' inputs, else their
+    outputs."""
     settings = {
         "num_experts": 4,
         "score_before_experts": score_before_experts,
@@ -78,7 +79,8 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """A model of embedded words, two blocks with experts and a head."""
+    """A small language model: embedded words, two blocks with experts and a head, without
+    positions."""
 
     def __init__(self, score_before_experts: bool) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ class ExperimentNumbers:
 
     @cached_property
     def every(self) -> list[Record]:
-        """The published numbers as records, then the records of numbers made here."""
+        """The published numbers as records, then the records of numbers made here, in one list."""
         experiment = self.experiment
         x_name = self.x_name
         return [
@@ -41,8 +41,8 @@ class ExperimentNumbers:
 
     @property
     def texts(self) -> list[str]:
-        """The text of each number of `every`: printed digits of a published one, value and interval
-        of one made here."""
+        """The text of each number of `every`, in its order: printed digits of a published one,
+        value and interval of one made here."""
         return [*(str(claim.value) for claim in self.experiment.claims), *map(_text, self.records)]
 
     @property
@@ -57,7 +57,8 @@ class ExperimentNumbers:
 
     @property
     def x_label(self) -> str:
-        """The label of the x axis."""
+        """The label of the x axis: the one in axes.toml for `x_name`, else that name with
+        spaces."""
         return AXES["positions"].get(self.x_name, self.x_name.replace("_", " "))
 
 
@@ -88,8 +89,8 @@ def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
 
 
 def drawn_layers(numbers: ExperimentNumbers, quantity: str) -> list[Layer]:
-    """Return the layers of a quantity's numbers that have an x; a model has the same colour in
-    every figure."""
+    """Return the layers, one for each series and kind, of a quantity's numbers that have an x; a
+    model has the same colour in every figure."""
     rows = [row for row in numbers.every if row.quantity == quantity and row.x is not None]
     series = dict.fromkeys(row.series for row in rows)
     models = () if {*MODELS}.isdisjoint(series) else MODELS
@@ -97,7 +98,8 @@ def drawn_layers(numbers: ExperimentNumbers, quantity: str) -> list[Layer]:
 
 
 def named(quantity: str) -> str:
-    """Return the label of a quantity on an axis or a column."""
+    """Return the label of a quantity on an axis or a column: the one in axes.toml, else the name
+    with spaces."""
     return AXES["quantities"].get(quantity, quantity.replace("_", " "))
 
 

@@ -24,7 +24,7 @@ class Claims(tuple[Verdict, ...]):
 
     @classmethod
     def of(cls, verdicts: Iterable[Verdict]) -> Self:
-        """Return the verdicts, sorted by outcome in the page's order."""
+        """Return the verdicts as Claims, sorted by outcome in the page's order."""
         order = list(LOOKS)
         return cls(sorted(verdicts, key=lambda verdict: order.index(verdict.outcome)))
 
@@ -35,7 +35,8 @@ class Claims(tuple[Verdict, ...]):
 
     @property
     def counted(self) -> int:
-        """The number of claims, without the numbers of others that documents quote."""
+        """The number of claims, without those whose outcome is `of-others`: numbers of others that
+        documents quote."""
         return len(self) - self.counts[UNCOUNTED]
 
     @property
@@ -74,8 +75,8 @@ class Group(NamedTuple):
 
     @property
     def parts(self) -> dict[str, Claims]:
-        """The claims grouped by `rows`: by reason or need, the commonest first, or by experiment,
-        in the order of each one's first claim."""
+        """The section's claims grouped by the verdict's field that `rows` names: by reason or need,
+        the most frequent first, or by experiment, in the order of each one's first claim."""
         parts = self.claims.by(self.rows)
         if self.rows not in ("reason", "needs"):
             return parts
@@ -83,7 +84,8 @@ class Group(NamedTuple):
 
     @property
     def against(self) -> Claims:
-        """The claims that our results contradict, and the predictions that missed."""
+        """The claims of this section that our results contradict, and the predictions that
+        missed."""
         return Claims(
             verdict for verdict in self.claims if verdict.is_against or verdict.outcome == "missed"
         )
@@ -138,8 +140,9 @@ def described(claim: Claim) -> dict[str, str]:
 
 
 def group_claims(claims: Claims) -> list[Group]:
-    """Return the claims in sections of the page, in its order. Empty sections are left out, except
-    the first, of measured claims."""
+    """Return the page's sections of claims in its order, each with the claims of one scale or,
+    without a scale, of one outcome. Empty sections are left out, except the first, of measured
+    claims."""
     groups: list[Group] = []
     for name, (title, rows, text) in STYLE["groups"].items():
         some = Claims(verdict for verdict in claims if (verdict.scale or verdict.outcome) == name)
@@ -189,8 +192,8 @@ def paper_parts(
 
 
 def forecast_of_order(verdicts: Iterable[Verdict]) -> str:
-    """Return a sentence on the order of the sizes as forecast before the trainings: the verdict on
-    each step; empty if none was tried."""
+    """Return a sentence on the order of the model sizes that was forecast before the trainings: the
+    outcome for each step of it; empty if none was tried."""
     tried = [
         verdict
         for verdict in verdicts
@@ -206,8 +209,9 @@ def forecast_of_order(verdicts: Iterable[Verdict]) -> str:
 
 
 def errata_exhibit(claims: Claims) -> Exhibit:
-    """Return an exhibit, a table with a row for each contradiction inside a document: what it
-    prints, what follows, and our numbers on it, if they were measured, counted or computed."""
+    """Return an exhibit, a table with a row for each contradiction inside a document that
+    errata.toml lists: what it prints, what follows, and our numbers on it, if they were measured,
+    counted or computed."""
     rows = []
     errata = read_errata().errata
     for erratum in errata:

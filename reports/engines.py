@@ -102,13 +102,13 @@ def engines_exhibit(*runs: Path) -> Exhibit:
 
 
 def _setting(result: Benchmark) -> list[str]:
-    """Return model, layout and precision, which the record's title names after its last colon;
-    empty texts where it names fewer."""
+    """Return three texts, the model, layout and precision that the record's title names after its
+    last colon; empty ones where it names fewer."""
     return [*result.title.rpartition(": ")[2].split(", "), "", ""][:3]
 
 
 def _losses(result: Benchmark) -> list[Sequence[float]]:
-    """Return four series from the record's first case: our losses, theirs, their difference and its
+    """Return four lists from the record's first case: our losses, theirs, their difference and its
     tolerance, with a value for each iteration."""
     return [series.samples for series in result.cases[0].series]
 
@@ -120,8 +120,8 @@ def _shares(result: Benchmark) -> list[float]:
 
 
 def panels_of(results: Sequence[Benchmark]) -> list[Panel]:
-    """Return a panel of both engines' losses over iterations, and one of their differences above
-    zero with the least tolerance of all layouts."""
+    """Return two panels over iterations: the losses of both engines, and their differences above
+    zero with the least tolerance of all layouts, on a logarithmic axis."""
     losses = []
     differences = []
     for rank, result in enumerate(results):

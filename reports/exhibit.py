@@ -43,7 +43,8 @@ class Exhibit:
 
     @property
     def said(self) -> tuple[list[str], list[str]]:
-        """The caption's first two sentences, and all its other sentences and the notes."""
+        """Two lists of sentences: the caption's first two, which the page shows, and all its other
+        sentences with the notes."""
         every = list(chain.from_iterable(map(SENTENCE.split, self.caption)))
         return every[:2], [*every[2:], *self.notes]
 

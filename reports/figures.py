@@ -41,8 +41,8 @@ class Point:
 
     @classmethod
     def mean(cls, x: float, values: Sequence[float]) -> "Point":
-        """Return a point at x: the mean of several numbers, with minimum and maximum; a single
-        number has no interval."""
+        """Return a point at x of at least one number: their mean, with minimum and maximum; a
+        single number has no interval."""
         low, high = (min(values), max(values)) if len(values) > 1 else (None, None)
         return cls(x, fmean(values), low, high, len(values))
 
@@ -61,7 +61,7 @@ class Layer:
 
     @property
     def final(self) -> float:
-        """The value of the layer's last point."""
+        """The value of the layer's last point, at the largest x."""
         return self.points[-1].value
 
     @property

@@ -34,7 +34,7 @@ class Reproduction:
 
     @property
     def name(self) -> str:
-        """The directory's own name."""
+        """The name of its directory."""
         return self.directory.name
 
     @property
@@ -72,8 +72,8 @@ class Reproduction:
 
 
 def newest_reproduction(runs: Path) -> Path:
-    """Return the complete `reproduce-*` directory under `runs` that was begun last. Raises BadInput
-    if no reproduction is complete."""
+    """Return the complete `reproduce-*` directory in the folder `runs` that was begun last; links
+    are passed over. Raises BadInput if no reproduction is complete."""
     reproductions = [
         path for path in sorted(runs.glob("reproduce-*")) if path.is_dir() and not path.is_symlink()
     ]

@@ -55,8 +55,8 @@ def write_report(report: Report, directory: Path) -> None:
 
 
 def shell() -> JSON:
-    """Return by name the style, the script and the functions that the template of every page
-    takes."""
+    """Return by name the style, the script, the glyphs of the kinds of numbers and two functions
+    that the template of every page takes."""
     folder = Path(__file__).parent / "templates"
     return {
         "style": Markup(theme_css() + (folder / "page.css").read_text(encoding="utf-8")),

@@ -65,8 +65,8 @@ def _drawn_with() -> str:
 
 
 def _draw(exhibit: Exhibit) -> bytes:
-    """Draw the exhibit's figure and return it as SVG, with its layout, in one pass; `savefig` would
-    draw a figure with a layout twice."""
+    """Draw the exhibit's figure and return it as the bytes of an SVG, with its layout, in one pass;
+    `savefig` would draw a figure with a layout twice."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     with figure_style(exhibit.name):
@@ -79,8 +79,9 @@ def _draw(exhibit: Exhibit) -> bytes:
 
 
 def _inline(svg: str, exhibit: Exhibit) -> Markup:
-    """Return the drawing as an element for the page: colours of its theme, styles as classes,
-    coordinates rounded to a tenth of a point, and the exhibit's text alternative."""
+    """Return the SVG as an element for the page: each palette colour a custom property of the page,
+    styles as classes, coordinates rounded to a tenth of a point, and the exhibit's text
+    alternative."""
     styles = {}
 
     def shorten(attribute: re.Match[str]) -> str:

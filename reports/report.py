@@ -70,12 +70,14 @@ class Inputs:
 
     @property
     def sources(self) -> Sources:
-        """The content of sources.json: the paths of the runs, relative to the reproduction."""
+        """The content of sources.json, for `reproduction/report`: the paths of the runs, relative
+        to the reproduction."""
         return Sources(runs=[os.path.relpath(path, self.reproduction) for path in self.runs])
 
     @property
     def command(self) -> str:
-        """The command line that builds the report again in the parent of the folder of runs."""
+        """The command line that builds the report again, with the reproduction and the folders of
+        the other runs. It is for the folder that holds the folder of runs."""
         above = self.reproduction.parent.parent
         folders = dict.fromkeys(os.path.relpath(path.parent, above) for path in self.runs)
         return shlex.join(
@@ -111,13 +113,14 @@ class Report:
 
     @property
     def groups(self) -> list[Group]:
-        """The claims, grouped in the page's sections of outcomes."""
+        """The claims in the page's sections, one for each scale or outcome."""
         return group_claims(self.claims)
 
     @property
     def headlines(self) -> list[str]:
-        """Sentences on what the counts of outcomes hide, and on how many verdicts could have
-        failed, from the files beside the runs."""
+        """Sentences that explain the counts of outcomes: what outcomes mean, how good the
+        predictions are, what was not tried. The last ones say how many verdicts could have failed,
+        from files beside the runs."""
         beside = dict.fromkeys(path.parent / VERDICTS for path in self.inputs.runs)
         scores = [read_document(path, VerdictScore).sentence for path in beside if path.is_file()]
         return [*headlines(self.claims), *scores]
@@ -138,7 +141,8 @@ class Report:
 
     @property
     def homes(self) -> dict[str, str]:
-        """The name, on the page, of the run behind each source that a record names."""
+        """By the source that a record names, the name on the page of the run behind it; every
+        source of the reproduction gives the reproduction."""
         own, *others = (origin.name for origin in self.origins)
         return {record.source: own for record in self.reproduction.records} | {
             name: name for name in others

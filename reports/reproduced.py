@@ -144,8 +144,8 @@ def ledger_exhibit(ledger: Ledger, command: str = "") -> Exhibit:
 
 
 def _labelled(records: Sequence[Record], reproduction: Reproduction) -> list[Layer]:
-    """Return the records as curves by kind and series; labels that include their sizes replace the
-    names of trained models."""
+    """Return the records that have an x as curves by kind and series. Labels that include their
+    sizes replace the names of trained models, but not of published ones."""
     labels = reproduction.summary.labels
     return [
         layer
@@ -168,7 +168,8 @@ def _means(curves: Sequence[Layer], sentence: str) -> str:
 
 
 def order_of(reproduction: Reproduction) -> str:
-    """Return a sentence on the order of the model sizes in a reproduction's results."""
+    """Return a sentence on whether the larger models of a reproduction end lower, in every seed and
+    beyond chance."""
     return order_verdict(reproduction.records, reproduction.scores, reproduction.summary.labels)
 
 

@@ -36,7 +36,7 @@ CONFIDENCES: dict[str, str] = STYLE["confidences"]
 
 
 class OutcomeLook(NamedTuple):
-    """Glyph and meaning of an outcome."""
+    """Glyph and meaning of a verdict's outcome on the page."""
 
     glyph: str
     meaning: str
@@ -70,8 +70,8 @@ def theme_css() -> str:
 
 
 def follow_theme(svg: str) -> str:
-    """Return the drawing with each palette colour replaced by the page's custom property of that
-    name."""
+    """Return the SVG with each colour of the light palette replaced by the page's custom property
+    of that name, which follows the theme."""
     names = {value: name for name, value in LIGHT.items()}
     pattern = re.compile("|".join(names))
     return pattern.sub(lambda match: f"var(--{names[match[0]]})", svg)
@@ -96,8 +96,9 @@ def powers(text: str) -> str:
 
 @cache
 def template_environment() -> Environment:
-    """Return Jinja's environment for the templates: an unknown name is an error, and values are
-    escaped."""
+    """Return Jinja's environment for the templates of pages, with the filters `printable`, `show`
+    and `powers`: an unknown name is an error, and values are escaped. Every call returns the same
+    one."""
     environment = Environment(
         loader=PackageLoader("mlm_repro.reports"),
         autoescape=True,

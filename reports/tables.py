@@ -186,8 +186,8 @@ def attrition_table(ledger: Ledger) -> Table:
 
 
 def records_data(records: Iterable[Record], printed: Sequence[str] = ()) -> Table:
-    """Return a table with a row for each record under its field names, with numbers as recorded.
-    The values of the first records are shown as the texts in `printed`, for as many as it has."""
+    """Return a table with a row for each record under its field names, with numbers as recorded. In
+    the first rows the texts in `printed`, one for each row, replace the values."""
     rows = [
         [(exact if field in EXACT else _plain)(getattr(record, field)) for field in RECORD_FIELDS]
         for record in records
@@ -210,7 +210,7 @@ def ledger_data(ledger: Ledger) -> Table:
 
 
 def settings(card: DataCard) -> list[tuple[str, str]]:
-    """Return pairs of a stage and its settings as one text, from a dataset's card."""
+    """Return pairs (stage, its settings as one text) from the card of a dataset, in its order."""
 
     def as_text(value: Any) -> str:
         return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
@@ -260,8 +260,9 @@ def near_duplicates(banding: NearDuplicates) -> list[str]:
 
 
 def models_data(models: Sequence[ReproducedModel]) -> Table:
-    """Return a table with a row for each model: the facts of its training, and its published and
-    its trained configuration. There must be a model."""
+    """Return a table with a row for each model of a reproduction, with all fields under their
+    dotted names: the facts of its training, and its published and its trained configuration. There
+    must be a model."""
     rows = [flatten(model.model_dump(mode="json")) for model in models]
     return Table([*rows[0]], [list(map(_plain, row.values())) for row in rows], 2)
 
@@ -359,7 +360,8 @@ def evaluations_tables(
 
 
 def evaluations_data(evaluations: Mapping[str, Result]) -> Table:
-    """Return a table with a row for each result, given by file stem, with numbers as recorded."""
+    """Return a table with a row for each result, given by file stem, with numbers as recorded; a
+    cell is empty where the result lacks the column's field."""
     rows = []
     for stem, evaluation in evaluations.items():
         values = [getattr(evaluation, field, None) for field in COLUMNS]

@@ -72,7 +72,7 @@ class Training:
     """Results of its checkpoints by the stem of the file beside the run, with the task if the file
     has several."""
     samples: Sequence[JSON]
-    """Prompts with the continuations by its checkpoints."""
+    """Prompts with the continuations that its checkpoints generated, as `mlm-eval` wrote them."""
     state: str
     note: str
     """Sentence on the datasets that are not shown; empty if there are none."""
@@ -199,7 +199,7 @@ def load_training(run: Path) -> Training:
 def _scored(run: Path) -> tuple[dict[str, Result], list[JSON]]:
     """Return the results of the run's checkpoints by file stem, with the task behind it if a file
     has several, and their generated texts, from the JSON files of `mlm-eval` in the run's parent
-    folder. Other files there are passed over."""
+    folder. Other files there are passed over. Raises IntegrityFailure for a damaged result."""
     digests = {read_digest(checkpoint) for checkpoint in complete_checkpoints(run)}
     evaluations = {}
     samples = []
@@ -221,7 +221,8 @@ def _scored(run: Path) -> tuple[dict[str, Result], list[JSON]]:
 
 
 def render_training(training: Training) -> str:
-    """Return the HTML of a training's page, which refers to nothing outside itself."""
+    """Return the HTML of a training's page, which refers to nothing outside itself. Figures are
+    drawn, with a line of progress."""
     exhibits = training.exhibits
     context = {
         "run": training,

@@ -84,8 +84,8 @@ def exit_codes() -> list[tuple[str, str, str]]:
 
 
 def table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """Return a Markdown table of heads and rows. Cells are used as they are: `cell` escapes
-    them."""
+    """Return a Markdown table with these heads and rows. Cells are used as they are; the caller
+    escapes them by `cell`."""
     lines = [heads, ("---",) * len(heads), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

@@ -37,8 +37,8 @@ def fixes(folder: Path) -> Iterator[str]:
 
 
 def line(case: JSON, row: JSON) -> tuple[str, ...]:
-    """Return a case's row of the table: fault, fix, how it is tested, what is asked, and the
-    answers before the fix and after it. `case` is a case of `fixes.toml`, `row` its row of
+    """Return the cells of a case's row in Markdown: fault, fix, how it is tested, what is asked,
+    and the answers before the fix and after it. `case` is a case of `fixes.toml`, `row` its row of
     `fixes.json`."""
     repository = REPOSITORIES[case.get("repository", "megatron")]
     fix = (

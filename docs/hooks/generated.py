@@ -56,7 +56,7 @@ def made(name: str) -> str:
 
 
 def pages() -> list[Path]:
-    """Return the paths of the pages below docs/ that have generated parts."""
+    """Return the paths, sorted, of the Markdown pages below docs/ that have generated parts."""
     return [
         path
         for path in sorted((ROOT / "docs").rglob("*.md"))

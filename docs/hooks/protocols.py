@@ -75,8 +75,8 @@ def small_task(name: str, tokenizer: Pieces) -> Task:
 
 
 def section(name: str) -> str:
-    """Return a protocol's part of the page in Markdown: heading, sentence, diagram, counts, and the
-    sentence that a result states about itself."""
+    """Return the part of the page on the protocol `name`, in Markdown: heading, sentence, diagram,
+    counts, and the sentence that a result states about itself."""
     tokenizer = Pieces()
     task = small_task(name, tokenizer)
     counts = np.array([request.num_scored for request in task.requests])

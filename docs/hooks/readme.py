@@ -78,8 +78,8 @@ def results_block(kept: Reproduction) -> str:
 
 
 def tiers_block(kept: Reproduction) -> str:
-    """Return a Markdown table with a row for each size of hardware: the command that runs there,
-    its duration and the number to expect."""
+    """Return a Markdown table with a row for each kind of hardware: the command that runs there,
+    its duration and the number to expect. Twins' times are those of the reproduction `kept`."""
     names = [*kept.summary.labels]
     small = names[0]
     large = names[-1]
@@ -113,22 +113,23 @@ def tiers_block(kept: Reproduction) -> str:
 
 
 def engines_block(_: Reproduction) -> str:
-    """Return a sentence on the distance between the losses of the kept trainings in Megatron-Core
-    and ours; the argument is not used."""
+    """Return a sentence on the largest difference between the losses of Megatron-Core and of ours,
+    on each layout, in the trainings kept below `results/against`; the argument is not used."""
     return apart([read_engines(run) for run in sorted((KEPT / "against").glob("against-*"))])
 
 
 @cache
 def every_verdict() -> list[Verdict]:
-    """Return the verdicts on every claim of every experiment, from kept results and computed
-    numbers. They are computed once a process."""
+    """Return a verdict on every published claim, from the results kept below `results` and from
+    computed numbers; claims that no experiment answers have a verdict too. They are computed once a
+    process."""
     experiments = load_experiments().values()
     return [*judge(experiments, load_results([KEPT, KEPT / "ablations"])), *unanswered(experiments)]
 
 
 def verdicts_block(_: Reproduction) -> str:
-    """Return in Markdown a table of the outcomes of the published claims by scale, and a sentence
-    that sums them up."""
+    """Return in Markdown a table of how many published claims have each outcome at each scale, by
+    kept results, and a sentence that sums them up; the argument is not used."""
     table = totals(every_verdict())
     marks = ["---"] * table.words + ["--:"] * (len(table.heads) - table.words)
     return "\n".join(
@@ -137,7 +138,7 @@ def verdicts_block(_: Reproduction) -> str:
 
 
 def line(cells: Sequence[str]) -> str:
-    """Return the cells joined to a row of a Markdown table."""
+    """Return the cells joined to a row of a Markdown table, as they are."""
     return f"|{'|'.join(cells)}|"
 
 

@@ -136,7 +136,8 @@ def _benchmarks(results: Path) -> Iterator[str]:
 
 
 def measures(record: Path) -> Iterator[str]:
-    """Yield in Markdown every table of a benchmark's record, a file, except its ratios."""
+    """Yield in Markdown every table of a benchmark's record, which is in the file `record`, except
+    the table of its ratios."""
     for rows in tables(read_benchmark(record)):
         if rows.title != "ratios":
             yield markdown(rows)
