@@ -92,9 +92,10 @@ def fit(
     weights: Floats,
     **how: Any,
 ) -> Machine:
-    """Return the machine with the named constants fitted to weighted log errors of its predictions
-    of the observations. `constants` has `start`, `low` and `high` of each; the fit starts from the
-    machine's own values. `how` goes to `least`."""
+    """Return a copy of the machine with the named constants fitted to weighted log errors of its
+    predictions of the observations. `constants` has `start`, `low` and `high` of each by name; the
+    fit starts from the machine's own values. `how` goes to `least`, such as the scale of its
+    loss."""
     values = published_values(observations)
 
     def errors(trial: Machine) -> Floats:
@@ -104,9 +105,9 @@ def fit(
 
 
 def fit_node(machine: Machine, measured: Floats) -> Machine:
-    """Return the machine with the latency and bandwidth of all-reduces inside a node, fitted on
-    timed all-reduces: `measured` has ranks, bytes and seconds, [3, n]. If all are of one number of
-    ranks, the latency per rank stays as it is."""
+    """Return a copy of the machine with the latency and bandwidth of all-reduces inside a node
+    fitted on timed all-reduces: `measured` has ranks, bytes and seconds, [3, n]. If all are of one
+    number of ranks, the latency per rank stays as it is."""
     ranks, sent_bytes, seconds = measured
     constants = dict(NODE_CONSTANTS)
     if len({*ranks}) == 1:
@@ -130,9 +131,9 @@ def least(
     errors: Callable[[Machine], Floats],
     scale: float = SOFT,
 ) -> Machine:
-    """Return the machine with the named constants that, within `low` and `high` of each, minimize
-    `errors` under a soft L1 loss; `scale` is the error from which it grows linearly. The search
-    starts from the machine's own values."""
+    """Return a copy of the machine with the named constants that, within `low` and `high` of each,
+    minimize `errors(machine)`, a vector, under a soft L1 loss; `scale` is the error from which it
+    grows linearly. The search starts from the machine's own values."""
     low, high = (
         np.array([constant[side] for constant in constants.values()]) for side in ("low", "high")
     )
@@ -157,8 +158,8 @@ def least(
 
 
 def zero_3() -> list[Observation]:
-    """Return the rows of ZeRO-3 in the 2021 paper's Table 2, with "ZeRO-3" added to their
-    experiment's name."""
+    """Return the shipped observations of ZeRO-3 in the 2021 paper's Table 2, with "ZeRO-3" added to
+    their experiment's name."""
     return [
         row._replace(experiment="2021/table-2, ZeRO-3")
         for row in observed("2021/table-2")
@@ -167,8 +168,8 @@ def zero_3() -> list[Observation]:
 
 
 def all_reduces(gpu: str, ranks: int | None = None) -> Floats:
-    """Return ranks, bytes and seconds of vTrain's NCCL all-reduces inside one server of these GPUs,
-    [3, n]; by default those of all numbers of ranks."""
+    """Return ranks, bytes and seconds, [3, n], of the shipped all-reduces that vTrain timed by NCCL
+    inside one server of these GPUs, `a100` or `v100`; by default those of all numbers of ranks."""
     timed = [
         (int(row["ranks"]), int(row["bytes"]), float(row["nanoseconds"]) * 1e-9)
         for row in read_rows(HERE / "vtrain-all-reduce.csv")
@@ -264,9 +265,10 @@ def held_out(
     keys: Sequence[Hashable],
     refit: Callable[[Sequence[Observation]], Machine],
 ) -> HeldOut:
-    """Return a record (fields of `HELD_OUT`) of each row that has a key: the rows of one key are
-    predicted by a machine that `refit` fits on all other rows, including those without a key.
-    `keys` has each row's key, None for none; `title` is shown with the progress."""
+    """Return a structured array with a record (fold, measured over predicted time, and the same by
+    a constant share of the peak) of each row that has a key. The rows of one key are predicted by a
+    machine that `refit` fits on all other rows, including those without a key. `keys` has each
+    row's key, None for none; `title` is shown with the progress."""
     held = np.zeros(len(rows), HELD_OUT)
     ratio = np.array([row.quantity in RATIOS for row in rows])
     every = dict.fromkeys(key for key in keys if key is not None)
@@ -284,9 +286,10 @@ def held_out(
 
 
 def interval_of(held: HeldOut, source: str) -> ErrorInterval:
-    """Return the interval that 90 % of the rows' ratios of measured to predicted time lie in. Its
-    coverage and score are those that each fold gets from the others' interval; the baseline is the
-    score of one share of the peak for all."""
+    """Return the interval that 90 % of the ratios of measured to predicted time lie in, for rows
+    predicted by fits without them. Its coverage and score are those that each fold gets from the
+    others' interval; the baseline is the score if every row had the same share of the peak.
+    `source` is its description."""
     (coverage, score), (_, baseline) = (
         _tried(held["fold"], held[rule]) for rule in ("ratio", "constant")
     )
@@ -302,8 +305,8 @@ def interval_of(held: HeldOut, source: str) -> ErrorInterval:
 
 
 def _tried(folds: Floats, ratios: Floats) -> tuple[float, float]:
-    """Return coverage and mean interval score of all ratios, each judged by the interval of the
-    other folds' ratios."""
+    """Return two numbers: the share of all ratios that lie in an interval, and the mean interval
+    score of their logarithms. Each ratio is judged by the interval of the other folds' ratios."""
     inside = np.empty(len(ratios))
     scores = np.empty(len(ratios))
     for number in np.unique(folds):
@@ -378,9 +381,10 @@ class Fit(NamedTuple):
 
 def calibrate(out: Path) -> Benchmark:
     """Fit the clusters and their software, write their files of constants below `out`, say of each
-    whether the shipped one is the same, and return a record of every error.
+    whether the shipped one is the same, and return a benchmark's record of every error.
 
-    The files have the names of those below `FITTED`. Raises BadInput if `out` cannot be a folder.
+    The files have the names of the shipped ones, below `clusters/fitted` and `software/fitted`.
+    Raises BadInput if `out` cannot be a folder.
     """
     check_place("--out", out / "clusters/fitted" / f"{A100}.toml", "python -m benchmarks calibrate")
     a100 = a100_fit()
@@ -522,8 +526,9 @@ def deepspeed_fit(a100: Machine) -> Fit:
 
 def intervals(fit: Fit, held: Mapping[str, HeldOut]) -> dict[str, ErrorInterval]:
     """Return by name the intervals of runs on one node (`one_node`) and on several
-    (`several_nodes`), and of ratios (`ratio`) if there are any, from the first way in `held`. Both
-    of the first are over all rows if either has few, or none in some fold."""
+    (`several_nodes`), and of ratios (`ratio`) if there are any. They are of the rows predicted
+    without them in the first entry of `held`. Both of the first are over all rows if either has
+    few, or none in some fold."""
     way, fold = next(iter(held.items()))
     rows = _left_out(fit, way)
     node = machine_of(load_cluster(fit.cluster)).gpus_per_node
@@ -602,8 +607,8 @@ def files(fit: Fit, machine: Machine, intervals: Mapping[str, ErrorInterval]) ->
 
 
 def reach(fit: Fit) -> dict[str, list[Any]]:
-    """Return the ranges of a fit's rows: under `processors` the processor, and under `nodes`, `seq`
-    (positions) and `parameters` the minimum and the maximum."""
+    """Return the ranges of a fit's rows by name: `processors`, a list of the one processor, and
+    `nodes`, `seq` (positions) and `parameters`, each a list of the minimum and the maximum."""
     cluster = load_cluster(fit.cluster)
     workloads = [row.workload for row in fit.rows]
     node = cluster.constants.gpus_per_node.value

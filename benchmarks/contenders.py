@@ -42,8 +42,8 @@ rank."""
 
 
 def huggingface(config: ModelConfig) -> torch.nn.Module:
-    """Return a new GPT2LMHeadModel of transformers with this model's sizes and transformers' own
-    initial values. Needs the extra `bench`."""
+    """Return a new GPT2LMHeadModel of transformers with the sizes of `config` and transformers' own
+    initial values. Raises BadInput without transformers, which the extra `bench` installs."""
     transformers = import_extra("transformers", "bench")
     settings = transformers.GPT2Config(
         **FORMATS["gpt2"].their_config(config), bos_token_id=0, eos_token_id=0
@@ -104,7 +104,7 @@ class TrainingSize:
 
 @dataclass(frozen=True)
 class Timed:
-    """Timed iterations of one round of a contender."""
+    """Times, losses and peak memory of one contender in one round of a training."""
 
     seconds: list[float]
     """Time of every iteration after the warm-up."""
@@ -183,7 +183,8 @@ class _Block(nn.Module):
 
 
 class NanoGPTModel(nn.Module):
-    """nanoGPT's model, called with token ids and targets [b, s]; returns their mean loss."""
+    """nanoGPT's GPT-2 in plain torch, called with token ids and targets [b, s]; returns their mean
+    loss."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -260,10 +261,10 @@ def time_contender(
     clock: Callable[[], float] = time.perf_counter,
     training: TrainingStep | None = None,
 ) -> Timed:
-    """Train the iterations of one round, those of the warm-up included, and return their times and
-    losses. An engine's contender goes on with the model `training`, if given; else a new one is
-    built before the clock runs. `clock` gives seconds. A tuned contender changes this process's
-    allocator."""
+    """Train a contender for the iterations of one round, the warm-up first. Return the seconds by
+    `clock` of the iterations after the warm-up, all losses and the peak memory. This engine goes on
+    with the already built `training`, if given; else a new model is built before the clock runs. A
+    tuned contender changes this process's allocator."""
     if contender.is_tuned:
         keep_large_buffers()
     memory = PeakMemory(local_device())
@@ -284,8 +285,9 @@ def time_contender(
 def in_turn(
     name: str, rounds: int, measurements: Mapping[K, Callable[[], Any]]
 ) -> dict[K, list[Any]]:
-    """Take every measurement once in each round, so that other work on the machine falls on all
-    alike; return the values of each by its key, one for each round. Shows progress under `name`."""
+    """Call every measurement once in each round, so that other work on the machine falls on all
+    alike. Return, by its key, the list of what each returned, one for each round. Shows progress
+    under `name`."""
     taken = defaultdict[K, list[Any]](list)
     with Progress(name, rounds * len(measurements), "measurements") as progress:
         for _ in range(rounds):

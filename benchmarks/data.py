@@ -75,8 +75,8 @@ NOTES = [
 
 @dataclass(frozen=True)
 class StageRivals:
-    """A stage by plain libraries and by ours: two functions that take texts and return a list with
-    an answer for each. The answers should be equal."""
+    """A stage of the data pipeline by plain libraries and by ours: two functions that take a list
+    of texts and return a list with an answer for each. The answers should be equal."""
 
     name: str
     library: str
@@ -90,7 +90,7 @@ class StageRivals:
 
 def measure(corpus: Path, rounds: int) -> Benchmark:
     """Measure every stage on a corpus, a file of JSON lines, then the whole pipeline `rounds`
-    times; return the record.
+    times; return the benchmark's record.
 
     Raises BadInput if fewer than two documents are left for some stage, UserError if the pipeline
     fails.
@@ -172,9 +172,9 @@ def measure(corpus: Path, rounds: int) -> Benchmark:
 def measure_stages(
     texts: Sequence[str], tokenizer: Path, test_sets: tuple[Path, ...]
 ) -> tuple[list[Case], Counter[str]]:
-    """Measure each stage on the documents that the stage before kept; return the cases, and the
-    final documents, each with its count. `tokenizer` is a directory; without test sets nothing is
-    decontaminated.
+    """Measure each stage, by plain libraries and by ours, on the documents that the stage before
+    kept. Return the record's cases, and a Counter of the final documents. `tokenizer` is a
+    directory, `test_sets` are files; without them nothing is decontaminated.
 
     Raises BadInput if fewer than two documents are left for a stage.
     """
@@ -222,8 +222,8 @@ def measure_stages(
 
 
 def measure_stage(stage: StageRivals, texts: Sequence[str]) -> tuple[Case, list[Any]]:
-    """Run both functions in turn on each block of the texts and compare their answers; return the
-    case and our answers.
+    """Run a stage by plain libraries and by ours, in turn on each block of the texts, and compare
+    the answers. Return the record's case of times and differences, and our answers.
 
     Both are called with the first two texts before, which loads tables and compiles and is not
     counted.
@@ -278,7 +278,7 @@ def one_sample(case: Case, contender: str) -> float:
 
 
 def write_texts(path: Path, texts: Sequence[str]) -> Path:
-    """Write texts into a .jsonl file and return its path."""
+    """Write texts into `path` as JSON lines, each under `text`, and return `path`."""
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     return path
 

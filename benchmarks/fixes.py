@@ -42,7 +42,8 @@ class Edit(Config):
 
 
 class Case(Config):
-    """An upstream commit that mends a silent fault, and how its fault is looked for."""
+    """An upstream commit that mends a silent fault, and how `mlm-verify layouts` is asked to find
+    that fault; a row of fixes.toml."""
 
     name: str
     repository: Literal["megatron", "torchtitan"] = "megatron"
@@ -67,7 +68,8 @@ class Case(Config):
 
 
 class Left(Config):
-    """A published fault that has no case here."""
+    """A published fault that the table of cases does not test: where it is told, what it is, and
+    why not."""
 
     where: str
     title: str
@@ -75,7 +77,8 @@ class Left(Config):
 
 
 class Cases(Config):
-    """The table of cases, and of published faults that have no case."""
+    """The content of fixes.toml: the cases that are tested, and the published faults that are
+    not."""
 
     case: tuple[Case, ...]
     left: tuple[Left, ...] = ()
@@ -92,7 +95,7 @@ class Said(Config):
 
 
 class Row(Config):
-    """A case with the answers before its fix and after it."""
+    """A case's result: the answers before its fix and after it, and what they make together."""
 
     name: str
     before: Said
@@ -111,9 +114,9 @@ class Fixes(Config):
 def measure(
     clones: Mapping[str, Path], only: Sequence[str], record: Path | None, cases: Path = CASES
 ) -> Fixes:
-    """Run the cases whose repository has a clone, by default all and else those named in `only`;
-    print a line for each and return a row for each. Rows that the file `record` has are kept and
-    not run again; it is written after each case.
+    """Run the cases of the table whose repository has a clone, by default all and else those named
+    in `only`; print a line for each, and return the record. Rows that the file `record` has are
+    kept and not run again; it is written after each case.
 
     Raises BadInput for an unknown case, a path that is no repository or a repository that lacks a
     commit, Diverged if a tree after its fix gives a finding that the table does not explain.
@@ -179,8 +182,9 @@ def examine(clone: Path, case: Case, beside: Path, folder: Path) -> Row:
 
 
 def extract(clone: Path, repository: str, commit: str, folder: Path) -> Path:
-    """Write a package's files at a commit, with metadata that name the commit as its release, into
-    a directory of the folder unless it is there; return the directory."""
+    """Write the package that `repository` names, as the clone has it at a commit, into a directory
+    of `folder` that is named after the commit, unless it is there; return that directory. Metadata
+    give the commit as the package's release. Raises BadInput if git fails."""
     name, package = PACKAGES[repository]
     release = _git(clone, "rev-parse", "--short=10", commit).decode().strip()
     if not (directory := folder / release).exists():
@@ -250,8 +254,8 @@ def _answer(tree: Path, case: Case, beside: Path, send: Connection) -> None:
 
 
 def _git(clone: Path, *arguments: str) -> bytes:
-    """Run git in a clone and return its output. Raises BadInput with git's own last line if it
-    fails."""
+    """Run git in a clone and return its output as bytes. Raises BadInput with git's own last line
+    if it fails."""
     return _run(["git", *arguments], clone)
 
 

@@ -105,8 +105,8 @@ Result = Sequence[Case | str]
 
 
 class Worker:
-    """A spawned process that runs one function after another. It is replaced after one that fails
-    or takes too long."""
+    """A spawned process that runs the functions it is given, one after another. After a function
+    that fails or takes too long a new process takes its place."""
 
     _process: SpawnProcess | None = None
     _pipe: Connection
@@ -153,8 +153,8 @@ def _serve(pipe: Connection) -> None:
 
 
 class ItemRecord:
-    """Measures items and keeps their record, together with the items that the record in the same
-    folder has from before."""
+    """Measures items of the GPU benchmark and keeps their record, gpu.json in a folder, together
+    with the items that it has from before."""
 
     def __init__(self, out: Path | None, deadline: float | None) -> None:
         """Continue the record in the folder `out`, which is made if it is not there; without a
@@ -180,8 +180,8 @@ class ItemRecord:
 
     def attempt(self, name: str, seconds: float, measure: Callable[[], Result]) -> None:
         """Measure an item in the worker's process, for at most `seconds` and not beyond the
-        deadline; add its cases to the record and write a line for each. On failure write one line
-        with the reason; nothing is raised."""
+        deadline. Add its cases and disagreements to the record, write gpu.json, and print a line
+        for each case. On failure print one line with the reason; nothing is raised."""
         limit = min(seconds, self._ends - time.monotonic())
         start = time.monotonic()
         try:
@@ -202,8 +202,8 @@ class ItemRecord:
             write_benchmark(self.out / "gpu.json", self.result)
 
     def say(self, name: str, **values: Any) -> None:
-        """Write a line of JSON, the item's name and the values, on the terminal and into
-        `gpu.jsonl` if there is a folder."""
+        """Print a line of JSON, with the item's name and the values, and append it to `gpu.jsonl`
+        in the record's folder, if there is one."""
         line = to_json({"item": name} | values).decode()
         print(line, flush=True)
         if self.out:
@@ -237,10 +237,10 @@ def chosen_items(chosen: str) -> dict[str, float]:
 
 
 def measure(chosen: str, out: Path | None, deadline: float | None) -> Benchmark:
-    """Measure the chosen items in the order of `ITEMS`, except those that the record in the folder
-    `out` has; return the record. `deadline` is in seconds from now, None for none. Raises BadInput
-    for an unknown item or folder, HardwareMissing without a GPU or a torch with CUDA, UserError if
-    nothing was measured."""
+    """Measure the chosen items of the GPU benchmark in the order of its table, except those that
+    the record in the folder `out` has; return the whole record. `deadline` is in seconds from now,
+    None for none. Raises BadInput for an unknown item or folder, HardwareMissing without a GPU or a
+    torch with CUDA, UserError if nothing was measured."""
     names = chosen_items(chosen)
     record = ItemRecord(out, deadline)
     missing = ""
@@ -294,8 +294,9 @@ def train_alone(name: str, b: int, dropout: float = DROPOUT, is_captured: bool =
 
 
 def timeline(title: str, step: Callable[[], object]) -> Case:
-    """Run a step under torch's profiler; return a case of how long the GPU was busy and idle, how
-    long the host waited, and the 25 kernels that took longest."""
+    """Run a step under torch's profiler. Return a case, `title` in its name, of the milliseconds in
+    which the GPU was busy or idle, the host waited, and the 25 kernels that took longest ran, with
+    the number of launches."""
     with torch.profiler.profile() as trace:
         step()
     spent = defaultdict[str, float](float)
@@ -321,8 +322,8 @@ def timeline(title: str, step: Callable[[], object]) -> Case:
 
 
 def busy_and_idle(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """Return the time that spans (start, end) cover together, and the time between the first and
-    the last that no span covers."""
+    """Return two times in the unit of the spans (start, end): what they cover together, and what
+    lies between the first and the last and in no span."""
     busy = idle = 0.0
     until = float("inf")
     for start, end in sorted(spans):
@@ -401,8 +402,8 @@ def try_program() -> Result:
 
 
 def write_dataset(directory: Path) -> Path:
-    """Write a tokenized dataset of random letters, with its tokenizer, into a directory; return the
-    directory."""
+    """Write a tokenized, sealed dataset of random letters, split into train and valid, with its
+    tokenizer, into a directory; return the directory."""
     texts = ["".join(random.Random(number).choices("abcdefgh ", k=200)) for number in range(600)]
     tokenizer = Tokenizer.train(texts, 290)
     tokenizer.save(directory / "tokenizer")

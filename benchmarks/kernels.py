@@ -41,7 +41,8 @@ measured."""
 
 @dataclass(frozen=True)
 class KernelShape:
-    """The shape that kernels are measured at; by default one microbatch of the 2.5b model."""
+    """The sizes that kernels are measured at: sequence, microbatch, heads, head dim and vocabulary;
+    by default one microbatch of the 2.5b model."""
 
     s: int = 1024
     b: int = 8
@@ -63,8 +64,9 @@ class KernelCase:
 def kernel_cases(
     shape: KernelShape, dtype: torch.dtype, device: torch.device | None = None
 ) -> dict[str, KernelCase]:
-    """Return by name a case for every kernel that has a gradient, with random tensors of the shape
-    and format on a device, by default this process's. Seeds torch's generator."""
+    """Return by the kernel's name a KernelCase for every kernel that has a gradient: its arguments,
+    random tensors of the shape and format on a device, by default this process's. Seeds torch's
+    generator."""
     device = device or local_device()
     s, b, n, d, v = shape.s, shape.b, shape.n, shape.d, shape.v
     h = n * d
@@ -143,8 +145,8 @@ def time_in_turn(runs: Mapping[str, Callable[[], object]], rounds: int) -> Times
 
 
 def seconds_of(run: Callable[[], object]) -> float:
-    """Run a function and return the seconds of one run, by the processor's clock or by the GPU's
-    own.
+    """Run a function and return the seconds of one run: processor seconds on a CPU, or by the GPU's
+    own clock.
 
     On a GPU it runs several times in a row, queued while the GPU still multiplies something else;
     the mean is returned.
@@ -166,8 +168,9 @@ def seconds_of(run: Callable[[], object]) -> float:
 
 
 def times_case(name: str, times: Times, goals: Mapping[str, float] | None = None) -> Case:
-    """Return a case of the times, one series for each contender, and the ratio of every other's to
-    the first's. `goals` has by contender what that ratio should reach."""
+    """Return a case of the benchmark's record: one series in milliseconds for each contender, and
+    the ratio of every other's time to the first's. `goals` has by contender what that ratio should
+    reach."""
     seconds, missing = times
     (first, ours), *others = seconds.items()
     return Case(

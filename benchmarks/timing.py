@@ -41,8 +41,8 @@ Measured = Mapping[str, Sequence[Timed]]
 
 
 def carry_out(measure: Callable[[], Benchmark], json: Path | None) -> None:
-    """Call `measure`, print the record with the machine and its load, and write it to the file
-    `json` if given.
+    """Call `measure`, print the benchmark's record that it returns, with the machine and its load,
+    and write it to the file `json` if given.
 
     Raises BadInput if the file cannot be written, Diverged, after all this, if contenders' answers
     differ.
@@ -110,7 +110,8 @@ def child_seconds(*command: object) -> float:
 
 
 def rates(size: TrainingSize, measured: Measured) -> dict[str, list[float]]:
-    """Return by contender its tokens a second in each round, by the round's median iteration."""
+    """Return by contender a list of its tokens a second in each round, by the median iteration of
+    that round."""
     return {
         name: [size.tokens / median(timed.seconds) for timed in many]
         for name, many in measured.items()
@@ -124,9 +125,9 @@ def ratio(
     goal: float | None = None,
     less_is_better: bool = False,
 ) -> Ratio:
-    """Return the ratio of numerators to denominators within each round, in which a slow round
-    cancels, and as its value the median. `goal` is the least value wanted, or the greatest if less
-    is better."""
+    """Return, for a benchmark's record, the ratios of numerators to denominators within each round,
+    in which a slow round cancels, and as its value their median. `goal` is the least value wanted,
+    or the greatest if less is better."""
     rounds = [a / b for a, b in zip(numerators, denominators, strict=True)]
     return Ratio(
         name=name,
@@ -144,7 +145,8 @@ def series(
     *samples: float,
     kind: Literal["measured", "computed"] = "measured",
 ) -> Series:
-    """Return a contender's samples of a measure, one for each round, rounded, for a record."""
+    """Return a contender's samples of a measure, mostly one for each round, rounded to six digits,
+    as a series of a benchmark's record."""
     return Series(
         contender=contender, measure=measure, unit=unit, samples=[*map(rounded, samples)], kind=kind
     )
@@ -156,7 +158,8 @@ def rounded(value: float) -> float:
 
 
 def first_losses(measured: Measured) -> dict[str, list[float | None]]:
-    """Return by contender the losses of its first round, None for each that is not finite."""
+    """Return by contender the list of losses, one for each iteration, of its first round; None
+    stands for each that is not finite."""
     return {
         name: [loss if math.isfinite(loss) else None for loss in many[0].losses]
         for name, many in measured.items()

@@ -35,7 +35,8 @@ batch = torch.randint(0, WORDS, (8, 17), generator=torch.Generator().manual_seed
 
 
 def loss(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
-    """Return the mean loss of the rows' next words. Rows are token ids [b, s + 1]."""
+    """Return the mean cross-entropy of each row's next words, in nats. Rows are token ids [b, s +
+    1]."""
     return F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
 
 
@@ -63,7 +64,8 @@ def experts(score_before_experts: bool) -> Any:
 
 
 class Block(nn.Module):
-    """A residual block: the experts' output on the normed input is added to the input."""
+    """A residual block of a model: maps [b, s, h] to the same shape by adding the experts' output
+    on the normed input."""
 
     moe_enabled = True
 
@@ -73,7 +75,7 @@ class Block(nn.Module):
         self.moe = experts(score_before_experts)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [b, s, h] to [b, s, h]."""
+        """Return the hidden states [b, s, h] with the experts' output on the normed input added."""
         y: torch.Tensor = x + self.moe(self.norm(x))
         return y
 
@@ -91,7 +93,7 @@ class Model(nn.Module):
         self.head = nn.Linear(HIDDEN, WORDS, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Map token ids [b, s] to logits [b, s, v]."""
+        """Return the logits [b, s, v] for token ids [b, s]."""
         x = self.embed(tokens)
         for layer in self.layers.values():
             x = layer(x)
@@ -128,5 +130,6 @@ def build(layout: Any, score_before_experts: bool = True) -> nn.Module:
 
 
 def build_late(layout: Any) -> nn.Module:
-    """Return what `build` returns, with scores that multiply the experts' outputs."""
+    """Return this rank's model as `build` does, but with scores that multiply the experts' outputs.
+    Every rank calls it."""
     return build(layout, score_before_experts=False)

@@ -76,8 +76,8 @@ NOTES = [
 
 @dataclass(frozen=True)
 class Row:
-    """A case: a size by name, a number format, a dropout probability, and its goals, None for
-    none."""
+    """A case of the training benchmark: a size by name, a number format, a dropout probability, and
+    its goals, None for none."""
 
     size: str
     precision: Precision
@@ -131,8 +131,8 @@ def read_size(name: str, precision: Precision = "fp32") -> TrainingSize:
 def size_of(
     model: ModelConfig, batch: int, precision: Precision, iterations: int, warm_up: int
 ) -> TrainingSize:
-    """Return the model with a recipe of one microbatch of `batch` sequences an iteration, as a size
-    to time; `iterations` counts those of the warm-up.
+    """Return the TrainingSize of a model with a recipe of one microbatch of `batch` sequences an
+    iteration; `iterations` counts those of the warm-up.
 
     Every vocabulary row is a real word, so that no contender masks padding. During the warm-up the
     heap grows until it holds the needs of an iteration.

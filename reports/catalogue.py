@@ -20,7 +20,8 @@ from mlm_repro.reports.tables import AXES, records_data
 
 @dataclass(frozen=True)
 class ExperimentNumbers:
-    """An experiment with the numbers made here and the verdicts on its claims."""
+    """An experiment of the catalogue with the records of numbers made here and the verdicts on its
+    claims."""
 
     experiment: Experiment
     records: Sequence[Record]
@@ -47,8 +48,8 @@ class ExperimentNumbers:
 
     @property
     def x_name(self) -> str:
-        """The name of the position on the x axis, the first that the experiment or a record has;
-        empty if there is none."""
+        """The name of the quantity on the x axis, such as `gpus`: the first that a part of the
+        experiment or a record has; empty if there is none."""
         names = (
             *(part.x for part in self.experiment.parts),
             *(record.x_name for record in self.records),
@@ -63,8 +64,8 @@ class ExperimentNumbers:
 
 
 def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
-    """Return an experiment's exhibit: the published table or figure with our numbers over it, or
-    ours alone if the experiment answers no claim."""
+    """Return an experiment's exhibit for the page, with a figure or a table, data and command: what
+    is published with our numbers over it, or ours alone if the experiment answers no claim."""
     experiment = numbers.experiment
     quantity = _drawn(numbers)
     command = f"mlm-experiment run {experiment.name}"

@@ -20,7 +20,8 @@ OWN: tuple[Kind, ...] = ("measured", "counted", "computed")
 
 
 class Claims(tuple[Verdict, ...]):
-    """A tuple of verdicts, each with its claim, which can be counted and grouped."""
+    """A tuple of verdicts, each of which has its claim; its properties count them, and `by` groups
+    them."""
 
     @classmethod
     def of(cls, verdicts: Iterable[Verdict]) -> Self:
@@ -30,7 +31,7 @@ class Claims(tuple[Verdict, ...]):
 
     @property
     def counts(self) -> Counter[Outcome]:
-        """The number of claims by outcome."""
+        """The number of claims by outcome, as a Counter."""
         return Counter(verdict.outcome for verdict in self)
 
     @property
@@ -41,8 +42,9 @@ class Claims(tuple[Verdict, ...]):
 
     @property
     def deviations(self) -> list[float]:
-        """How far our numbers are from the published ones: |ours / published − 1| for each claim of
-        an exact or approximate number that was tried, not at reduced scale."""
+        """How far our numbers are from the published ones: |ours / published − 1|, a float, for
+        each claim of an exact or approximate number other than 0 that was tried, not at reduced
+        scale."""
         return [
             abs(verdict.record.value / float(verdict.claim.value) - 1)
             for verdict in self
@@ -63,7 +65,8 @@ class Claims(tuple[Verdict, ...]):
 
 
 class Group(NamedTuple):
-    """A section of the page: the claims of one scale, such as measured, or of one outcome."""
+    """A section of the page: a title, a text, and the claims of one scale, such as measured, or of
+    one outcome."""
 
     name: str
     title: str
@@ -125,8 +128,8 @@ class Paper(NamedTuple):
 
 
 def described(claim: Claim) -> dict[str, str]:
-    """Return the sentence, source, protocol, tolerance, class and note of a claim, by the label
-    that the page shows; empty ones and the class `exact` are left out."""
+    """Return by the label that the page shows the facts of a claim: sentence, source, protocol,
+    tolerance, class and note. Empty ones and the class `exact` are left out."""
     allowed = claim.allowed
     facts = {
         "Says": claim.sentence and f"“{claim.sentence}”",
@@ -159,8 +162,8 @@ def paper_parts(
     drawn: Mapping[str, Exhibit],
     elsewhere: Iterable[str],
 ) -> list[Paper]:
-    """Return the section of each paper that has claims, in the page's order. An exhibit belongs to
-    the paper that most of its experiment's claims are from.
+    """Return a Paper, its section of the page, for each paper that has claims, in the page's order.
+    An exhibit belongs to the paper that most of its experiment's claims are from.
 
     `drawn` has exhibits by experiment, `elsewhere` the ids of exhibits in other parts of the page.
     """
@@ -255,14 +258,14 @@ def errata_exhibit(claims: Claims) -> Exhibit:
 
 
 def unlinked(text: str) -> str:
-    """Return the text with each Markdown link replaced by its words."""
+    """Return the text with each Markdown link `[words](address)` replaced by its words."""
     return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", text)
 
 
 def verdicts_exhibit(claims: Claims, homes: Mapping[str, str]) -> Exhibit:
-    """Return an exhibit of data alone, with a row for each claim: the published number, ours, the
-    verdict and the run behind it. `homes` has the run's name on the page for each source of a
-    record."""
+    """Return an exhibit of data alone, a table with a row for each claim: the published number,
+    ours, the verdict and the run behind it. `homes` has the run's name on the page for each source
+    of a record."""
     heads = (
         "claim",
         "published",

@@ -28,8 +28,8 @@ def read_engines(run: Path) -> Benchmark:
 
 
 def apart(results: Sequence[Benchmark]) -> str:
-    """Return a sentence on the largest difference between the losses of two engines in each of the
-    results, one a layout."""
+    """Return a sentence on the largest difference, in nats, between the losses of two engines: one
+    number for each of the results, each a comparison on one layout."""
     theirs = ", ".join(dict.fromkeys(result.title.partition(" beside ")[0] for result in results))
     by_layout = ", ".join(f"{max(_losses(each)[2]):.2g} ({_setting(each)[1]})" for each in results)
     iterations = max(len(_losses(result)[0]) for result in results)
@@ -114,8 +114,8 @@ def _losses(result: Benchmark) -> list[Sequence[float]]:
 
 
 def _shares(result: Benchmark) -> list[float]:
-    """Return the values of all ratios of the record; each is the largest share of its tolerance
-    that a quantity takes."""
+    """Return in one list the values of all ratios of the record; each is the largest share of its
+    tolerance that a quantity takes."""
     return [ratio.value for ratio in chain.from_iterable(case.ratios for case in result.cases)]
 
 

@@ -50,8 +50,8 @@ class Exhibit:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of the numbers, in the order of the data; empty if the data have no column
-        `kind`."""
+        """The kinds of its numbers, such as measured, each once in the order of the data; empty if
+        the data have no column `kind`."""
         if "kind" not in self.data.heads:
             return ()
         column = self.data.heads.index("kind")

@@ -37,7 +37,8 @@ class Origin:
 
     @property
     def name(self) -> str:
-        """The name of the run's own directory, also if a study keeps the run."""
+        """The name that the run's directory was given, NAME-IDENTITY, also if a study keeps the
+        run."""
         return f"{self.manifest.name}-{self.manifest.identity[:8]}"
 
     @property

@@ -49,7 +49,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Layer:
-    """The points of one line in a figure: of one series and one kind of number."""
+    """The points of one line in a figure, which are of one series and one kind of number."""
 
     series: str
     rank: int
@@ -66,8 +66,8 @@ class Layer:
 
     @property
     def repeats(self) -> int:
-        """The largest number of values, such as runs or iterations, that are averaged in one of the
-        layer's points."""
+        """The largest number of values, such as runs or iterations, that one of the layer's points
+        is the mean of."""
         return max(point.count for point in self.points)
 
     @property
@@ -78,7 +78,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Panel:
-    """A chart: layers over one pair of axes, with their labels."""
+    """One chart of a figure: layers of points over one pair of axes, with their labels."""
 
     layers: Sequence[Layer]
     x_label: str
@@ -244,7 +244,8 @@ def _plot(axes: "Axes", panel: Panel) -> None:
 
 
 def _plain_log_ticks(axes: "Axes") -> None:
-    """Make the y axis logarithmic, with plain numbers at 1, 2 and 5 of each decade."""
+    """Make the y axis of a chart logarithmic, with ticks at 1, 2 and 5 of each decade as plain
+    numbers."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axes.set_yscale("log")

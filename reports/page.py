@@ -68,8 +68,9 @@ def shell() -> JSON:
 
 
 def render_page(report: Report, drawings: dict[str, Drawing]) -> str:
-    """Return the page's HTML. `drawings` has by name the drawing of each exhibit with a figure.
-    Every value is escaped except our own drawings, style and script."""
+    """Return the HTML of a report's page as one text. `drawings` has the drawing of each exhibit
+    with a figure, by the exhibit's name. Every value is escaped except our own drawings, style and
+    script."""
     reproduction = report.reproduction
     verdicts = report.claims
     context = {

@@ -52,8 +52,8 @@ class Sources(FileSchema):
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a report is made of: the directory of a reproduction, and of the runs that the page
-    shows beside it."""
+    """What a report is made of: the directory of a reproduction, and the directories of the runs
+    that the page shows beside it."""
 
     reproduction: Path
     runs: Sequence[Path] = ()
@@ -87,7 +87,8 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that one page shows."""
+    """Everything that one page shows: a reproduction, its exhibits, the claims by paper, and the
+    runs behind them."""
 
     reproduction: Reproduction
     exhibits: dict[str, Exhibit]
@@ -106,7 +107,7 @@ class Report:
 
     @property
     def all_exhibits(self) -> list[Exhibit]:
-        """Every exhibit that the page shows, in its order."""
+        """Every exhibit that the page shows, in its order, in one list."""
         parts = chain.from_iterable(paper.parts for paper in self.papers)
         drawn = [part.exhibit for part in parts if part.exhibit]
         return [*self.exhibits.values(), *drawn, *self.sections.values()]
@@ -127,7 +128,9 @@ class Report:
 
     @property
     def findings(self) -> list[tuple[str, str, str]]:
-        """Each finding in short: the id of its part of the page, its name and a sentence."""
+        """Each finding in short, as texts: the id of its part of the page, its name and a sentence.
+        First comes the order of the sizes in the reproduction, last the sections with an exhibit of
+        their own."""
         short = [("reproduction", "This run", order_of(self.reproduction))]
         if self.kept:
             place = f"run-{Origin.of(self.kept).name}"
@@ -208,9 +211,8 @@ def _position(record: Record) -> tuple[str, str, str, str, float | None]:
 def _drawn(
     experiments: Mapping[str, Experiment], claims: Claims, every: Sequence[Record]
 ) -> dict[str, Exhibit]:
-    """Return an exhibit of each experiment, by the experiment's name, with the records of `every`
-    that belong to it; one without records says so. Experiments that a reproduction answers are left
-    out."""
+    """Return by its name an exhibit of each experiment, made of the records in `every` that belong
+    to it; one without records says so. Experiments that a reproduction answers are left out."""
     by_experiment = claims.by("experiment")
     drawn = {}
     for name, experiment in experiments.items():

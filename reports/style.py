@@ -49,8 +49,8 @@ LOOKS: dict[Outcome, OutcomeLook] = {
 
 
 def look(rank: int) -> tuple[str, str]:
-    """Return the colour and the marker, in every figure, of the series with this rank. They repeat
-    after as many ranks as there are markers."""
+    """Return the colour and the marker of the series with this rank, from 0, the same in every
+    figure. They repeat after as many ranks as there are markers."""
     index = rank % len(MARKERS)
     return LIGHT[f"model-{index}"], MARKERS[index]
 
@@ -79,8 +79,8 @@ def follow_theme(svg: str) -> str:
 
 @contextmanager
 def figure_style(salt: str) -> Iterator[None]:
-    """Context manager: the Matplotlib settings of style.toml hold inside the block. The names of a
-    drawing's elements follow from `salt`, another for each drawing."""
+    """Context manager: Matplotlib has the settings of style.toml inside the block. The names of
+    elements in an SVG follow from `salt`, so each drawing needs another."""
     import matplotlib
 
     named = {name: LIGHT.get(str(value), value) for name, value in STYLE["figures"].items()}
@@ -89,7 +89,7 @@ def figure_style(salt: str) -> Iterator[None]:
 
 
 def powers(text: str) -> str:
-    """Return the text, made printable, with each `^number` in superscript digits."""
+    """Return the text, made printable, with each `^number`, such as ^-3, in superscript digits."""
     raised = str.maketrans("0123456789-.", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻·")
     return re.sub(r"\^(-?\d+(?:\.\d+)?)", lambda match: match[1].translate(raised), printable(text))
 

@@ -65,9 +65,9 @@ do."""
 
 
 def comparison_tables(records: Sequence[Record]) -> list[Table]:
-    """Return a table for each benchmark that has records: a row for each model, a column for each
-    published source, and a last column for our models of the published size, if any was scored.
-    Numbers of scaled twins are left out."""
+    """Return a table for each benchmark, WikiText-103 perplexity and LAMBADA accuracy, that has
+    records: a row for each model, a column for each published source, and a last column for our
+    models of the published size, if any was scored. Numbers of scaled twins are left out."""
     tables = []
     for quantity, (title, hint) in BENCHMARKS.items():
         cells = defaultdict(list)
@@ -132,8 +132,9 @@ def cell_of(records: Sequence[Record], text: Callable[[float], str]) -> str:
 
 
 def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
-    """Return the page's two tables: published and trained shapes, from the first seed of each
-    model, and training runs, a row for each. `ours` is the kind of our numbers."""
+    """Return the page's two tables of a reproduction's models: published and trained shapes, from
+    the first seed of each model, and training runs, a row for each. `ours` is the kind of our
+    numbers."""
     shapes = []
     for model in models:
         if model.name == model.series:
@@ -227,8 +228,8 @@ def settings(card: DataCard) -> list[tuple[str, str]]:
 
 
 def near_duplicates(banding: NearDuplicates) -> list[str]:
-    """Return sentences on how likely a pair of documents is compared by its similarity, and on the
-    pairs that were."""
+    """Return sentences on a dataset's search for near-duplicates: how it is set, how likely a pair
+    of documents is compared by its similarity, and how many compared pairs reach the threshold."""
     bins = len(banding.compared_pairs_by_similarity)
     first = ceil(round(banding.threshold * bins, 6))
     above = sum(banding.compared_pairs_by_similarity[first:])
@@ -283,7 +284,7 @@ def with_error(value: float | None, error: float | None) -> str:
     """Return a number as text with its standard error, both to the error's second digit; without an
     error as `show` writes it.
 
-    From `MEANINGLESS` on, only the bound is shown.
+    From 10,000 on, only "over 10,000" is returned.
     """
     if value is not None and value >= MEANINGLESS:
         return f"over {MEANINGLESS:,}"
@@ -294,8 +295,9 @@ def with_error(value: float | None, error: float | None) -> str:
 
 
 def cells_of(result: Result) -> tuple[str, ...]:
-    """Return the texts of a result's cells for the columns CONVENTIONS or, for a last-word test,
-    LAST_WORD."""
+    """Return the texts of an evaluation result's cells in a row of the page: four perplexities and
+    bits per byte or, for a last-word test, accuracy, correct answers, log-likelihood and
+    perplexity."""
     first = with_error(result.perplexity, result.spread)
     error = result.log_perplexity_error
     if isinstance(result, PerplexityResult):

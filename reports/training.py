@@ -54,8 +54,8 @@ VALIDATED = ("iteration", "samples", "loss", "perplexity")
 
 @dataclass(frozen=True)
 class Training:
-    """A training run as far as it has come: its manifest, metrics, datasets, evaluations and
-    samples."""
+    """A training run as far as it has come: its manifest, metrics, datasets, evaluation results and
+    generated texts."""
 
     path: Path
     manifest: Manifest
@@ -102,8 +102,8 @@ class Training:
 
     @property
     def listed(self) -> list[Table]:
-        """A table of iterations, evenly spread and with the last if there are many, and one of
-        validations; a table without rows is left out."""
+        """The page's tables: one of at most 100 iterations, evenly spread and with the last, and
+        one of validations; a table without rows is left out."""
         # Counted from the end, so that the last iteration is always shown.
         shown = self.steps[:: -(len(self.steps) // LISTED + 1)][::-1]
         title = f"{len(shown)} of {len(self.steps)} recorded iterations"
@@ -151,8 +151,8 @@ def _curve(name: str, title: str, label: str, curves: list[Layer]) -> Exhibit:
 
 
 def load_training(run: Path) -> Training:
-    """Read a training run, finished or not, from its directory, and the results of `mlm-eval`
-    beside it.
+    """Read a training run, finished or not, from its directory, with what is here of its dataset,
+    and the results of `mlm-eval` beside it.
 
     Raises BadInput if the directory holds no training, IntegrityFailure if a file is damaged or the
     run was changed after it was sealed.

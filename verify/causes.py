@@ -247,8 +247,8 @@ def is_near(value: Array, serial: Array) -> bool:
 
 
 def _of_copies(ranks: Sequence[Sequence[TensorPart]], serial: Array) -> str:
-    """Describe in words how whole copies of a gradient differ between ranks; return "" for equal
-    copies and for parts."""
+    """Return in words how whole copies of a gradient differ between ranks, and what their sum or
+    mean says of it; "" for equal copies and for parts."""
     copies = [
         parts[0].value
         for parts in ranks
@@ -267,8 +267,9 @@ def _of_copies(ranks: Sequence[Sequence[TensorPart]], serial: Array) -> str:
 
 
 def _of_multiple(whole: Array, serial: Array, ratio: float) -> str:
-    """Describe in words a gradient that is a multiple of the serial one; return "" for any other
-    gradient."""
+    """Return in words which multiple of the serial gradient a gradient is, or how far it is off if
+    it is nearly the serial one; "" for any other gradient. `ratio` is its factor to the serial
+    one."""
     if is_near(whole, serial):
         apart = np.linalg.norm(whole - serial) / np.linalg.norm(serial)
         return f"off by {apart:.1g} of its size"
@@ -289,8 +290,9 @@ def _of_multiple(whole: Array, serial: Array, ratio: float) -> str:
 
 
 def _of_microbatches(whole: Array, shares: Sequence[Array]) -> str:
-    """Describe in words a gradient that is a sum of multiples of the microbatches' gradients;
-    return "" for any other gradient. `shares` are the serial sums after each microbatch."""
+    """Return in words how often each microbatch is counted in a gradient that is a sum of multiples
+    of the microbatches' gradients; "" for any other gradient. `shares` are the serial sums after
+    each microbatch."""
     if len(shares) < 2:
         return ""
     sums = np.stack([np.ravel(share) for share in shares], 1)
@@ -303,8 +305,8 @@ def _of_microbatches(whole: Array, shares: Sequence[Array]) -> str:
 
 
 def _of_rows(whole: Array, serial: Array) -> str:
-    """Describe in words a gradient that differs from the serial one in one contiguous range of
-    rows; return "" for any other gradient."""
+    """Return in words the one contiguous range of rows in which alone a gradient differs from the
+    serial one, and its ratio there; "" for any other gradient."""
     rows = np.flatnonzero(
         np.abs(whole - serial).reshape(len(serial), -1).max(1) > CLOSE * np.abs(serial).max()
     )

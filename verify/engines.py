@@ -40,7 +40,8 @@ Weights = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Work:
-    """The training that every engine is given: configuration, samples, initial weights."""
+    """The training that every engine is given: configuration, number of iterations, samples and
+    initial weights."""
 
     config: RunConfig
     iterations: int
@@ -68,12 +69,14 @@ class Work:
         return TrainingInputs(config, self.iterations, tokens, self.tokenizer, mesh)
 
     def rate(self, iteration: int) -> float:
-        """Return the learning rate of the update of `iteration`, from 0."""
+        """Return the learning rate of the update in an iteration, counted from 0, by the
+        configuration's schedule."""
         return learning_rate(self.config.train, iteration + self.first_rate)
 
 
 class Shard(NamedTuple):
-    """A rank's part of a tensor with a parameter's shape, and where it lies in the whole."""
+    """A rank's part of a tensor with a parameter's shape: its name here and in the whole model,
+    where it begins in the whole, and its values."""
 
     parameter: str
     """Name of the parameter on this rank."""
@@ -157,8 +160,8 @@ class Engine:
         return self.module.named_parameters()
 
     def buffers(self) -> Named:
-        """Return pairs of name and buffer of floating-point numbers, for the buffers that belong to
-        a checkpoint and are the same on every layout."""
+        """Return pairs of name and buffer of floating-point numbers of this rank's model, for the
+        buffers that belong to a checkpoint and are the same on every layout."""
         return saved_buffers(self.module)
 
     def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
@@ -267,12 +270,14 @@ class Engine:
         return steps
 
     def recorder(self, take: Callable[[TensorPart], None]) -> Recorder:
-        """Return a recorder of this engine's tensors, which gives each to `take`."""
+        """Return a recorder of this rank's tensors, which passes each to the function `take` as a
+        TensorPart."""
         return Recorder(self.names, take, self.place, self.work.config.model.num_heads)
 
     def show(self, recorder: Recorder, kind: str, named: Named) -> None:
         """Record this rank's shards of the given tensors, which have the names and shapes of
-        parameters; `kind` begins the recorded names."""
+        parameters. They are recorded under `kind`, such as "gradient of ", and their name in the
+        whole model; empty shards are left out."""
         for shard in self.shards(dict(named)):
             if shard.value.numel():
                 recorder.show(kind + shard.key, shard.value, shard.start)
@@ -344,8 +349,9 @@ class Ours(Engine):
             group.master.copy_(group.flat[group.own])
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
-        """Run an iteration, forward and backward, and return its mean loss. Recording relies on
-        every schedule taking a chunk through its microbatches in order."""
+        """Run an iteration, forward and backward, and return the mean loss of its global batch;
+        with a recorder, outputs and losses are recorded. Recording relies on every schedule taking
+        a chunk through its microbatches in order."""
         microbatches = self.inputs.of(iteration)
         firsts = list(
             chain.from_iterable(microbatch.places[:: self.at_once] for microbatch in microbatches)

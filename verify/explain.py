@@ -63,7 +63,8 @@ class Beyond(NamedTuple):
 
 
 class Judged:
-    """Comparison of a run with the float64 replay of its own settings, iteration by iteration."""
+    """Comparison of a recorded run with the float64 replay of its own settings, iteration by
+    iteration: what was recorded that rounding does not explain."""
 
     def __init__(self, run: RecordedRun, start: Start) -> None:
         self.run = run
@@ -90,7 +91,7 @@ class Judged:
 
     @property
     def last(self) -> int:
-        """The last iteration that was replayed."""
+        """The number of the last iteration that was replayed."""
         return max(self.numbers)
 
     @property
@@ -183,8 +184,9 @@ class Judged:
         self.tensors = self.tensors or list(self.off(iteration, self.truth))
 
     def off(self, iteration: int, replay: SerialReplay) -> Iterator[Beyond]:
-        """Yield a `Beyond` for each tensor of a checkpoint that is farther from a replay's than
-        rounding explains, in the order of computation."""
+        """Yield a `Beyond` for each tensor of the run's checkpoint at an iteration that is farther
+        from the tensor of `replay`, which has reached it, than rounding explains; in the order of
+        computation."""
         due = replay.tensors()
         precision = self.run.config.train.precision
         for tensor, value in (
@@ -254,8 +256,9 @@ def _pool(name: str) -> str:
 
 
 def explain(first: RecordedRun, second: RecordedRun) -> None:
-    """Print where two trainings part and why. Raises Diverged if a run differs from the computation
-    that its settings describe, BadInput if they have no iteration in common."""
+    """Print where two trainings part and why, by a replay of both in float64. Raises Diverged if a
+    run differs from the computation that its settings describe, BadInput if they have no iteration
+    in common."""
     for run in (first, second):
         layout = run.run.layout
         train = run.config.train
@@ -299,8 +302,9 @@ def explain(first: RecordedRun, second: RecordedRun) -> None:
 
 
 def _first_bits(first: RecordedRun, second: RecordedRun) -> int | None:
-    """Print the first number, or else checkpoint, with other bits, and return its iteration; None
-    if all bits are equal. Raises BadInput if the runs have no iteration in common."""
+    """Print the first number, or else checkpoint, in which two runs have other bits, and return its
+    iteration; None if all bits are equal. Raises BadInput if the runs have no iteration in
+    common."""
     common = [number for number in first.iterations if number in second.iterations]
     for number in common:
         mine = first.numbers(number)

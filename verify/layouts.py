@@ -53,8 +53,8 @@ show."""
 
 
 class Examined(NamedTuple):
-    """The comparison of one layout with the serial run, and the findings of all probes on that
-    layout."""
+    """The results of one layout: its comparison with the serial run, and the findings of all
+    probes, one for each cause."""
 
     outcome: Outcome
     findings: list[LayoutFinding]
@@ -75,8 +75,8 @@ class Examined(NamedTuple):
 
 def run_layouts(asked: Asked, names: str, seed: int) -> LayoutsReport:
     """Run every probe of a program on the layouts that `names` stands for, print a table of the
-    results with the findings, and return the report. The report's first layout is the serial run,
-    repeated."""
+    results with the findings, and return the report. The serial run, repeated, is the first layout
+    in it. Sets torch to one thread."""
     # Ranks share the cores.
     torch.set_num_threads(1)
     with subject(asked, seed) as (kind, work, title, default):
@@ -269,8 +269,8 @@ def with_noise(initial: Sequence[TensorPart], seed: int) -> Weights:
 
 
 def reason(sentence: str) -> str:
-    """Return a sentence about failed ranks without the words that this suite puts before the
-    program's own."""
+    """Return a sentence about failed ranks without the words before the program's own, up to
+    `failed: ` or `failed: BadInput: `; a sentence without such words as it is."""
     return sentence.partition("failed: ")[2].removeprefix("BadInput: ") or sentence
 
 
@@ -415,8 +415,8 @@ def _findings(outcome: Outcome, serial: Serial) -> list[LayoutFinding]:
 def _folded(
     findings: list[LayoutFinding], outcome: Outcome, serial: Serial, alone: Computed
 ) -> list[LayoutFinding]:
-    """Return one finding for each cause of a layout's findings, with those that follow from it
-    folded into it. `alone` is what the serial run computed."""
+    """Return one finding for each cause of a layout's findings, with the findings that follow from
+    it folded into it. `alone` is what the repeated serial run computed."""
     whole = serial.reference.whole
     order = [
         name.removeprefix("updated ")
@@ -534,7 +534,8 @@ def _unequal_copies(
 
 
 def _planted(layout: str, ranks: Sequence[Computed], weights: Weights) -> Iterator[LayoutFinding]:
-    """Yield a finding for each parameter whose elements the gradient norm does not count once each.
+    """Yield a finding for each parameter of which the squared gradient norm, with a gradient of 1
+    in it alone, is not its number of elements. `ranks` has what each rank found.
 
     A sum of ones is exact in fp32. The root and the square of each rank and of the whole round four
     times.
@@ -546,8 +547,8 @@ def _planted(layout: str, ranks: Sequence[Computed], weights: Weights) -> Iterat
 
 
 def _masks(layout: ParityLayout, ranks: Sequence[Computed]) -> Iterator[LayoutFinding]:
-    """Yield a finding for dropout masks of tensor-parallel ranks that differ for copies of a
-    tensor, or are equal for different parts."""
+    """Yield a finding where dropout masks of tensor-parallel ranks differ although they drop copies
+    of one tensor, or are equal for different parts."""
     for number, rank in enumerate(ranks):
         first = number - number % layout.tp
         for (name, x, mask), (_, other_x, other_mask) in zip(

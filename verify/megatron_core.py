@@ -159,8 +159,8 @@ def places_of(length: int, ranks: int, rank: int) -> torch.Tensor:
 
 
 def listed(exchange: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call `exchange` with each keyword argument that is a tensor, such as sizes, turned into a
-    list."""
+    """Return `exchange(...)` with the same arguments, but with each keyword argument that is a
+    tensor, such as sizes, turned into a list."""
     return exchange(
         *args,
         **{
@@ -220,7 +220,7 @@ def build(values: Mapping[str, Any], spec: Callable[[Any], Any] | None = None) -
 
 
 def taken(values: Mapping[str, Any], taker: Any) -> JSON:
-    """Return the values whose names are parameters of `taker`, a class or a function; its
+    """Return a dict of the values whose names are parameters of `taker`, a class or a function; its
     parameters differ from release to release."""
     return {
         name: value for name, value in values.items() if name in inspect.signature(taker).parameters
@@ -403,8 +403,8 @@ def values_of(work: Work, layout: ParityLayout) -> JSON:
 
 
 class MegatronCore(Engine):
-    """GPTModel under DistributedDataParallel, trained by get_megatron_optimizer and
-    OptimizerParamScheduler."""
+    """Engine of Megatron-Core on one rank: its GPTModel under DistributedDataParallel, trained by
+    its optimizer and schedule."""
 
     patches = PATCHES
 
@@ -437,7 +437,8 @@ class MegatronCore(Engine):
 
     @classmethod
     def release(cls) -> str:
-        """Return the version that the package states: a clone on PYTHONPATH has one of its own."""
+        """Return the version that the imported package states, which may be a clone on
+        PYTHONPATH."""
         return str(core("package_info").__version__)
 
     def __init__(self, work: Work, layout: ParityLayout) -> None:
@@ -504,8 +505,9 @@ class MegatronCore(Engine):
         return builder(config.GPTDataset, [count, 0, 0], lambda: True, described).build()[0]
 
     def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
-        """Return shards at the offsets that Megatron-Core's checkpoints state; with our names if
-        the samples come from our files."""
+        """Return this rank's shards of the given tensors, at the offsets that Megatron-Core's
+        checkpoints state. They have this suite's names if the samples come from token files, else
+        Megatron-Core's."""
         shards = shards_of(self.gpt, named)
         if not self.work.tokens:
             return shards

@@ -148,7 +148,8 @@ def all_layouts(ranks: int) -> Iterator[ParityLayout]:
 
 
 def misfit(layout: ParityLayout, config: RunConfig) -> str:
-    """Return the reason that the layout cannot run the configuration; empty if it can."""
+    """Return in words the reason that the configuration cannot run on the layout; empty if it
+    can."""
     if layout.cp * layout.ep * layout.fsdp > 1:
         return "context and expert parallelism and fsdp are in `mlm-verify layouts` alone"
     try:

@@ -29,15 +29,16 @@ serial tensor."""
 
 
 def own_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
-    """Return the loss that a model returns, or the mean square of its output. A batch that is a
-    mapping gives the model's keyword arguments."""
+    """Return the loss that a model gives for a batch, or if it gives none the mean square of its
+    output. A batch that is a mapping gives the model's keyword arguments."""
     output = model(**batch) if isinstance(batch, Mapping) else model(batch)
     output = getattr(output, "loss", output)
     return output if output.dim() == 0 else output.square().mean()
 
 
 class Program(Engine):
-    """A model on one rank and its training step, as an engine."""
+    """Engine of a torch model on one rank, which a user gives with the functions of its training
+    step; what is not given is done in the usual way."""
 
     microbatches: Sequence[Any] = ()
     loss: Loss
@@ -225,7 +226,7 @@ def _rows(place: int, of: int, tensor: Any) -> Any:
 
 
 def _local(value: Any) -> torch.Tensor:
-    """Return a tensor, or the part of a DTensor that is on this rank."""
+    """Return the part of a DTensor that is on this rank; any other tensor as it is."""
     return value.to_local() if _is_dtensor(value) else value
 
 
@@ -234,7 +235,8 @@ def _is_dtensor(value: Any) -> bool:
 
 
 def whole_of(value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor, or the whole that the parts of a DTensor make; a collective."""
+    """Return the whole tensor that the parts of a DTensor make, by a collective; any other tensor
+    as it is."""
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 

@@ -47,8 +47,8 @@ DEFAULT_SEGMENTS = 3
 
 
 class Segment(NamedTuple):
-    """Iterations from one kept checkpoint, or the beginning, to the next, with their configuration
-    and layout."""
+    """A part of a training that can be trained again: the iterations from one kept checkpoint, or
+    the beginning, to the next, with their configuration, layout and threads."""
 
     start: int
     end: int
@@ -101,9 +101,9 @@ def replay(run: Path, count: int | None) -> None:
 
 
 def _read_segment(run: Path, config: RunConfig, start: int, end: int) -> Segment:
-    """Return the segment that ends at a checkpoint, at the layout that the checkpoint or, in
-    earlier versions, the manifest records. Raises HardwareMissing for another numerics identity,
-    IntegrityFailure without a layout."""
+    """Return the segment from iteration `start` to the checkpoint at `end`, at the layout that the
+    checkpoint or, in earlier versions, the manifest records. Raises HardwareMissing for another
+    numerics identity, IntegrityFailure without a layout."""
     path = checkpoint_path(run, end)
     probe = read_probe(path)
     recorded = probe.computed_on if probe else {}

@@ -80,8 +80,9 @@ class Computed:
     def take(
         self, engine: Engine, reference: Reference, keeps: bool = False
     ) -> Callable[[TensorPart], None]:
-        """Return a function that is given each recorded tensor: it compares it with the reference,
-        and adds it to `parts` if `keeps` or if the reference is empty."""
+        """Return a function that is given each recorded tensor. It adds to `differences` how far
+        the tensor is from the reference, if that has it, and to `parts` the tensor itself if
+        `keeps` or if the reference is empty."""
         where = engine.where or f"rank {os.environ.get('RANK', 0)}"
 
         def take(part: TensorPart) -> None:
@@ -132,7 +133,7 @@ class Outcome:
 
     @property
     def beyond(self) -> list[TensorDifference]:
-        """Tensors beyond their tolerance, in order of computation."""
+        """The differences that are beyond their tensor's tolerance, in order of computation."""
         return [row for row in self.rows if not row.is_within]
 
     @property

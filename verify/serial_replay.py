@@ -59,7 +59,8 @@ class Start(NamedTuple):
 
 
 class RecordedRun:
-    """A training as its directory records it, complete or not."""
+    """A training as its directory records it, complete or not: configuration, metrics, validations
+    and checkpoints."""
 
     def __init__(self, path: Path) -> None:
         """Read the run. Raises BadInput for a directory that is not a training, and unless its
@@ -107,13 +108,15 @@ class RecordedRun:
         return {name: float(number) for name, number in numbers.items() if number is not None}
 
     def start_at(self, iteration: int) -> Start:
-        """Return the starting point at an iteration, from the run's checkpoint there."""
+        """Return the starting point at an iteration: the checkpoint that the run has there, with
+        the optimizer's state. Raises KeyError if it has none."""
         place = self.checkpoints[iteration]
         return Start(iteration, place, read_digest(place), is_whole=True)
 
 
 class KnownFault(NamedTuple):
-    """A known fault, with the changes to a training that reproduce it."""
+    """A known fault of training programs, in words, with the changes to a replay that reproduce
+    it."""
 
     kind: str
     """The fault in words."""
@@ -142,8 +145,8 @@ class SerialReplay(Trainer, Guard):
         is_moved: bool = False,
         fault: KnownFault = NO_FAULT,
     ) -> None:
-        """Build the model at its start; with `is_moved` master weights are moved by up to half a
-        unit in their last place."""
+        """Build the model and load its start; with `is_moved` master weights are moved by up to
+        half a unit in their last place, and `fault` is planted."""
         config = recorded.config
         changed = {"precision": precision, **fault.train}
         train = config.train.model_copy(update=changed)
@@ -197,7 +200,8 @@ class SerialReplay(Trainer, Guard):
         return numbers
 
     def before(self, number: int) -> None:
-        """Set the loss scale to the one that the run recorded for the iteration."""
+        """Set the loss scale, if there is one, to what the run recorded for the iteration. The
+        trainer calls it before each iteration."""
         if self.step.scaler:
             self.step.scaler.scale = self.now.loss_scale
 
@@ -228,7 +232,8 @@ def _passed(owner: object, name: str, change: Callable[[Any], Any]) -> None:
 
 
 def _multiplied(factor: float, replay: SerialReplay) -> None:
-    """Plant a fault: multiply the reduced gradient and its norm by `factor`."""
+    """Plant a fault in a replay: its reduced gradients and their norms are multiplied by `factor`
+    from now on."""
 
     def times(gradient: Gradient) -> Gradient:
         for group in replay.step.optimizer.groups:
@@ -250,7 +255,8 @@ def _clipped_scaled(replay: SerialReplay) -> None:
 
 
 def _ahead(replay: SerialReplay) -> None:
-    """Plant a fault: count the samples of the current batch too in the learning rate's clock."""
+    """Plant a fault in a replay: the clock of the learning rate also counts the samples of the
+    current batch."""
     train = replay.config.train
 
     def rate() -> float:
@@ -266,8 +272,8 @@ def _decayed(replay: SerialReplay) -> None:
 
 
 def _row_left_out(row: int, replay: SerialReplay) -> None:
-    """Plant a fault: give the lookups of one row of the word embedding no gradient, as torch's
-    `padding_idx` does."""
+    """Plant a fault in a replay: lookups of one row of the word embedding give it no gradient, as
+    with torch's `padding_idx`."""
 
     def leave_out(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
         if output.requires_grad:
@@ -280,8 +286,8 @@ def _row_left_out(row: int, replay: SerialReplay) -> None:
 
 
 def _reused(again: Callable[[Dropout], Dropout], replay: SerialReplay) -> None:
-    """Plant a fault: replace the dropout of each microbatch by `again(dropout)`, which reuses
-    masks."""
+    """Plant a fault in a replay: the dropout of each microbatch is replaced by `again(dropout)`,
+    which reuses masks."""
     _passed(
         replay.inputs,
         "of",

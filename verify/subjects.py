@@ -39,7 +39,7 @@ LARGEST_BATCH = 8
 
 
 class Asked(NamedTuple):
-    """Program to compare, and its settings, as the command line gives them."""
+    """A program to compare on layouts, and its settings, as the command line gives them."""
 
     program: str
     """Name of the program: megatron-core, transformers, torch or PATH.py:build."""

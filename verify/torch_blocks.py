@@ -41,7 +41,7 @@ ROUNDINGS = 8
 
 
 class Fields(Config):
-    """Fields of the small model that `--with` sets."""
+    """Fields of the small model of torch's blocks that `--with` sets."""
 
     tied: bool = False
     """True if the word embedding is the output head too."""
@@ -122,8 +122,8 @@ def training(texts: Mapping[str, str], seed: int, microbatches: int) -> HeldTrai
 
 
 def token_loss(model: nn.Module, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the model's mean cross-entropy, in nats, of `rows["labels"]` [b, s] after
-    `rows["tokens"]`."""
+    """Return the model's mean cross-entropy, in nats, for a microbatch `rows`: of `labels` [b, s]
+    after `tokens` [b, s]."""
     return cross_entropy(model(rows["tokens"]), rows["labels"])
 
 
@@ -161,8 +161,8 @@ class Builder:
     batch: Mapping[str, torch.Tensor]
 
     def __call__(self, layout: ParityLayout) -> Program:
-        """Build this rank's model and its training step. Raises BadInput for a layout that these
-        blocks cannot run."""
+        """Return this rank's model and its training step as a Program. Raises BadInput for a layout
+        that these blocks cannot run. Every rank calls it."""
         if (
             layout.cp * layout.ep > 1
             or layout.shard_optimizer
@@ -184,8 +184,9 @@ class Builder:
         return Program(model, clip=partial(clip, dict(model.named_parameters())))
 
     def divide(self, model: Decoder, mesh: Any, sequence_parallel: bool) -> None:
-        """Divide layers over the tensor-parallel ranks as torchtitan does. Every parameter becomes
-        a DTensor; without sequence parallelism those of the norms of the hidden state do not.
+        """Divide a model's layers in place over the tensor-parallel ranks of `mesh` as torchtitan
+        does. Every parameter becomes a DTensor; without sequence parallelism those of the norms of
+        the hidden state do not.
 
         Raises BadInput if the output head is the embedding.
         """
@@ -282,8 +283,8 @@ class Builder:
         return Program(held, gradient, named=own, clip=partial(clip, own, stages=True))
 
     def stage(self, model: Decoder, number: int, of: int) -> Decoder:
-        """Return the model of stage `number` of `of` stages, made of parts of the whole model.
-        Stages may differ by one layer."""
+        """Return the part of the whole model that is stage `number`, from 0, of `of` stages; it
+        shares the model's layers. Stages may differ by one layer."""
         # Its own modules are replaced by the whole model's, which every rank drew from one seed.
         part = Decoder(False)
         part.embed = model.embed if number == 0 else None

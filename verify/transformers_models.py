@@ -115,8 +115,8 @@ class Loaded:
         self.folder = folder
 
     def __call__(self, layout: ParityLayout) -> torch.nn.Module:
-        """Load this rank's part of the model. Raises BadInput for a layout that transformers cannot
-        state."""
+        """Return this rank's part of the saved model, in float64 and set to training. Raises
+        BadInput for a layout that transformers cannot state."""
         transformers = import_extra("transformers", "bench")
         # These implementations compute in float64.
         more: JSON = {
@@ -134,8 +134,8 @@ class Loaded:
 
 
 def axes_of(layout: ParityLayout) -> dict[str, int]:
-    """Return the layout as arguments of transformers' DistributedConfig. Raises BadInput if they
-    cannot state it."""
+    """Return the layout as keyword arguments of transformers' DistributedConfig, by name. Raises
+    BadInput if they cannot state it."""
     if layout.pp * layout.cp > 1 or layout.sequence_parallel or layout.shard_optimizer:
         raise BadInput("transformers is run with tp, ep, fsdp and dp (copies of what fsdp divides)")
     if layout.ep > 1 and layout.fsdp == 1:

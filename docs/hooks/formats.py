@@ -33,8 +33,8 @@ def keys(dotted: str) -> str:
 
 
 def models_in(kind: Any) -> Iterator[type[BaseModel]]:
-    """Yield the pydantic models of a type annotation: itself or its arguments, and those in their
-    fields, before which their owner comes. A model used twice comes twice."""
+    """Yield the classes of pydantic models in a type annotation: itself or its arguments, and the
+    models in their fields, before which their owner comes. A model used twice comes twice."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         yield kind
         for field in kind.model_fields.values():

@@ -123,8 +123,8 @@ def bill(wheel: Path) -> JSON:
 
 
 def main(arguments: list[str]) -> None:
-    """Write NOTICE anew or, if the arguments are `--bill WHEEL FILE`, write the wheel's bill of
-    materials into FILE."""
+    """Write NOTICE in the repository anew or, if the arguments are `--bill WHEEL FILE`, write the
+    wheel's bill of materials into FILE as JSON."""
     if arguments[:1] == ["--bill"]:
         wheel, file = map(Path, arguments[1:])
         file.write_text(json.dumps(bill(wheel), indent=1) + "\n", encoding="utf-8")

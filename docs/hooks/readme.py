@@ -44,9 +44,9 @@ FIGURES = KEPT / "figures"
 
 
 def published(kept: Reproduction, series: str, quantity: str) -> str:
-    """Return, as text with its unit, a model's published number of a quantity; several between
-    slashes if sources print several; for a curve its last point; "not run" if there is none.
-    `series` names the model."""
+    """Return, as text with its unit, the published number of a quantity for the model `series`,
+    from a reproduction's records: several between slashes if sources print several; for a curve its
+    last point; "not run" if there is none."""
     mine = [
         r for r in kept.records if (r.series, r.quantity, r.kind) == (series, quantity, "published")
     ]
@@ -153,9 +153,10 @@ CONSOLE = re.compile(r"```console\n((?:\$ [^\n]*\n)+)(.*?)```", re.DOTALL)
 
 
 def rewrite(readme: str, results: Path = RESULTS) -> str:
-    """Return the README's text with every block between marks and every output in a `console` block
-    renewed; the commands are run. `results` is the kept reproduction. Raises BadInput if a mark is
-    missing or a command fails."""
+    """Return the README's text with every block between marks, such as `<!--tiers-->`, and every
+    output in a `console` block made anew; the commands are run, nothing is written. `results` is
+    the directory of the kept reproduction. Raises BadInput if a mark is missing or a command
+    fails."""
     reproduction = load_reproduction(results)
     for name, block in BLOCKS.items():
         begin = f"<!--{name}-->"
