@@ -169,7 +169,7 @@ def zero_3() -> list[Observation]:
 
 def all_reduces(gpu: str, ranks: int | None = None) -> Floats:
     """Return ranks, bytes and seconds, [3, n], of the shipped all-reduces that vTrain timed by NCCL
-    inside one server of these GPUs, `a100` or `v100`; by default those of all numbers of ranks."""
+    inside one server of these GPUs, `a100` or `v100`; by default on any number of ranks."""
     timed = [
         (int(row["ranks"]), int(row["bytes"]), float(row["nanoseconds"]) * 1e-9)
         for row in read_rows(HERE / "vtrain-all-reduce.csv")
@@ -504,8 +504,8 @@ def v100_fit(a100: Machine) -> Fit:
 
 
 def deepspeed_fit(a100: Machine) -> Fit:
-    """Return the Fit of Megatron-DeepSpeed on A100s: all constants are those of `a100`, the fitted
-    A100 machine, but for the host time that its pipeline adds to each microbatch."""
+    """Return the Fit of Megatron-DeepSpeed on A100s: `a100`, the fitted A100 machine, gives all
+    constants but the host time that the pipeline adds to each microbatch."""
     rows = deepspeed_rows()
     fitted = "host_microbatch_seconds"
     sources = {name: TRANSFERRED for name in CONSTANTS if name in SoftwareConstants.model_fields}

@@ -71,8 +71,8 @@ def adamw(model: torch.nn.Module, train: TrainConfig, fused: bool = False) -> to
 
 @dataclass(frozen=True)
 class TrainingSize:
-    """What a timed training needs: the model's configuration, and the recipe with its batch,
-    precision and iterations."""
+    """The model's configuration and the recipe of a timed training, with its batch, precision and
+    iterations."""
 
     model: ModelConfig
     train: TrainConfig
@@ -109,7 +109,7 @@ class Timed:
     seconds: list[float]
     """Time of every iteration after the warm-up."""
     losses: list[float]
-    """Loss of every iteration, those of the warm-up included."""
+    """Loss of every iteration, also of the warm-up."""
     peak_bytes: int = 0
     """Peak memory of the first rank."""
 

@@ -81,7 +81,7 @@ RIVALRIES: tuple[tuple[str, str, Precision, float, tuple[int, ...]], ...] = (
 
 
 def pretrained() -> dict[str, Callable[[], Any]]:
-    """Return by name functions without arguments, each of which loads and returns a model of
+    """Return functions without arguments by the model's name; each loads and returns a model of
     transformers: a LLaMA with initial weights and, where its package is installed, SmolLM2."""
 
     def llama() -> Any:

@@ -68,8 +68,8 @@ class Case(Config):
 
 
 class Left(Config):
-    """A published fault that the table of cases does not test: where it is told, what it is, and
-    why not."""
+    """A published fault that the table of cases does not test: its source, its title and the
+    reason."""
 
     where: str
     title: str
@@ -95,7 +95,8 @@ class Said(Config):
 
 
 class Row(Config):
-    """A case's result: the answers before its fix and after it, and what they make together."""
+    """A case's result: the answers before its fix and after it, and in a word whether the fault was
+    found."""
 
     name: str
     before: Said

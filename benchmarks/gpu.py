@@ -106,7 +106,7 @@ Result = Sequence[Case | str]
 
 class Worker:
     """A spawned process that runs the functions it is given, one after another. After a function
-    that fails or takes too long a new process takes its place."""
+    that fails or takes too long a new process is started."""
 
     _process: SpawnProcess | None = None
     _pipe: Connection
@@ -322,8 +322,8 @@ def timeline(title: str, step: Callable[[], object]) -> Case:
 
 
 def busy_and_idle(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """Return two times in the unit of the spans (start, end): what they cover together, and what
-    lies between the first and the last and in no span."""
+    """Return two times in the unit of the spans (start, end): the time that they cover together,
+    and the time between the first and the last that no span covers."""
     busy = idle = 0.0
     until = float("inf")
     for start, end in sorted(spans):
@@ -426,7 +426,7 @@ def write_dataset(directory: Path) -> Path:
 def check_kernels(kind: torch.dtype, shape: KernelShape, *names: str) -> Result:
     """Compare kernels, by default all, with their references on this GPU at a shape and in the
     number format `kind`, as the tests do under an interpreter. Return a list of cases and of
-    sentences on what is wrong. Needs the tests' package."""
+    sentences on errors. Needs the tests' package."""
     from tests.engine import exactness
 
     return exactness.check_kernels(kind, shape, names)

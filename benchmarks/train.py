@@ -132,7 +132,7 @@ def size_of(
     model: ModelConfig, batch: int, precision: Precision, iterations: int, warm_up: int
 ) -> TrainingSize:
     """Return the TrainingSize of a model with a recipe of one microbatch of `batch` sequences an
-    iteration; `iterations` counts those of the warm-up.
+    iteration; `iterations` includes the warm-up.
 
     Every vocabulary row is a real word, so that no contender masks padding. During the warm-up the
     heap grows until it holds the needs of an iteration.

@@ -49,7 +49,7 @@ class ExperimentNumbers:
     @property
     def x_name(self) -> str:
         """The name of the quantity on the x axis, such as `gpus`: the first that a part of the
-        experiment or a record has; empty if there is none."""
+        experiment or a record has; empty without one."""
         names = (
             *(part.x for part in self.experiment.parts),
             *(record.x_name for record in self.records),
@@ -64,8 +64,8 @@ class ExperimentNumbers:
 
 
 def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
-    """Return an experiment's exhibit for the page, with a figure or a table, data and command: what
-    is published with our numbers over it, or ours alone if the experiment answers no claim."""
+    """Return an experiment's exhibit for the page, with a figure or a table, data and command:
+    published numbers with ours over them, or ours alone if the experiment answers no claim."""
     experiment = numbers.experiment
     quantity = _drawn(numbers)
     command = f"mlm-experiment run {experiment.name}"

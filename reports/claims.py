@@ -20,8 +20,7 @@ OWN: tuple[Kind, ...] = ("measured", "counted", "computed")
 
 
 class Claims(tuple[Verdict, ...]):
-    """A tuple of verdicts, each of which has its claim; its properties count them, and `by` groups
-    them."""
+    """A tuple of verdicts, each with its claim; its properties count them, and `by` groups them."""
 
     @classmethod
     def of(cls, verdicts: Iterable[Verdict]) -> Self:
@@ -213,8 +212,8 @@ def forecast_of_order(verdicts: Iterable[Verdict]) -> str:
 
 def errata_exhibit(claims: Claims) -> Exhibit:
     """Return an exhibit, a table with a row for each contradiction inside a document that
-    errata.toml lists: what it prints, what follows, and our numbers on it, if they were measured,
-    counted or computed."""
+    errata.toml lists: the printed text, the text that follows, and our numbers on it, if they were
+    measured, counted or computed."""
     rows = []
     errata = read_errata().errata
     for erratum in errata:

@@ -59,8 +59,8 @@ class Exhibit:
 
     @property
     def numbers(self) -> tuple[dict[str, str], Table]:
-        """The data for the page: cells that are the same in every row, by head, without empty ones;
-        and a table of the other columns, those of words before those of numbers. Digests in the
+        """The data for the page: a dict by head of the cells that are the same in every row,
+        without empty ones; and a table of the other columns, words before numbers. Digests in the
         table are cut to 16 characters."""
         columns = dict(zip(self.data.heads, zip(*self.data.rows, strict=True), strict=True))
         shared = {head: cells[0] for head, cells in columns.items() if len(set(cells)) == 1}

@@ -52,8 +52,8 @@ class Sources(FileSchema):
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a report is made of: the directory of a reproduction, and the directories of the runs
-    that the page shows beside it."""
+    """The directories that a report is made of: one of a reproduction, and the ones of runs that
+    the page shows beside it."""
 
     reproduction: Path
     runs: Sequence[Path] = ()
@@ -119,9 +119,9 @@ class Report:
 
     @property
     def headlines(self) -> list[str]:
-        """Sentences that explain the counts of outcomes: what outcomes mean, how good the
-        predictions are, what was not tried. The last ones say how many verdicts could have failed,
-        from files beside the runs."""
+        """Sentences that explain the counts of outcomes: the meaning of an outcome, how good the
+        predictions are, claims that were not tried. The last ones say how many verdicts could have
+        failed, from files beside the runs."""
         beside = dict.fromkeys(path.parent / VERDICTS for path in self.inputs.runs)
         scores = [read_document(path, VerdictScore).sentence for path in beside if path.is_file()]
         return [*headlines(self.claims), *scores]
@@ -144,8 +144,8 @@ class Report:
 
     @property
     def homes(self) -> dict[str, str]:
-        """By the source that a record names, the name on the page of the run behind it; every
-        source of the reproduction gives the reproduction."""
+        """The name on the page of the run behind each source that a record names, by the source;
+        every source of the reproduction gives the reproduction."""
         own, *others = (origin.name for origin in self.origins)
         return {record.source: own for record in self.reproduction.records} | {
             name: name for name in others

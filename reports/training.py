@@ -151,8 +151,8 @@ def _curve(name: str, title: str, label: str, curves: list[Layer]) -> Exhibit:
 
 
 def load_training(run: Path) -> Training:
-    """Read a training run, finished or not, from its directory, with what is here of its dataset,
-    and the results of `mlm-eval` beside it.
+    """Read a training run, finished or not, from its directory, its dataset if that is here, and
+    the results of `mlm-eval` beside it.
 
     Raises BadInput if the directory holds no training, IntegrityFailure if a file is damaged or the
     run was changed after it was sealed.

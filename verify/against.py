@@ -111,8 +111,8 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
 
 
 def _tokens(config: RunConfig) -> str:
-    """Return in words how many training tokens the configuration's dataset has and what they are
-    of, or "random tokens" if it names no dataset."""
+    """Return in words the number and the source of the training tokens in the configuration's
+    dataset, or "random tokens" if it names no dataset."""
     if not config.data.dataset:
         return "random tokens"
     facts = DatasetFacts.read(config.data.dataset)

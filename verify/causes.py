@@ -170,8 +170,8 @@ def _gradients(
     """Yield (parameters, others, ratio, kind) for each group of gradients that are wrong in the
     same way: the parameters, others whose gradients differ as they do behind a wrong one, the first
     one's ratio to the serial gradient, and the kind of fault in words. `names` are the parameters
-    with a wrong gradient, in the order of the backward pass; the other arguments are those of
-    `fold`."""
+    with a wrong gradient, in the order of the backward pass; `fold` describes the other
+    arguments."""
     if not names:
         return
     explained = {}

@@ -146,7 +146,7 @@ class Engine:
 
     @classmethod
     def prepare(cls) -> None:
-        """Import the engine's packages before ranks are forked; by default there are none."""
+        """Import the engine's packages before ranks are forked. By default it does nothing."""
 
     @classmethod
     def release(cls) -> str:
@@ -177,7 +177,8 @@ class Engine:
 
     def gradients(self) -> Named:
         """Return pairs of parameter's name and gradient, reduced over the ranks and not yet
-        clipped, after `backward`. By default there are none, and gradients are not compared."""
+        clipped, after `backward`. By default the result is empty, and gradients are not
+        compared."""
         return ()
 
     def update(self, iteration: int) -> tuple[float, float]:
@@ -188,7 +189,8 @@ class Engine:
 
     def state(self) -> Iterable[tuple[str, str, torch.Tensor]]:
         """Return the optimizer's moments as triples: the parameter's name, `exp_avg` or
-        `exp_avg_sq`, and the tensor. By default there are none, and moments are not compared."""
+        `exp_avg_sq`, and the tensor. By default the result is empty, and moments are not
+        compared."""
         return ()
 
     def save(self, directory: Path) -> None:
@@ -209,7 +211,7 @@ class Engine:
 
     def gradient_of(self, parameter: str) -> torch.Tensor:
         """Return the tensor on this rank from which the optimizer reads the gradient of the named
-        parameter; what is written into it becomes the gradient. Only engines whose norm is checked
+        parameter; the caller writes another gradient into it. Only engines whose norm is checked
         implement it."""
         raise NotImplementedError
 
@@ -402,8 +404,8 @@ class Ours(Engine):
 
 
 def with_vocabulary(config: RunConfig) -> RunConfig:
-    """Return the configuration with its model's vocabulary sizes replaced by those of its dataset,
-    or as it is if it has no dataset."""
+    """Return the configuration with the vocabulary sizes of its dataset in its model, or as it is
+    if it has no dataset."""
     if not config.data.dataset:
         return config
     return config.model_copy(

@@ -64,7 +64,7 @@ class Beyond(NamedTuple):
 
 class Judged:
     """Comparison of a recorded run with the float64 replay of its own settings, iteration by
-    iteration: what was recorded that rounding does not explain."""
+    iteration. It keeps the recorded numbers and tensors that rounding does not explain."""
 
     def __init__(self, run: RecordedRun, start: Start) -> None:
         self.run = run
@@ -211,8 +211,8 @@ class Judged:
                 yield Beyond(iteration, tensor, float(off.norm()), allowed, detail, row)
 
     def sentence(self) -> str:
-        """Return a sentence about the fault, of which there must be one: where it is seen first,
-        the checkpoint after it, and its kind. To find the kind, trains with each known fault."""
+        """Return a sentence about the fault, which must be there: where it is seen first, the
+        checkpoint after it, and its kind. To find the kind, trains with each known fault."""
         text = f"{self.run.name}: {self.fault}"
         if self.tensors:
             text += f"; of the checkpoint, {self.tensors[0]}" * (self.fault is not self.tensors[0])

@@ -391,8 +391,8 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
 
 def _findings(outcome: Outcome, serial: Serial) -> list[LayoutFinding]:
     """Return the findings of all probes in a layout's outcome, the first of each probe and
-    parameter. Of the tensors that differ from the serial run, those of the first such iteration
-    alone are taken."""
+    parameter. Of the tensors that differ from the serial run, only the first iteration's are
+    taken."""
     layout = outcome.layout
     ranks = outcome.ranks
     beyond = outcome.beyond
@@ -489,7 +489,7 @@ def _differs(layout: str, row: TensorDifference) -> LayoutFinding:
 def _equal_parts(
     layout: str, ranks: Sequence[Sequence[TensorPart]], weights: Weights
 ) -> Iterator[LayoutFinding]:
-    """Yield a finding for two parts of a parameter, at different places of the whole, that begin
+    """Yield a finding for two parts of a parameter, at different indices of the whole, that begin
     with the same bits, although the serial weights differ there."""
     seen: dict[tuple[str, bytes], tuple[int, TensorPart]] = {}
     for number, parts in enumerate(ranks):
@@ -534,8 +534,8 @@ def _unequal_copies(
 
 
 def _planted(layout: str, ranks: Sequence[Computed], weights: Weights) -> Iterator[LayoutFinding]:
-    """Yield a finding for each parameter of which the squared gradient norm, with a gradient of 1
-    in it alone, is not its number of elements. `ranks` has what each rank found.
+    """Yield a finding for each parameter whose number of elements is not the squared gradient norm,
+    with a gradient of 1 in that parameter alone. `ranks` has the norms that each rank found.
 
     A sum of ones is exact in fp32. The root and the square of each rank and of the whole round four
     times.

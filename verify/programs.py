@@ -37,8 +37,8 @@ def own_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
 
 
 class Program(Engine):
-    """Engine of a torch model on one rank, which a user gives with the functions of its training
-    step; what is not given is done in the usual way."""
+    """Engine of a torch model on one rank. A user gives it the model and functions of the training
+    step; without a function the usual step is done."""
 
     microbatches: Sequence[Any] = ()
     loss: Loss

@@ -125,7 +125,7 @@ def _read_segment(run: Path, config: RunConfig, start: int, end: int) -> Segment
 
 def _replay_segment(run: Path, segment: Segment) -> list[str]:
     """Train a segment again in a temporary folder. Return a sentence on the first difference of the
-    metrics and one on that of the checkpoint; an empty list for the same bits."""
+    metrics and one on the first difference of the checkpoint; an empty list for the same bits."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             again = _train_again(run, segment, Path(folder))

@@ -58,7 +58,8 @@ UNKNOWN = Reference({}, {})
 
 @dataclass
 class Computed:
-    """What one rank computed: its numbers, tensors and differences from the reference."""
+    """Results of one rank: numbers of each iteration, recorded tensors, and their differences from
+    the reference."""
 
     steps: list[StepResult] = field(default_factory=list)
     parts: list[TensorPart] = field(default_factory=list)

@@ -299,8 +299,8 @@ class OneLayer(Dropout):
     """Dropout that uses the masks of the first layer in every layer."""
 
     def mask(self, site: str, first_row: int = 0) -> DropoutMask:
-        """Return the mask that this place, `site`, has in the first layer, from row `first_row`
-        on."""
+        """Return the mask that the dropout with the name `site` has in the first layer, from row
+        `first_row` on."""
         return super().mask(re.sub(r"\d+", "0", site), first_row)
 
 

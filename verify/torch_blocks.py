@@ -185,8 +185,8 @@ class Builder:
 
     def divide(self, model: Decoder, mesh: Any, sequence_parallel: bool) -> None:
         """Divide a model's layers in place over the tensor-parallel ranks of `mesh` as torchtitan
-        does. Every parameter becomes a DTensor; without sequence parallelism those of the norms of
-        the hidden state do not.
+        does. Every parameter becomes a DTensor, except the norms of the hidden state without
+        sequence parallelism.
 
         Raises BadInput if the output head is the embedding.
         """

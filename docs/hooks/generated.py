@@ -30,8 +30,7 @@ def rewrite(page: str) -> str:
 
 def made(name: str) -> str:
     """Return the Markdown of a generated part by the name in its mark, such as `commands`,
-    `errata`, `measures RECORD` or `keys MODEL`. A name that is none of these gives the exit
-    codes."""
+    `errata`, `measures RECORD` or `keys MODEL`. Any other name gives the exit codes."""
     match name.split():
         case ["keys", dotted]:
             return keys(dotted)

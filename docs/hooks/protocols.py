@@ -105,7 +105,7 @@ def section(name: str) -> str:
 def diagram(task: Task, tokenizer: Pieces) -> str:
     """Return a drawing in text of a task's first three requests and the last, with "…" for those
     between: the inputs above the tokens that are predicted from them; a dot stands for a token that
-    is not scored. If the task has memory, a line also shows what it holds."""
+    is not scored. If the task has memory, a line also shows its content."""
     blocks = []
     requests: list[Any] = list(task.requests)
     for number, request in enumerate(requests):

@@ -46,7 +46,7 @@ FIGURES = KEPT / "figures"
 def published(kept: Reproduction, series: str, quantity: str) -> str:
     """Return, as text with its unit, the published number of a quantity for the model `series`,
     from a reproduction's records: several between slashes if sources print several; for a curve its
-    last point; "not run" if there is none."""
+    last point; "not run" without a number."""
     mine = [
         r for r in kept.records if (r.series, r.quantity, r.kind) == (series, quantity, "published")
     ]
@@ -79,7 +79,7 @@ def results_block(kept: Reproduction) -> str:
 
 def tiers_block(kept: Reproduction) -> str:
     """Return a Markdown table with a row for each kind of hardware: the command that runs there,
-    its duration and the number to expect. Twins' times are those of the reproduction `kept`."""
+    its duration and the number to expect. The reproduction `kept` gives the twins' times."""
     names = [*kept.summary.labels]
     small = names[0]
     large = names[-1]
