@@ -53,8 +53,8 @@ def huggingface(config: ModelConfig) -> torch.nn.Module:
 
 
 def adamw(model: torch.nn.Module, train: TrainConfig, fused: bool = False) -> torch.optim.AdamW:
-    """Return torch's AdamW over a model's parameters with a recipe's settings, as such programs set
-    it: parameters of one dim are not decayed."""
+    """Return torch's AdamW over a model's parameters with a recipe's settings, as nanoGPT sets it:
+    parameters of one dim are not decayed."""
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": train.weight_decay},
@@ -104,7 +104,8 @@ class TrainingSize:
 
 @dataclass(frozen=True)
 class Timed:
-    """Times, losses and peak memory of one contender in one round of a training."""
+    """One contender's round of a training: times of the iterations after the warm-up, losses of
+    all, and peak memory."""
 
     seconds: list[float]
     """Time of every iteration after the warm-up."""
@@ -207,8 +208,8 @@ class NanoGPTModel(nn.Module):
 
 @dataclass(frozen=True)
 class Peer:
-    """nanoGPT's model on one rank, with this engine's initial weights, in a loop as such programs
-    write it."""
+    """A contender in a timed training: nanoGPT's model on one rank, with this engine's initial
+    weights, in a plain loop of forward, backward, clipping and AdamW."""
 
     name: str
     is_tuned: bool = True

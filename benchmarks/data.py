@@ -327,14 +327,15 @@ def texts_of(dataset: Path) -> Counter[str]:
 
 
 def cleaning() -> StageRivals:
-    """Return the rivals that clean texts: ftfy with its default settings, and ours, which should
-    give the same texts."""
+    """Return the two rivals for the stage that cleans texts: ftfy with its default settings, and
+    ours, which should give the same texts."""
     return StageRivals("clean", "ftfy.fix_text", 10, _each(ftfy.fix_text), _each(fix_text("NFC")))
 
 
 def encoding(directory: Path) -> StageRivals:
-    """Return the rivals that encode texts: Hugging Face tokenizers on the directory's
-    `tokenizer.json`, a thousand documents at a time on one thread, and ours."""
+    """Return the two rivals for the stage that encodes texts into token ids: Hugging Face
+    tokenizers on the directory's `tokenizer.json`, a thousand documents at a time on one thread,
+    and ours."""
     tokenizer = Tokenizer.load(directory)
     backend = Backend.from_file(str(directory / "tokenizer.json"))
 
@@ -351,8 +352,8 @@ def encoding(directory: Path) -> StageRivals:
 
 
 def reference_search(ngrams: Ngrams) -> Callable[[str], list[tuple[int, str]]]:
-    """Return a function that finds the n-grams in a text as `Ngrams.search` does, as (position,
-    n-gram), with sets of strings."""
+    """Return a function that returns a list of (position, n-gram), every one of these n-grams in a
+    text. It uses sets of strings, for comparison with `Ngrams.search`, which finds the same."""
     longest = ngrams.lengths[0]
     shortest = ngrams.lengths[-1]
     prefixes = {" ".join(ngram.split(" ", shortest)[:shortest]) for ngram in ngrams.ngrams}
@@ -374,9 +375,9 @@ def reference_search(ngrams: Ngrams) -> Callable[[str], list[tuple[int, str]]]:
 
 
 def decontamination(test_sets: tuple[Path, ...], words: int, min_words: int) -> StageRivals:
-    """Return the rivals that find every match of the test sets' n-grams in a text with its
-    position: sets of strings, and ours. `words` and `min_words` are the words of the longest and of
-    the shortest n-gram."""
+    """Return the two rivals for the stage that finds every match of the test sets' n-grams in a
+    text with its position: sets of strings, and ours. `words` and `min_words` are the numbers of
+    words in the longest and in the shortest n-gram."""
     ngrams = ngrams_of_files(test_sets, words, min_words)
     plain = _each(reference_search(ngrams))
     ours = _each(lambda text: [*ngrams.search(text)])
@@ -384,8 +385,8 @@ def decontamination(test_sets: tuple[Path, ...], words: int, min_words: int) -> 
 
 
 def deduplication(config: DeduplicateConfig) -> StageRivals:
-    """Return the rivals that name for each text the index of the survivor if it goes as a
-    duplicate, else -1: datasketch's signatures and index with sets of strings, and ours.
+    """Return the two rivals for the stage that names for each text the index of the survivor if it
+    goes as a duplicate, else -1: datasketch's signatures and index with sets of strings, and ours.
 
     Ours takes all three steps as well: fingerprints, links, and decisions by component.
     """

@@ -64,7 +64,7 @@ class Examined(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the layout."""
+        """Name of the layout, such as `tp2-sp`."""
         return self.outcome.layout.name
 
     @property

@@ -29,7 +29,8 @@ NAMED = {"tp", "pp", "chunks", *itertools.chain.from_iterable(PARTS.values())}
 
 
 class ParityLayout(ParallelConfig):
-    """A layout with a name such as `tp2-pp2-dp2-chunks2-sp-recompute`."""
+    """Layout of a training: ranks of each axis, schedule and options, by default the serial run. It
+    has a name such as `tp2-pp2-dp2-chunks2-sp-recompute`."""
 
     dp: int = 1
     cp: int = 1

@@ -227,8 +227,9 @@ def table_row(outcome: Outcome, result: str) -> str:
 def run_parity(
     config: RunConfig, names: str, ranks: int, iterations: int, threads: bool = False
 ) -> None:
-    """Compare the layouts that `names` stands for with the serial run, a line each; with `threads`
-    a microbatch is one sequence.
+    """Train the configuration in float64 serially and on each layout that `names` stands for,
+    compare every tensor, and print a line for each layout; with `threads` ranks are threads and a
+    microbatch is one sequence.
 
     Raises Diverged with the first that fails or is beyond the tolerance, after all were run. Raises
     BadInput if a layout that was named, or every one of `all`, does not fit, and if the tensors

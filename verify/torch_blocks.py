@@ -55,7 +55,8 @@ class Fields(Config):
 
 
 class Attention(nn.Module):
-    """Causal attention over the heads of this rank, with a norm of each head's query and key."""
+    """Causal attention over the heads of this rank, with a norm of each head's query and key; maps
+    [b, s, h] to the same shape."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +75,8 @@ class Attention(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Decoder block: attention and an MLP, each after a norm."""
+    """Decoder block, [b, s, h] to the same shape: attention and an MLP, each after a norm and added
+    to its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +92,8 @@ class DecoderBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Decoder of embedding, blocks, norm and head; a pipeline stage has some of them."""
+    """Decoder of embedding, blocks, norm and head: token ids [b, s] to logits [b, s, v]. As a
+    pipeline stage it has some of these parts and maps hidden states."""
 
     def __init__(self, tied: bool) -> None:
         super().__init__()
