@@ -34,7 +34,8 @@ TIMES = {"thread time": None, "wall time": None, "wall time with a core": GOAL}
 
 def measure(rounds: int) -> Benchmark:
     """Train in a process of its own; in each of the rounds ten iterations run beside a checkpoint's
-    writing, between ten before and ten after without. Return the record with both times."""
+    writing, between ten before and ten after without. Return the benchmark's record: processor time
+    of the training thread and time of the wall, with and without, and their ratios."""
     ends = apart("training", _ends_of_iterations, EVERY * (2 * rounds + 2))
     case = Case(name=f"a checkpoint every {EVERY} iterations")
     blocks = [
@@ -80,9 +81,9 @@ def _waited_for_a_core() -> float:
 
 
 def _ends_of_iterations(iterations: int) -> list[tuple[float, float, float, float]]:
-    """Train, and return for the end of each iteration four readings in seconds: processor time of
-    this thread, time of the wall, the same without waits for a core, and what saving took of the
-    first.
+    """Train the small model on random letters for as many iterations, and return for the end of
+    each iteration four readings in seconds: processor time of this thread, time of the wall, the
+    same without waits for a core, and what saving took of the first.
 
     Every twentieth iteration ends in a save. Memory is kept as `mlm-train` keeps it. For a process
     of its own: the trainer's class is changed.

@@ -92,9 +92,10 @@ def fit(
     weights: Floats,
     **how: Any,
 ) -> Machine:
-    """Return the machine with the named constants fitted to weighted log errors of its predictions
-    of the observations. `constants` has `start`, `low` and `high` of each; the fit starts from the
-    machine's own values. `how` goes to `least`."""
+    """Return a copy of the machine with the named constants fitted to weighted log errors of its
+    predictions of the observations. `constants` has `start`, `low` and `high` of each by name; the
+    fit starts from the machine's own values. `how` goes to `least`, such as the scale of its
+    loss."""
     values = published_values(observations)
 
     def errors(trial: Machine) -> Floats:
@@ -104,9 +105,9 @@ def fit(
 
 
 def fit_node(machine: Machine, measured: Floats) -> Machine:
-    """Return the machine with the latency and bandwidth of all-reduces inside a node, fitted on
-    timed all-reduces: `measured` has ranks, bytes and seconds, [3, n]. If all are of one number of
-    ranks, the latency per rank stays as it is."""
+    """Return a copy of the machine with the latency and bandwidth of all-reduces inside a node
+    fitted on timed all-reduces: `measured` has ranks, bytes and seconds, [3, n]. If all are of one
+    number of ranks, the latency per rank stays as it is."""
     ranks, sent_bytes, seconds = measured
     constants = dict(NODE_CONSTANTS)
     if len({*ranks}) == 1:
@@ -119,7 +120,8 @@ def fit_node(machine: Machine, measured: Floats) -> Machine:
 
 
 def started(machine: Machine, constants: Mapping[str, Any]) -> Machine:
-    """Return the machine with each of the named constants at its `start`."""
+    """Return a copy of the machine with each of the named constants at the value `start` that
+    `constants` has for it."""
     return machine.replaced(**{name: constant["start"] for name, constant in constants.items()})
 
 
@@ -129,9 +131,9 @@ def least(
     errors: Callable[[Machine], Floats],
     scale: float = SOFT,
 ) -> Machine:
-    """Return the machine with the named constants that, within `low` and `high` of each, minimize
-    `errors` under a soft L1 loss; `scale` is the error from which it grows linearly. The search
-    starts from the machine's own values."""
+    """Return a copy of the machine with the named constants that, within `low` and `high` of each,
+    minimize `errors(machine)`, a vector, under a soft L1 loss; `scale` is the error from which it
+    grows linearly. The search starts from the machine's own values."""
     low, high = (
         np.array([constant[side] for constant in constants.values()]) for side in ("low", "high")
     )
@@ -156,8 +158,8 @@ def least(
 
 
 def zero_3() -> list[Observation]:
-    """Return the rows of ZeRO-3 in the 2021 paper's Table 2, with "ZeRO-3" added to their
-    experiment's name."""
+    """Return the shipped observations of ZeRO-3 in the 2021 paper's Table 2, with "ZeRO-3" added to
+    their experiment's name."""
     return [
         row._replace(experiment="2021/table-2, ZeRO-3")
         for row in observed("2021/table-2")
@@ -166,8 +168,8 @@ def zero_3() -> list[Observation]:
 
 
 def all_reduces(gpu: str, ranks: int | None = None) -> Floats:
-    """Return ranks, bytes and seconds of vTrain's NCCL all-reduces inside one server of these GPUs,
-    [3, n]; by default those of all numbers of ranks."""
+    """Return ranks, bytes and seconds, [3, n], of the shipped all-reduces that vTrain timed by NCCL
+    inside one server of these GPUs, `a100` or `v100`; by default on any number of ranks."""
     timed = [
         (int(row["ranks"]), int(row["bytes"]), float(row["nanoseconds"]) * 1e-9)
         for row in read_rows(HERE / "vtrain-all-reduce.csv")
@@ -178,7 +180,8 @@ def all_reduces(gpu: str, ranks: int | None = None) -> Floats:
 
 @cache
 def datasheet(cluster: str) -> dict[str, float]:
-    """Return by name the values of a cluster's constants that come from a datasheet."""
+    """Return by name the values of a shipped cluster's constants that come from a datasheet.
+    `cluster` is its name. A result is kept for further calls."""
     return {
         name: constant.value
         for name, constant in load_cluster(cluster).constants
@@ -187,13 +190,14 @@ def datasheet(cluster: str) -> dict[str, float]:
 
 
 def simulated_seconds(machine: Machine, workloads: Sequence[Workload]) -> Floats:
-    """Return the seconds of an iteration of each workload on the machine, as the simulator predicts
-    them."""
+    """Return the seconds of an iteration of each workload on the machine, [n], as the simulator
+    predicts them."""
     return iteration_parts(machine, workloads).total
 
 
 def ideal_seconds(machine: Machine, workloads: Sequence[Workload]) -> Floats:
-    """Return the seconds of an iteration of each workload if every GPU reached its peak."""
+    """Return the seconds of an iteration of each workload, [n], if every GPU of the machine
+    multiplied at its peak all the time."""
     return (
         np.array([flops_of(workload) / workload.gpus for workload in workloads])
         / machine.matmul_flops_per_second
@@ -203,9 +207,10 @@ def ideal_seconds(machine: Machine, workloads: Sequence[Workload]) -> Floats:
 def predicted(
     machine: Machine, observations: Sequence[Observation], rule: Rule = simulated_seconds
 ) -> Floats:
-    """Return the values that a rule predicts for the observed quantities, in order; the rule gives
-    seconds of an iteration. If an observation names a cluster, constants of that cluster's
-    datasheet replace the machine's. A quantity that is relative refers to the first observation."""
+    """Return the values, [n], that a rule predicts for the observed quantities; the rule is given a
+    machine and workloads and gives seconds of an iteration. If an observation names a cluster,
+    constants of that cluster's datasheet replace the machine's. A quantity that is relative refers
+    to the first observation."""
     workloads = [observation.workload for observation in observations]
     seconds = np.empty(len(observations))
     clusters = np.array([observation.cluster for observation in observations])
@@ -224,21 +229,22 @@ def predicted(
 def time_ratios(
     machine: Machine, observations: Sequence[Observation], rule: Rule = simulated_seconds
 ) -> Floats:
-    """Return for each observation its measured over its predicted time, above 1 if it was slower
-    than predicted. A ratio's refers to the first row."""
+    """Return for each observation its measured over its predicted time, [n], above 1 if it was
+    slower than predicted. A quantity that is no time, such as a speed, counts by its inverse. A
+    quantity that is relative refers to the first observation."""
     ratios = published_values(observations) / predicted(machine, observations, rule)
     falls = [row.quantity not in ("iteration_seconds", "days_per_epoch") for row in observations]
     return np.where(falls, 1 / ratios, ratios)
 
 
 def published_values(observations: Sequence[Observation]) -> Floats:
-    """Return the measured or published value of each observation."""
+    """Return the measured or published value of each observation, [n]."""
     return np.array([observation.value for observation in observations])
 
 
 def weights_of(rows: Sequence[Observation]) -> Floats:
-    """Return the weight of each row in the A100 fit: by nodes for an iteration's seconds, one
-    weight for published figures."""
+    """Return the weight of each row in the A100 fit, [n]: `ONE_NODE` or `SEVERAL_NODES` for an
+    iteration's seconds on up to 8 GPUs or more, `FIGURES` for any other quantity."""
     return np.array(
         [
             (
@@ -259,9 +265,10 @@ def held_out(
     keys: Sequence[Hashable],
     refit: Callable[[Sequence[Observation]], Machine],
 ) -> HeldOut:
-    """Return a record (fields of `HELD_OUT`) of each row that has a key: the rows of one key are
-    predicted by a machine that `refit` fits on all other rows, including those without a key.
-    `keys` has each row's key, None for none; `title` is shown with the progress."""
+    """Return a structured array with a record (fold, measured over predicted time, and the same by
+    a constant share of the peak) of each row that has a key. The rows of one key are predicted by a
+    machine that `refit` fits on all other rows, including those without a key. `keys` has each
+    row's key, None for none; `title` is shown with the progress."""
     held = np.zeros(len(rows), HELD_OUT)
     ratio = np.array([row.quantity in RATIOS for row in rows])
     every = dict.fromkeys(key for key in keys if key is not None)
@@ -279,9 +286,10 @@ def held_out(
 
 
 def interval_of(held: HeldOut, source: str) -> ErrorInterval:
-    """Return the interval that 90 % of the rows' ratios of measured to predicted time lie in. Its
-    coverage and score are those that each fold gets from the others' interval; the baseline is the
-    score of one share of the peak for all."""
+    """Return the interval that 90 % of the ratios of measured to predicted time lie in, for rows
+    predicted by fits without them. Its coverage and score are those that each fold gets from the
+    others' interval; the baseline is the score if every row had the same share of the peak.
+    `source` is its description."""
     (coverage, score), (_, baseline) = (
         _tried(held["fold"], held[rule]) for rule in ("ratio", "constant")
     )
@@ -297,8 +305,8 @@ def interval_of(held: HeldOut, source: str) -> ErrorInterval:
 
 
 def _tried(folds: Floats, ratios: Floats) -> tuple[float, float]:
-    """Return coverage and mean interval score of all ratios, each judged by the interval of the
-    other folds' ratios."""
+    """Return two numbers: the share of all ratios that lie in an interval, and the mean interval
+    score of their logarithms. Each ratio is judged by the interval of the other folds' ratios."""
     inside = np.empty(len(ratios))
     scores = np.empty(len(ratios))
     for number in np.unique(folds):
@@ -355,8 +363,8 @@ NOTES = [
 
 
 class Fit(NamedTuple):
-    """A cluster and a software whose constants are fitted together, with the rows and how to
-    fit."""
+    """A cluster and a software whose constants are fitted together: their names, the measured rows,
+    and the function that fits a machine to some of the rows."""
 
     cluster: str
     software: str
@@ -373,9 +381,10 @@ class Fit(NamedTuple):
 
 def calibrate(out: Path) -> Benchmark:
     """Fit the clusters and their software, write their files of constants below `out`, say of each
-    whether the shipped one is the same, and return a record of every error.
+    whether the shipped one is the same, and return a benchmark's record of every error.
 
-    The files have the names of those below `FITTED`. Raises BadInput if `out` cannot be a folder.
+    The files have the names of the shipped ones, below `clusters/fitted` and `software/fitted`.
+    Raises BadInput if `out` cannot be a folder.
     """
     check_place("--out", out / "clusters/fitted" / f"{A100}.toml", "python -m benchmarks calibrate")
     a100 = a100_fit()
@@ -414,8 +423,8 @@ def calibrate(out: Path) -> Benchmark:
 
 
 def a100_fit() -> Fit:
-    """Return how Megatron of 2021 on A100s is fitted, and on which rows. Nothing but the times of
-    all-reduces is fitted yet."""
+    """Return the Fit of Megatron of 2021 on A100s: its rows, folds and function. Nothing but the
+    times of all-reduces is fitted yet."""
     rows = a100_rows()
     alone = fit_node(machine_of(load_cluster(A100)), all_reduces("a100"))
     start = started(alone, CONSTANTS)
@@ -444,9 +453,9 @@ def a100_fit() -> Fit:
 
 
 def h100_fit(a100: Machine) -> Fit:
-    """Return how Megatron-Core and FSDP on H100s are fitted; each source of rows has the same
-    weight. `a100` is the fitted A100 machine: constants that are neither fitted nor stated are
-    its."""
+    """Return the Fit of Megatron-Core and FSDP on H100s; each source of rows has the same weight.
+    `a100` is the fitted A100 machine, which gives the constants that are neither fitted nor
+    stated."""
     names = [name for name in (*CONSTANTS, *NODE_CONSTANTS) if name not in STATED]
     moved = {name: getattr(a100, name) for name in names} | {"network_share": 1.0}
     start = started(machine_of(load_cluster(H100, CORE)).replaced(**moved), MODERN)
@@ -465,8 +474,8 @@ def h100_fit(a100: Machine) -> Fit:
 
 
 def v100_fit(a100: Machine) -> Fit:
-    """Return how Megatron of 2019 on V100s is fitted, from the constants of `a100`, the fitted A100
-    machine. Ratios refer to the first row, which has no weight."""
+    """Return the Fit of Megatron of 2019 on V100s. It starts from the constants of `a100`, the
+    fitted A100 machine. Ratios refer to the first row, which has no weight."""
     rows = v100_rows()
     apart = [row for row in megatron_2019() if "figure" in row.experiment and row.value != 100]
     shared = {name: getattr(a100, name) for name in CONSTANTS}
@@ -495,8 +504,8 @@ def v100_fit(a100: Machine) -> Fit:
 
 
 def deepspeed_fit(a100: Machine) -> Fit:
-    """Return how Megatron-DeepSpeed on A100s is fitted: all constants are those of `a100`, the
-    fitted A100 machine, but for the host time that its pipeline adds to each microbatch."""
+    """Return the Fit of Megatron-DeepSpeed on A100s: `a100`, the fitted A100 machine, gives all
+    constants but the host time that the pipeline adds to each microbatch."""
     rows = deepspeed_rows()
     fitted = "host_microbatch_seconds"
     sources = {name: TRANSFERRED for name in CONSTANTS if name in SoftwareConstants.model_fields}
@@ -517,8 +526,9 @@ def deepspeed_fit(a100: Machine) -> Fit:
 
 def intervals(fit: Fit, held: Mapping[str, HeldOut]) -> dict[str, ErrorInterval]:
     """Return by name the intervals of runs on one node (`one_node`) and on several
-    (`several_nodes`), and of ratios (`ratio`) if there are any, from the first way in `held`. Both
-    of the first are over all rows if either has few, or none in some fold."""
+    (`several_nodes`), and of ratios (`ratio`) if there are any. They are of the rows predicted
+    without them in the first entry of `held`. Both of the first are over all rows if either has
+    few, or none in some fold."""
     way, fold = next(iter(held.items()))
     rows = _left_out(fit, way)
     node = machine_of(load_cluster(fit.cluster)).gpus_per_node
@@ -573,9 +583,9 @@ def _union(ends: Floats) -> tuple[float, float]:
 
 
 def files(fit: Fit, machine: Machine, intervals: Mapping[str, ErrorInterval]) -> dict[str, str]:
-    """Return the texts of the fitted files by their path below `FITTED`: the software's constants,
-    intervals and reach, and the cluster's constants if any was fitted. The cluster's and the
-    software's own files extend them.
+    """Return the texts of the fitted TOML files by their path below `FITTED`: the software's
+    constants, intervals and reach, and the cluster's constants if any was fitted. The cluster's and
+    the software's own files extend them. Nothing is written.
 
     The H100 fit also gives the constants that are transferred to clusters without measurements.
     """
@@ -597,8 +607,8 @@ def files(fit: Fit, machine: Machine, intervals: Mapping[str, ErrorInterval]) ->
 
 
 def reach(fit: Fit) -> dict[str, list[Any]]:
-    """Return the ranges of a fit's rows: under `processors` the processor, and under `nodes`, `seq`
-    (positions) and `parameters` the minimum and the maximum."""
+    """Return the ranges of a fit's rows by name: `processors`, a list of the one processor, and
+    `nodes`, `seq` (positions) and `parameters`, each a list of the minimum and the maximum."""
     cluster = load_cluster(fit.cluster)
     workloads = [row.workload for row in fit.rows]
     node = cluster.constants.gpus_per_node.value
@@ -629,7 +639,7 @@ def _constants(
 
 
 def rounded(value: float) -> float:
-    """Return the value rounded to the four significant digits that are kept."""
+    """Return the value rounded to four significant digits, as the files of constants have it."""
     return float(f"{value:.4g}")
 
 
@@ -640,9 +650,9 @@ def _left_out(fit: Fit, way: str) -> list[Observation]:
 def _errors(
     fit: Fit, machine: Machine, held: Mapping[str, HeldOut], span: Mapping[str, ErrorInterval]
 ) -> list[Series]:
-    """Return, as series, the mean, median and bias of the relative errors of predicted times in
-    each set of rows, left out or apart; coverage of the rows apart; and coverage and score of each
-    interval in `span`."""
+    """Return, as series in percent, the mean, median and bias of the relative errors of predicted
+    times in each set of rows, left out or apart; coverage of the rows apart; and coverage, score
+    and baseline of each interval in `span`."""
     errors_of = defaultdict(list)
     inside = defaultdict(list)
     for way, fold in held.items():

@@ -42,8 +42,8 @@ rank."""
 
 
 def huggingface(config: ModelConfig) -> torch.nn.Module:
-    """Return a new GPT2LMHeadModel of transformers with this model's sizes and transformers' own
-    initial values. Needs the extra `bench`."""
+    """Return a new GPT2LMHeadModel of transformers with the sizes of `config` and transformers' own
+    initial values. Raises BadInput without transformers, which the extra `bench` installs."""
     transformers = import_extra("transformers", "bench")
     settings = transformers.GPT2Config(
         **FORMATS["gpt2"].their_config(config), bos_token_id=0, eos_token_id=0
@@ -53,8 +53,8 @@ def huggingface(config: ModelConfig) -> torch.nn.Module:
 
 
 def adamw(model: torch.nn.Module, train: TrainConfig, fused: bool = False) -> torch.optim.AdamW:
-    """Return torch's AdamW over a model's parameters with a recipe's settings, as such programs set
-    it: parameters of one dim are not decayed."""
+    """Return torch's AdamW over a model's parameters with a recipe's settings, as nanoGPT sets it:
+    parameters of one dim are not decayed."""
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": train.weight_decay},
@@ -71,7 +71,8 @@ def adamw(model: torch.nn.Module, train: TrainConfig, fused: bool = False) -> to
 
 @dataclass(frozen=True)
 class TrainingSize:
-    """The model and recipe of a timed training."""
+    """The model's configuration and the recipe of a timed training, with its batch, precision and
+    iterations."""
 
     model: ModelConfig
     train: TrainConfig
@@ -80,7 +81,7 @@ class TrainingSize:
 
     @property
     def tokens(self) -> int:
-        """The tokens of one iteration over all ranks."""
+        """The number of tokens in the global batch of one iteration."""
         return self.train.global_batch_size * self.model.seq_length
 
     @property
@@ -103,19 +104,20 @@ class TrainingSize:
 
 @dataclass(frozen=True)
 class Timed:
-    """Timed iterations of one round of a contender."""
+    """One contender's round of a training: times of the iterations after the warm-up, losses of
+    all, and peak memory."""
 
     seconds: list[float]
     """Time of every iteration after the warm-up."""
     losses: list[float]
-    """Losses of every iteration."""
+    """Loss of every iteration, also of the warm-up."""
     peak_bytes: int = 0
     """Peak memory of the first rank."""
 
 
 @dataclass(frozen=True)
 class OurLayout:
-    """This engine on one rank, as a contender."""
+    """This engine on one rank, as a contender in a timed training."""
 
     name: str
     microbatches: int = 1
@@ -125,17 +127,19 @@ class OurLayout:
     is_tuned: bool = True
 
     def build(self, size: TrainingSize) -> Step:
-        """Build a new model with its optimizer on this rank's device, and return a function that
-        trains it for an iteration."""
+        """Build a new model with its optimizer on this rank's device. Return a function that is
+        given an iteration and a dropout probability, trains that iteration and returns its mean
+        loss."""
         return self.steps(self.training(size), size)
 
     def training(self, size: TrainingSize) -> TrainingStep:
-        """Return a new model with its optimizer, on this rank's device."""
+        """Return the training step of a new model with its optimizer, on this rank's device."""
         return build_step(size.model, size.train, ParallelConfig(), serial_mesh(local_device()))[1]
 
     def steps(self, training: TrainingStep, size: TrainingSize) -> Step:
-        """Return a function that trains a model which was built already for an iteration; the batch
-        of `size` may differ from the one that it was built for."""
+        """Return a function that is given an iteration and a dropout probability, trains the
+        already built model for that iteration and returns its mean loss. The batch of `size` may
+        differ from the one that the model was built for."""
         train = size.train
         mesh = training.mesh
         microbatch = train.global_batch_size // self.microbatches
@@ -180,7 +184,8 @@ class _Block(nn.Module):
 
 
 class NanoGPTModel(nn.Module):
-    """nanoGPT's model, called with token ids and targets [b, s]; returns their mean loss."""
+    """nanoGPT's GPT-2 in plain torch, called with token ids and targets [b, s]; returns their mean
+    loss."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -203,8 +208,8 @@ class NanoGPTModel(nn.Module):
 
 @dataclass(frozen=True)
 class Peer:
-    """nanoGPT's model on one rank, with this engine's initial weights, in a loop as such programs
-    write it."""
+    """A contender in a timed training: nanoGPT's model on one rank, with this engine's initial
+    weights, in a plain loop of forward, backward, clipping and AdamW."""
 
     name: str
     is_tuned: bool = True
@@ -212,8 +217,9 @@ class Peer:
     is_compiled: bool = False
 
     def build(self, size: TrainingSize) -> Step:
-        """Build the model on this process's device, and return a function that trains it for an
-        iteration. Seeds torch's generator."""
+        """Build the model on this process's device. Return a function that is given an iteration
+        and a dropout probability, trains that iteration and returns its mean loss. Seeds torch's
+        generator."""
         network = GPT2(size.model, serial_mesh())
         network.initialize(size.train.seed)
         train = size.train
@@ -256,10 +262,10 @@ def time_contender(
     clock: Callable[[], float] = time.perf_counter,
     training: TrainingStep | None = None,
 ) -> Timed:
-    """Train the iterations of one round, those of the warm-up included, and return their times and
-    losses. An engine's contender goes on with the model `training`, if given; else a new one is
-    built before the clock runs. `clock` gives seconds. A tuned contender changes this process's
-    allocator."""
+    """Train a contender for the iterations of one round, the warm-up first. Return the seconds by
+    `clock` of the iterations after the warm-up, all losses and the peak memory. This engine goes on
+    with the already built `training`, if given; else a new model is built before the clock runs. A
+    tuned contender changes this process's allocator."""
     if contender.is_tuned:
         keep_large_buffers()
     memory = PeakMemory(local_device())
@@ -280,8 +286,9 @@ def time_contender(
 def in_turn(
     name: str, rounds: int, measurements: Mapping[K, Callable[[], Any]]
 ) -> dict[K, list[Any]]:
-    """Take every measurement once in each round, so that other work on the machine falls on all
-    alike; return the values of each by its key, one for each round. Shows progress under `name`."""
+    """Call every measurement once in each round, so that other work on the machine falls on all
+    alike. Return, by its key, the list of what each returned, one for each round. Shows progress
+    under `name`."""
     taken = defaultdict[K, list[Any]](list)
     with Progress(name, rounds * len(measurements), "measurements") as progress:
         for _ in range(rounds):
@@ -294,7 +301,7 @@ def in_turn(
 
 def apart(name: str, function: Callable[..., T], *arguments: Any) -> T:
     """Run a function in a new process that is forked from this one, and return its result; it may
-    take ten minutes. Raises UserError with `name`, the measurement's, if it fails."""
+    take ten minutes. Raises UserError if it fails; `name` begins the message."""
     try:
         (result,) = run_forked(function, 1, *arguments, timeout_seconds=600.0)
     except RanksFailed as error:

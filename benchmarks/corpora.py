@@ -75,8 +75,8 @@ def _vocabulary() -> list[str]:
 
 
 class Shape(NamedTuple):
-    """A kind of text: the function that makes a text from a generator and a number, and how many
-    documents are built."""
+    """A kind of text for a corpus: the function that makes a text from a random generator and a
+    number, and how many documents a corpus of it has."""
 
     text: Callable[[random.Random, int], str]
     documents: int
@@ -100,21 +100,22 @@ SHAPES = {
 
 
 def texts(name: str, documents: int) -> Iterator[str]:
-    """Return an iterator over the first `documents` texts of a shape. Each text is seeded by its
-    number."""
+    """Return an iterator over the first `documents` texts of the shape with this name. Each text is
+    seeded by its number, so it is the same at every call."""
     return (SHAPES[name].text(random.Random(number), number) for number in range(documents))
 
 
 def write_corpus(path: Path, name: str, documents: int) -> Path:
-    """Write the first `documents` texts of a shape into `path` as JSON lines, and return `path`."""
+    """Write the first `documents` texts of the shape `name` into the file `path` as JSON lines, and
+    return `path`."""
     with path.open("w", encoding="utf-8") as file:
         file.writelines(f"{json.dumps({'text': text})}\n" for text in texts(name, documents))
     return path
 
 
 def write_recipe(folder: Path, corpus: Path) -> Path:
-    """Write into a folder a recipe that builds the corpus, a file of JSON lines, and the tokenizer
-    that it names; return the recipe's path."""
+    """Write into a folder `recipe.toml`, which builds the corpus, a file of JSON lines, and the
+    tokenizer of bytes that it names; return the recipe's path."""
     Tokenizer.train(["any"], 257).save(folder / "tokenizer")
     path = folder / "recipe.toml"
     path.write_text(RECIPE.format(corpus, folder / "tokenizer"), encoding="utf-8")
@@ -122,16 +123,16 @@ def write_recipe(folder: Path, corpus: Path) -> Path:
 
 
 def promise_of(recipe: Path) -> Promise:
-    """Return what a dry run promises for a recipe's file. It rehearses: a part of the corpus is
-    built."""
+    """Return the memory, disk and seconds that a dry run of `mlm-data` promises for a recipe's
+    file. It rehearses: a part of the corpus is built."""
     config = load_config(recipe, DataConfig, [])
     sources = open_sources(config.sources, config.seed)
     return promise(config, sources, rehearse(config, sources), sources.total_bytes)
 
 
 def used(recipe: Path, runs: Path) -> tuple[int, int, float]:
-    """Build a recipe's dataset below `runs` with `mlm-data`; return the peak of its memory and of
-    its disk in bytes, and its processor seconds.
+    """Build a recipe's dataset below `runs` with `mlm-data` in a process of its own. Return the
+    peak of its memory and of its disk in bytes, and its processor seconds.
 
     Raises UserError if the build fails.
     """
@@ -161,8 +162,9 @@ def _taken(runs: Path, process: int) -> int:
 
 
 def measure(names: Sequence[str], part: float = 1.0) -> Benchmark:
-    """Build a corpus of each named shape, with `part` of its documents, and return a case for each:
-    memory, disk and time used beside those promised. Raises BadInput for an unknown shape."""
+    """Build a corpus of each named shape, with `part` of its documents, in a temporary folder.
+    Return the benchmark's record with a case for each: memory, disk and time used beside those
+    promised. Raises BadInput for an unknown shape, UserError if a build fails."""
     # Imports torch, which the promise would count as memory.
     from benchmarks.timing import (
         ratio,

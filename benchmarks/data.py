@@ -75,8 +75,8 @@ NOTES = [
 
 @dataclass(frozen=True)
 class StageRivals:
-    """A stage by plain libraries and by ours: two functions that take texts and return a list with
-    an answer for each. The answers should be equal."""
+    """A stage of the data pipeline by plain libraries and by ours: two functions that take a list
+    of texts and return a list with an answer for each. The answers should be equal."""
 
     name: str
     library: str
@@ -90,7 +90,7 @@ class StageRivals:
 
 def measure(corpus: Path, rounds: int) -> Benchmark:
     """Measure every stage on a corpus, a file of JSON lines, then the whole pipeline `rounds`
-    times; return the record.
+    times; return the benchmark's record.
 
     Raises BadInput if fewer than two documents are left for some stage, UserError if the pipeline
     fails.
@@ -172,9 +172,9 @@ def measure(corpus: Path, rounds: int) -> Benchmark:
 def measure_stages(
     texts: Sequence[str], tokenizer: Path, test_sets: tuple[Path, ...]
 ) -> tuple[list[Case], Counter[str]]:
-    """Measure each stage on the documents that the stage before kept; return the cases, and the
-    final documents, each with its count. `tokenizer` is a directory; without test sets nothing is
-    decontaminated.
+    """Measure each stage, by plain libraries and by ours, on the documents that the stage before
+    kept. Return the record's cases, and a Counter of the final documents. `tokenizer` is a
+    directory, `test_sets` are files; without them nothing is decontaminated.
 
     Raises BadInput if fewer than two documents are left for a stage.
     """
@@ -222,8 +222,8 @@ def measure_stages(
 
 
 def measure_stage(stage: StageRivals, texts: Sequence[str]) -> tuple[Case, list[Any]]:
-    """Run both functions in turn on each block of the texts and compare their answers; return the
-    case and our answers.
+    """Run a stage by plain libraries and by ours, in turn on each block of the texts, and compare
+    the answers. Return the record's case of times and differences, and our answers.
 
     Both are called with the first two texts before, which loads tables and compiles and is not
     counted.
@@ -273,12 +273,12 @@ def measure_stage(stage: StageRivals, texts: Sequence[str]) -> tuple[Case, list[
 
 
 def one_sample(case: Case, contender: str) -> float:
-    """Return the median of the samples in a contender's first series of a case."""
+    """Return the median of the samples in the first series that a contender has in a case."""
     return median(next(row.samples for row in case.series if row.contender == contender))
 
 
 def write_texts(path: Path, texts: Sequence[str]) -> Path:
-    """Write texts into a .jsonl file and return its path."""
+    """Write texts into `path` as JSON lines, each under `text`, and return `path`."""
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     return path
 
@@ -318,7 +318,7 @@ def run_pipeline(
 
 
 def texts_of(dataset: Path) -> Counter[str]:
-    """Return the text of every document in a dataset's directory, with its count."""
+    """Return a Counter of the texts of all documents below a built dataset's folder `documents`."""
     return Counter(
         json.loads(line)["text"]
         for path in sorted((dataset / "documents").glob("**/*.jsonl"))
@@ -327,13 +327,15 @@ def texts_of(dataset: Path) -> Counter[str]:
 
 
 def cleaning() -> StageRivals:
-    """Return the rivals that clean texts: ftfy with its default settings, and ours."""
+    """Return the two rivals for the stage that cleans texts: ftfy with its default settings, and
+    ours, which should give the same texts."""
     return StageRivals("clean", "ftfy.fix_text", 10, _each(ftfy.fix_text), _each(fix_text("NFC")))
 
 
 def encoding(directory: Path) -> StageRivals:
-    """Return the rivals that encode texts: Hugging Face tokenizers on the directory's
-    `tokenizer.json`, a thousand documents at a time on one thread, and ours."""
+    """Return the two rivals for the stage that encodes texts into token ids: Hugging Face
+    tokenizers on the directory's `tokenizer.json`, a thousand documents at a time on one thread,
+    and ours."""
     tokenizer = Tokenizer.load(directory)
     backend = Backend.from_file(str(directory / "tokenizer.json"))
 
@@ -350,8 +352,8 @@ def encoding(directory: Path) -> StageRivals:
 
 
 def reference_search(ngrams: Ngrams) -> Callable[[str], list[tuple[int, str]]]:
-    """Return a function that finds the n-grams in a text as `Ngrams.search` does, as (position,
-    n-gram), with sets of strings."""
+    """Return a function that returns a list of (position, n-gram), every one of these n-grams in a
+    text. It uses sets of strings, for comparison with `Ngrams.search`, which finds the same."""
     longest = ngrams.lengths[0]
     shortest = ngrams.lengths[-1]
     prefixes = {" ".join(ngram.split(" ", shortest)[:shortest]) for ngram in ngrams.ngrams}
@@ -373,9 +375,9 @@ def reference_search(ngrams: Ngrams) -> Callable[[str], list[tuple[int, str]]]:
 
 
 def decontamination(test_sets: tuple[Path, ...], words: int, min_words: int) -> StageRivals:
-    """Return the rivals that find every match of the test sets' n-grams in a text with its
-    position: sets of strings, and ours. `words` and `min_words` are the words of the longest and of
-    the shortest n-gram."""
+    """Return the two rivals for the stage that finds every match of the test sets' n-grams in a
+    text with its position: sets of strings, and ours. `words` and `min_words` are the numbers of
+    words in the longest and in the shortest n-gram."""
     ngrams = ngrams_of_files(test_sets, words, min_words)
     plain = _each(reference_search(ngrams))
     ours = _each(lambda text: [*ngrams.search(text)])
@@ -383,8 +385,8 @@ def decontamination(test_sets: tuple[Path, ...], words: int, min_words: int) -> 
 
 
 def deduplication(config: DeduplicateConfig) -> StageRivals:
-    """Return the rivals that name for each text the index of the survivor if it goes as a
-    duplicate, else -1: datasketch's signatures and index with sets of strings, and ours.
+    """Return the two rivals for the stage that names for each text the index of the survivor if it
+    goes as a duplicate, else -1: datasketch's signatures and index with sets of strings, and ours.
 
     Ours takes all three steps as well: fingerprints, links, and decisions by component.
     """

@@ -81,8 +81,8 @@ RIVALRIES: tuple[tuple[str, str, Precision, float, tuple[int, ...]], ...] = (
 
 
 def pretrained() -> dict[str, Callable[[], Any]]:
-    """Return by name a function for each model that transformers implements, which loads and
-    returns it; SmolLM2 only where its package is installed."""
+    """Return functions without arguments by the model's name; each loads and returns a model of
+    transformers: a LLaMA with initial weights and, where its package is installed, SmolLM2."""
 
     def llama() -> Any:
         library = import_extra("transformers", "bench")
@@ -105,8 +105,9 @@ def pretrained() -> dict[str, Callable[[], Any]]:
 
 
 def measure(rounds: int) -> Benchmark:
-    """Measure time and memory of scoring beside the rivals, in `rounds` rounds, and return the
-    record. Changes this process's allocator and threads."""
+    """Measure time and memory of scoring beside the plain loop and transformers, in `rounds`
+    rounds, and return the benchmark's record. Changes this process's allocator and number of
+    threads."""
     import_extra("transformers", "bench")
     loaders = pretrained()
     announce(f"{4 + 2 * len(loaders)} comparisons of {rounds} rounds on one core")
@@ -143,8 +144,9 @@ def measure(rounds: int) -> Benchmark:
 
 
 def compare_memory(name: str, load: Callable[[], Any]) -> Case:
-    """Measure the bytes that scoring a window adds to the loaded model, for each contender in a
-    process of its own; return the case. `load` returns transformers' model."""
+    """Measure the bytes that scoring one window adds to the loaded model, for each contender in a
+    process of its own; return a case of the benchmark's record. `load` returns transformers'
+    model."""
     window = sliding_requests(CONTEXT, 1)
     added = {who: apart(name, _added_bytes, load, build, window) for who, build in SCORERS.items()}
     return Case(
@@ -191,8 +193,8 @@ def compare(
     tolerance: float = TOLERANCES["fp32"],
 ) -> tuple[Case, list[str]]:
     """Time two scorers on the requests, ours first in `scorers` and then a rival's with the fastest
-    of its batch sizes. Return the case, and a list with a sentence if their losses differ by more
-    than `tolerance`, relatively, or a verdict does."""
+    of its batch sizes. Return a case of the benchmark's record, and a list with a sentence if their
+    losses differ by more than `tolerance`, relatively, or a verdict does."""
     (_, our_score), (rival, their_score) = scorers.items()
     expected = our_score(requests, None)
     tried = {size: cpu_seconds(their_score, requests, size) for size in batch_sizes}
@@ -223,8 +225,8 @@ def compare_times(
     rounds: int,
     setting: dict[str, Any],
 ) -> Case:
-    """Time two functions, ours first and then a rival's, in turn in each round, and return the
-    case; ours should be `goal` times faster."""
+    """Time two functions by processor seconds, ours first and then a rival's, in turn in each
+    round. Return a case of the benchmark's record, in which ours should be `goal` times faster."""
     taken = in_turn(name, rounds, {who: partial(cpu_seconds, run) for who, run in runs.items()})
     seconds = {who: [taken_seconds for taken_seconds, _ in many] for who, many in taken.items()}
     mine, theirs = seconds.values()
@@ -237,7 +239,7 @@ def compare_times(
 
 
 def initial_network(config: ModelConfig, dtype: torch.dtype) -> GPT2:
-    """Return a model in a number format with the initial weights of one fixed seed, for
+    """Return this engine's GPT-2 in a number format with the initial weights of one fixed seed, for
     evaluation."""
     network = GPT2(config, serial_mesh()).eval()
     network.initialize(1234)
@@ -246,7 +248,7 @@ def initial_network(config: ModelConfig, dtype: torch.dtype) -> GPT2:
 
 def scoring_model(network: GPT2) -> ScoringModel:
     """Return the network as an evaluation uses it: a new model with the same initial weights,
-    packed. The network must come from `initial_network`."""
+    packed. The network must come from `initial_network` and be unchanged."""
     config = network.config
     dtype = next(network.parameters()).dtype
     packed = initial_network(config, dtype)
@@ -255,7 +257,9 @@ def scoring_model(network: GPT2) -> ScoringModel:
 
 
 def ours(model: ScoringModel, requests: Sequence[Request], batch_size: int | None) -> Answers:
-    """Score requests with this engine in this process; None as batch size lets it choose."""
+    """Score requests with this engine in this process; return [requests, 2]: the negative
+    log-likelihood in nats, and 1 where all tokens were the likeliest. None as batch size lets the
+    engine choose it."""
     scores = score(model, requests, batch_size, workers=1)
     return np.stack([scores.nll, scores.all_greedy], axis=1)
 
@@ -263,7 +267,8 @@ def ours(model: ScoringModel, requests: Sequence[Request], batch_size: int | Non
 @torch.inference_mode()
 def plain_loop(network: GPT2, requests: Sequence[Request], batch_size: int) -> Answers:
     """Score requests by Megatron-LM's loop: float logits and log-softmax at every position, then
-    the scored positions alone.
+    the scored positions alone. Return [requests, 2]: the negative log-likelihood in nats, and 1
+    where all tokens were the likeliest.
 
     Requests of one batch have the same length.
     """
@@ -285,7 +290,8 @@ def plain_loop(network: GPT2, requests: Sequence[Request], batch_size: int) -> A
 
 
 def transformers_model(network: GPT2) -> Any:
-    """Return transformers' model with the network's weights, in fp32, for evaluation."""
+    """Return transformers' GPT-2 with the weights of this engine's network, in fp32, for
+    evaluation."""
     model = huggingface(network.config)
     weights = named_as_theirs(dict(network.named_parameters()), network.config)
     model.load_state_dict(weights | {"lm_head.weight": weights["transformer.wte.weight"]})
@@ -295,7 +301,8 @@ def transformers_model(network: GPT2) -> Any:
 @torch.inference_mode()
 def transformers_loop(model: Any, requests: Sequence[Request], batch_size: int = 1) -> Answers:
     """Score requests by the loop of transformers' page, one window at a time whatever `batch_size`
-    is: logits of each position, and the softmax of the scored ones."""
+    is: logits of each position, and the softmax of the scored ones. Return [requests, 2]: the
+    negative log-likelihood in nats, and 1 where all tokens were the likeliest."""
     answers = []
     for request in requests:
         tokens = torch.from_numpy(request.tokens)
@@ -308,8 +315,8 @@ def transformers_loop(model: Any, requests: Sequence[Request], batch_size: int =
 
 
 def packed_pretrained(model: Any) -> Scorer:
-    """Return our scorer for a model of transformers; the weights are packed, which changes the
-    model."""
+    """Return a function that scores requests by our loop on a model of transformers; the weights
+    are packed, which changes the model."""
     mine = PretrainedModel(model)
     mine.pack_weights()
     sizes = model.config.vocab_size, CONTEXT, mine.hidden_size

@@ -42,7 +42,8 @@ class Edit(Config):
 
 
 class Case(Config):
-    """An upstream commit that mends a silent fault, and how its fault is looked for."""
+    """An upstream commit that mends a silent fault, and how `mlm-verify layouts` is asked to find
+    that fault; a row of fixes.toml."""
 
     name: str
     repository: Literal["megatron", "torchtitan"] = "megatron"
@@ -67,7 +68,8 @@ class Case(Config):
 
 
 class Left(Config):
-    """A published fault that has no case here."""
+    """A published fault that the table of cases does not test: its source, its title and the
+    reason."""
 
     where: str
     title: str
@@ -75,7 +77,8 @@ class Left(Config):
 
 
 class Cases(Config):
-    """The table of cases, and of published faults that have no case."""
+    """The content of fixes.toml: the cases that are tested, and the published faults that are
+    not."""
 
     case: tuple[Case, ...]
     left: tuple[Left, ...] = ()
@@ -92,14 +95,15 @@ class Said(Config):
 
 
 class Row(Config):
-    """A case with the answers before its fix and after it."""
+    """A case's result: the answers before its fix and after it, and in a word whether the fault was
+    found."""
 
     name: str
     before: Said
     after: Said
     result: Literal["found", "named otherwise", "missed", "cannot run"]
     alarms: int
-    """Findings after the fix."""
+    """Number of findings after the fix."""
 
 
 class Fixes(Config):
@@ -111,9 +115,9 @@ class Fixes(Config):
 def measure(
     clones: Mapping[str, Path], only: Sequence[str], record: Path | None, cases: Path = CASES
 ) -> Fixes:
-    """Run the cases whose repository has a clone, by default all and else those named in `only`;
-    print a line for each and return a row for each. Rows that the file `record` has are kept and
-    not run again; it is written after each case.
+    """Run the cases of the table whose repository has a clone, by default all and else those named
+    in `only`; print a line for each, and return the record. Rows that the file `record` has are
+    kept and not run again; it is written after each case.
 
     Raises BadInput for an unknown case, a path that is no repository or a repository that lacks a
     commit, Diverged if a tree after its fix gives a finding that the table does not explain.
@@ -156,9 +160,9 @@ def measure(
 
 
 def examine(clone: Path, case: Case, beside: Path, folder: Path) -> Row:
-    """Ask for the layouts of a case before its fix and after it, and return its row. The trees are
-    extracted into `folder` unless they are there. `beside` is the folder of programs that a case
-    names by path."""
+    """Run `mlm-verify layouts` as a case asks, on the package before its fix and after it, and
+    return the case's row. The package's trees are extracted from the clone into `folder` unless
+    they are there. `beside` is the folder of programs that a case names by path."""
     healthy = extract(clone, case.repository, case.tree or case.commit, folder)
     if case.edits:
         faulty = folder / case.name
@@ -179,8 +183,9 @@ def examine(clone: Path, case: Case, beside: Path, folder: Path) -> Row:
 
 
 def extract(clone: Path, repository: str, commit: str, folder: Path) -> Path:
-    """Write a package's files at a commit, with metadata that name the commit as its release, into
-    a directory of the folder unless it is there; return the directory."""
+    """Write the package that `repository` names, as the clone has it at a commit, into a directory
+    of `folder` that is named after the commit, unless it is there; return that directory. Metadata
+    give the commit as the package's release. Raises BadInput if git fails."""
     name, package = PACKAGES[repository]
     release = _git(clone, "rev-parse", "--short=10", commit).decode().strip()
     if not (directory := folder / release).exists():
@@ -195,8 +200,8 @@ def extract(clone: Path, repository: str, commit: str, folder: Path) -> Path:
 
 
 def put_back(directory: Path, edits: Sequence[Edit]) -> None:
-    """Replace in the files of a tree the lines that a fix wrote by the old ones. Raises BadInput
-    unless the new lines stand exactly once in their file."""
+    """Replace, in the files below a directory, the lines that a fix wrote by the old ones. Raises
+    BadInput unless the new lines stand exactly once in their file."""
     for edit in edits:
         text = (path := directory / edit.file).read_text(encoding="utf-8")
         if text.count(edit.now) != 1:
@@ -207,8 +212,9 @@ def put_back(directory: Path, edits: Sequence[Edit]) -> None:
 
 
 def ask(tree: Path, case: Case, beside: Path) -> Said:
-    """Run `mlm-verify layouts` on a tree and return its answer, "cannot run" if it takes too long.
-    It runs in a process of its own, which alone imports the tree's package."""
+    """Run `mlm-verify layouts` as a case asks, on the package below `tree`, and return its answer,
+    "cannot run" if it takes too long or ends without one. `beside` is the folder of programs that a
+    case names by path. It runs in a process of its own, which alone imports the package."""
     start = time.monotonic()
     receive, send = Pipe(duplex=False)
     child = get_context("fork").Process(target=_answer, args=(tree, case, beside, send))
@@ -231,8 +237,9 @@ def ask(tree: Path, case: Case, beside: Path) -> Said:
 
 
 def _answer(tree: Path, case: Case, beside: Path, send: Connection) -> None:
-    """Run the layouts on a tree's package and send (state, sentences) through the pipe. For a
-    process of its own: its imports, stdout and stderr are changed."""
+    """Run `mlm-verify layouts` on the package below `tree` and send (state, sentences) through the
+    pipe: findings, or why a layout cannot run. For a process of its own: its imports, stdout and
+    stderr are changed."""
     sys.path.insert(0, str(tree))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     program = str(beside / case.program) if ".py:" in case.program else case.program
@@ -248,8 +255,8 @@ def _answer(tree: Path, case: Case, beside: Path, send: Connection) -> None:
 
 
 def _git(clone: Path, *arguments: str) -> bytes:
-    """Run git in a clone and return its output. Raises BadInput with git's own last line if it
-    fails."""
+    """Run git in a clone and return its output as bytes. Raises BadInput with git's own last line
+    if it fails."""
     return _run(["git", *arguments], clone)
 
 

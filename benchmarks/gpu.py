@@ -105,8 +105,8 @@ Result = Sequence[Case | str]
 
 
 class Worker:
-    """A spawned process that runs one function after another. It is replaced after one that fails
-    or takes too long."""
+    """A spawned process that runs the functions it is given, one after another. After a function
+    that fails or takes too long a new process is started."""
 
     _process: SpawnProcess | None = None
     _pipe: Connection
@@ -153,8 +153,8 @@ def _serve(pipe: Connection) -> None:
 
 
 class ItemRecord:
-    """Measures items and keeps their record, together with the items that the record in the same
-    folder has from before."""
+    """Measures items of the GPU benchmark and keeps their record, gpu.json in a folder, together
+    with the items that it has from before."""
 
     def __init__(self, out: Path | None, deadline: float | None) -> None:
         """Continue the record in the folder `out`, which is made if it is not there; without a
@@ -180,8 +180,8 @@ class ItemRecord:
 
     def attempt(self, name: str, seconds: float, measure: Callable[[], Result]) -> None:
         """Measure an item in the worker's process, for at most `seconds` and not beyond the
-        deadline; add its cases to the record and write a line for each. On failure write one line
-        with the reason; nothing is raised."""
+        deadline. Add its cases and disagreements to the record, write gpu.json, and print a line
+        for each case. On failure print one line with the reason; nothing is raised."""
         limit = min(seconds, self._ends - time.monotonic())
         start = time.monotonic()
         try:
@@ -202,8 +202,8 @@ class ItemRecord:
             write_benchmark(self.out / "gpu.json", self.result)
 
     def say(self, name: str, **values: Any) -> None:
-        """Write a line of JSON, the item's name and the values, on the terminal and into
-        `gpu.jsonl` if there is a folder."""
+        """Print a line of JSON, with the item's name and the values, and append it to `gpu.jsonl`
+        in the record's folder, if there is one."""
         line = to_json({"item": name} | values).decode()
         print(line, flush=True)
         if self.out:
@@ -228,8 +228,8 @@ class ItemRecord:
 
 
 def chosen_items(chosen: str) -> dict[str, float]:
-    """Return the seconds of the chosen items by name, in the table's order. `chosen` is `all`, or
-    names with commas between them. Raises BadInput for an unknown item."""
+    """Return the time limits of the chosen items in seconds, by name, in the table's order.
+    `chosen` is `all`, or names with commas between them. Raises BadInput for an unknown item."""
     names = list(ITEMS) if chosen == "all" else chosen.split(",")
     if unknown := [name for name in names if name not in ITEMS]:
         raise BadInput(f"no item is called {unknown[0]!r}; there are: {', '.join(ITEMS)}")
@@ -237,10 +237,10 @@ def chosen_items(chosen: str) -> dict[str, float]:
 
 
 def measure(chosen: str, out: Path | None, deadline: float | None) -> Benchmark:
-    """Measure the chosen items in the order of `ITEMS`, except those that the record in the folder
-    `out` has; return the record. `deadline` is in seconds from now, None for none. Raises BadInput
-    for an unknown item or folder, HardwareMissing without a GPU or a torch with CUDA, UserError if
-    nothing was measured."""
+    """Measure the chosen items of the GPU benchmark in the order of its table, except those that
+    the record in the folder `out` has; return the whole record. `deadline` is in seconds from now,
+    None for none. Raises BadInput for an unknown item or folder, HardwareMissing without a GPU or a
+    torch with CUDA, UserError if nothing was measured."""
     names = chosen_items(chosen)
     record = ItemRecord(out, deadline)
     missing = ""
@@ -260,22 +260,23 @@ def measure(chosen: str, out: Path | None, deadline: float | None) -> Benchmark:
 
 
 def versions() -> Result:
-    """Return one case, whose setting describes the GPU, the machine and its software."""
+    """Return a list of one case without numbers, whose setting describes the GPU, the machine and
+    its software."""
     return [Case(name="versions", setting=gpu_facts() | describe_environment().to_json())]
 
 
 @lru_cache(1)
 def built(name: str) -> TrainingStep:
-    """Return the model of a recipe at full size with its optimizer, on the GPU. The last one is
-    kept for further items of this process that ask for the same."""
+    """Return the training step of a published model at full size with its optimizer, on the GPU, by
+    the model's name. The last one is kept for further calls in this process."""
     keep_large_buffers()
     return EAGER.training(full_size(name, MICROBATCHES))
 
 
 def train_alone(name: str, b: int, dropout: float = DROPOUT, is_captured: bool = False) -> Result:
-    """Train a model at full size with microbatches of `b` sequences; return a case of its speed and
-    one of what the GPU does in one more iteration. Raises UserError if the microbatch was to be
-    captured and could not be."""
+    """Train a published model at full size with 8 microbatches of `b` sequences, for one iteration
+    and three timed ones. Return two cases: its speed, and what the GPU does in one more iteration.
+    Raises UserError if the microbatch was to be captured as a CUDA graph and could not be."""
     training = built(name)
     size = full_size(name, b * MICROBATCHES, 3, 1)
     training.model.graphs = None
@@ -293,8 +294,9 @@ def train_alone(name: str, b: int, dropout: float = DROPOUT, is_captured: bool =
 
 
 def timeline(title: str, step: Callable[[], object]) -> Case:
-    """Run a step under torch's profiler; return a case of how long the GPU was busy and idle, how
-    long the host waited, and the 25 kernels that took longest."""
+    """Run a step under torch's profiler. Return a case, `title` in its name, of the milliseconds in
+    which the GPU was busy or idle, the host waited, and the 25 kernels that took longest ran, with
+    the number of launches."""
     with torch.profiler.profile() as trace:
         step()
     spent = defaultdict[str, float](float)
@@ -320,8 +322,8 @@ def timeline(title: str, step: Callable[[], object]) -> Case:
 
 
 def busy_and_idle(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """Return the time that spans (start, end) cover together, and the time between the first and
-    the last that no span covers."""
+    """Return two times in the unit of the spans (start, end): the time that they cover together,
+    and the time between the first and the last that no span covers."""
     busy = idle = 0.0
     until = float("inf")
     for start, end in sorted(spans):
@@ -333,9 +335,9 @@ def busy_and_idle(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
 
 
 def compare_peers(name: str, b: int) -> Result:
-    """Train a model at full size with every contender, one after the other, in batches of `b`
-    sequences; return a case, and a sentence for each whose first losses differ. Drops the model
-    that `built` keeps."""
+    """Train a published model at full size with every contender, one after the other, in batches of
+    `b` sequences. Return a list: the case, and a sentence for each contender whose first losses
+    differ. Drops the model that `built` keeps."""
     # The model that an earlier item built would leave less memory to the contenders.
     built.cache_clear()
     size = full_size(name, b)
@@ -348,7 +350,8 @@ def compare_peers(name: str, b: int) -> Result:
 
 def compare_copies(name: str, b: int) -> Result:
     """Time an iteration alone, and one while weights are copied to the host, as an asynchronous
-    checkpoint copies them; return the case. `b` is the sequences of a microbatch."""
+    checkpoint copies them. Return a list of one case with the seconds of both. `b` is the number of
+    sequences in a microbatch."""
     training = built(name)
     source = training.optimizer.groups[0].master[:COPIED]
     step = EAGER.steps(training, full_size(name, b * MICROBATCHES))
@@ -367,8 +370,8 @@ def compare_copies(name: str, b: int) -> Result:
 
 def try_program() -> Result:
     """Train a small model with `mlm-train` in bf16 on the processor, and on the GPU, where it is
-    stopped by SIGTERM and resumed; return a case of both losses, and a sentence if they differ.
-    Raises UserError if a program ends with another code than expected."""
+    stopped by SIGTERM and resumed. Return a list: a case of both losses, and a sentence if they
+    differ. Raises UserError if a program ends with another code than expected."""
     losses: dict[str, list[Timed]] = {}
     with TemporaryDirectory() as folder:
         dataset = write_dataset(Path(folder) / "data")
@@ -399,8 +402,8 @@ def try_program() -> Result:
 
 
 def write_dataset(directory: Path) -> Path:
-    """Write a tokenized dataset of random letters, with its tokenizer, into a directory; return the
-    directory."""
+    """Write a tokenized, sealed dataset of random letters, split into train and valid, with its
+    tokenizer, into a directory; return the directory."""
     texts = ["".join(random.Random(number).choices("abcdefgh ", k=200)) for number in range(600)]
     tokenizer = Tokenizer.train(texts, 290)
     tokenizer.save(directory / "tokenizer")
@@ -421,9 +424,9 @@ def write_dataset(directory: Path) -> Path:
 
 
 def check_kernels(kind: torch.dtype, shape: KernelShape, *names: str) -> Result:
-    """Compare kernels, by default all, with their references on this GPU in the number format
-    `kind`, as the tests do under an interpreter; return cases and sentences on what is wrong. Needs
-    the tests' package."""
+    """Compare kernels, by default all, with their references on this GPU at a shape and in the
+    number format `kind`, as the tests do under an interpreter. Return a list of cases and of
+    sentences on errors. Needs the tests' package."""
     from tests.engine import exactness
 
     return exactness.check_kernels(kind, shape, names)
@@ -464,7 +467,7 @@ def full_size(
 
 def summarize(name: str, size: TrainingSize, measured: Measured, goal: float) -> Case:
     """Return a case of a trained model from every contender's rounds: tokens a second, share of the
-    GPU's peak, whose goal is `goal`, memory, first losses."""
+    GPU's peak, peak memory and first losses. `goal` is the share that is wanted of this engine."""
     speed = rates(size, measured)
     peak = PEAK_TFLOPS * 1e12 / flops_per_token(size.model, causal=True)
     return Case(

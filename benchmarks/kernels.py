@@ -35,12 +35,14 @@ QUEUED = 10
 OURS = "ours"
 SDPA = "SDPA with dropout"
 Times = tuple[dict[str, list[float]], dict[str, str]]
-"""Seconds of each round by name, and why others were not measured."""
+"""Seconds of each round by the contender's name, and by name why other contenders were not
+measured."""
 
 
 @dataclass(frozen=True)
 class KernelShape:
-    """The shape that kernels are measured at; by default one microbatch of the 2.5b model."""
+    """The sizes that kernels are measured at: sequence, microbatch, heads, head dim and vocabulary;
+    by default one microbatch of the 2.5b model."""
 
     s: int = 1024
     b: int = 8
@@ -62,8 +64,9 @@ class KernelCase:
 def kernel_cases(
     shape: KernelShape, dtype: torch.dtype, device: torch.device | None = None
 ) -> dict[str, KernelCase]:
-    """Return by name a case for every kernel that has a gradient, with random tensors of the shape
-    and format on a device, by default this process's. Seeds torch's generator."""
+    """Return by the kernel's name a KernelCase for every kernel that has a gradient: its arguments,
+    random tensors of the shape and format on a device, by default this process's. Seeds torch's
+    generator."""
     device = device or local_device()
     s, b, n, d, v = shape.s, shape.b, shape.n, shape.d, shape.v
     h = n * d
@@ -93,7 +96,8 @@ def kernel_cases(
 
 
 def run_pass(function: Callable[..., torch.Tensor], case: KernelCase) -> None:
-    """Run a kernel forward and backward on a case's tensors; the gradients are dropped."""
+    """Run a kernel's function forward and backward on a case's tensors and arguments; results and
+    gradients are dropped."""
     outputs = all_of(function(*case.tensors, *case.others))
     torch.autograd.grad(outputs, case.tensors, [output.detach() for output in outputs])
 
@@ -104,7 +108,8 @@ def all_of(outputs: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tens
 
 def time_kernel(case: KernelCase, device: str, rounds: int) -> Times:
     """Time forward and backward of a case's kernel on a kind of device ("cpu" or "cuda"), of its
-    reference and of the reference under torch.compile."""
+    reference and of the reference under torch.compile, in turn. Return the seconds of each round by
+    name, and by name why one was not measured."""
     functions = {
         OURS: implementation(case.name, device),
         "reference": implementation(case.name, REFERENCE),
@@ -140,8 +145,8 @@ def time_in_turn(runs: Mapping[str, Callable[[], object]], rounds: int) -> Times
 
 
 def seconds_of(run: Callable[[], object]) -> float:
-    """Run a function and return the seconds of one run, by the processor's clock or by the GPU's
-    own.
+    """Run a function and return the seconds of one run: processor seconds on a CPU, or by the GPU's
+    own clock.
 
     On a GPU it runs several times in a row, queued while the GPU still multiplies something else;
     the mean is returned.
@@ -163,8 +168,9 @@ def seconds_of(run: Callable[[], object]) -> float:
 
 
 def times_case(name: str, times: Times, goals: Mapping[str, float] | None = None) -> Case:
-    """Return a case of the times, one series for each contender, and the ratio of every other's to
-    the first's. `goals` has by contender what that ratio should reach."""
+    """Return a case of the benchmark's record: one series in milliseconds for each contender, and
+    the ratio of every other's time to the first's. `goals` has by contender what that ratio should
+    reach."""
     seconds, missing = times
     (first, ours), *others = seconds.items()
     return Case(

@@ -11,8 +11,8 @@ Medians = dict[tuple[str, str], float]
 
 
 def tables(result: Benchmark) -> list[Table]:
-    """Return the tables of a record: "ratios" with their goals, one of medians for each measure and
-    unit, "not measured" with the reasons; none that would be empty."""
+    """Return the tables of a benchmark's record in order: "ratios" with their goals, one of medians
+    for each measure and unit, "not measured" with the reasons. A table without rows is left out."""
     rows = []
     measures: dict[tuple[str, str], Medians] = {}
     missing = []
@@ -38,8 +38,8 @@ def tables(result: Benchmark) -> list[Table]:
 
 
 def sentences(result: Benchmark) -> list[str]:
-    """Return sentences that sum up the record: goals reached, goals missed, load of the machine,
-    and the machine. One that has nothing to say is left out."""
+    """Return sentences that sum up a benchmark's record: how many goals were reached, which were
+    missed, load of the machine, and the machine. One that has nothing to say is left out."""
     lines = []
     aimed = 0
     missed = []
@@ -61,8 +61,8 @@ def sentences(result: Benchmark) -> list[str]:
 
 
 def show_benchmark(result: Benchmark) -> None:
-    """Print the title, the shared settings, the tables, then as a list their summary, the
-    disagreements and the method."""
+    """Print a benchmark's record: title, shared settings and tables, then as a list sentences that
+    sum it up, disagreements and notes on the method."""
     print(result.title, *setting_lines(result), sep="\n")
     for table in tables(result):
         print(f"\n{table.title}", *aligned([table.heads, *table.rows]), sep="\n")

@@ -41,8 +41,8 @@ Measured = Mapping[str, Sequence[Timed]]
 
 
 def carry_out(measure: Callable[[], Benchmark], json: Path | None) -> None:
-    """Call `measure`, print the record with the machine and its load, and write it to the file
-    `json` if given.
+    """Call `measure`, print the benchmark's record that it returns, with the machine and its load,
+    and write it to the file `json` if given.
 
     Raises BadInput if the file cannot be written, Diverged, after all this, if contenders' answers
     differ.
@@ -81,8 +81,8 @@ def described_here() -> Environment:
 
 
 def cpu_seconds(function: Callable[..., T], *arguments: Any) -> tuple[float, T]:
-    """Call a function; return the processor seconds that the call takes in this process, and its
-    answer."""
+    """Call a function; return the processor seconds that the call takes in all threads of this
+    process, and its answer."""
     start = time.process_time()
     answer = function(*arguments)
     return time.process_time() - start, answer
@@ -110,7 +110,8 @@ def child_seconds(*command: object) -> float:
 
 
 def rates(size: TrainingSize, measured: Measured) -> dict[str, list[float]]:
-    """Return by contender its tokens a second in each round, by the round's median iteration."""
+    """Return by contender a list of its tokens a second in each round, by the median iteration of
+    that round."""
     return {
         name: [size.tokens / median(timed.seconds) for timed in many]
         for name, many in measured.items()
@@ -124,9 +125,9 @@ def ratio(
     goal: float | None = None,
     less_is_better: bool = False,
 ) -> Ratio:
-    """Return the ratio of numerators to denominators within each round, in which a slow round
-    cancels, and as its value the median. `goal` is the least value wanted, or the greatest if less
-    is better."""
+    """Return, for a benchmark's record, the ratios of numerators to denominators within each round,
+    in which a slow round cancels, and as its value their median. `goal` is the least value wanted,
+    or the greatest if less is better."""
     rounds = [a / b for a, b in zip(numerators, denominators, strict=True)]
     return Ratio(
         name=name,
@@ -144,19 +145,21 @@ def series(
     *samples: float,
     kind: Literal["measured", "computed"] = "measured",
 ) -> Series:
-    """Return a contender's samples of a measure, one for each round, rounded, for a record."""
+    """Return a contender's samples of a measure, mostly one for each round, rounded to six digits,
+    as a series of a benchmark's record."""
     return Series(
         contender=contender, measure=measure, unit=unit, samples=[*map(rounded, samples)], kind=kind
     )
 
 
 def rounded(value: float) -> float:
-    """Return the value to six significant digits; an int stays as it is."""
+    """Return the value rounded to six significant digits; an int stays as it is."""
     return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
 def first_losses(measured: Measured) -> dict[str, list[float | None]]:
-    """Return by contender the losses of its first round, None for each that is not finite."""
+    """Return by contender the list of losses, one for each iteration, of its first round; None
+    stands for each that is not finite."""
     return {
         name: [loss if math.isfinite(loss) else None for loss in many[0].losses]
         for name, many in measured.items()
@@ -188,7 +191,7 @@ def differing_losses(
 
 
 def failure(error: BaseException) -> str:
-    """Return an error's type and the first line of its message."""
+    """Return an error as one line: its type, a colon, and the first line of its message."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 

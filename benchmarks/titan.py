@@ -35,13 +35,15 @@ batch = torch.randint(0, WORDS, (8, 17), generator=torch.Generator().manual_seed
 
 
 def loss(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
-    """Return the mean loss of the rows' next words. Rows are token ids [b, s + 1]."""
+    """Return the mean cross-entropy of each row's next words, in nats. Rows are token ids [b, s +
+    1]."""
     return F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
 
 
 def experts(score_before_experts: bool) -> Any:
-    """Return a layer of four experts, built by torchtitan's older or newer interface, whichever is
-    installed. Scores multiply the experts' inputs or else their outputs."""
+    """Return a new layer of four experts, built by torchtitan's older or newer interface, whichever
+    is installed. If `score_before_experts` is true, scores multiply the experts' inputs, else their
+    outputs."""
     settings = {
         "num_experts": 4,
         "score_before_experts": score_before_experts,
@@ -62,7 +64,8 @@ def experts(score_before_experts: bool) -> Any:
 
 
 class Block(nn.Module):
-    """A residual block: the experts' output on the normed input is added to the input."""
+    """A residual block of a model: maps [b, s, h] to the same shape by adding the experts' output
+    on the normed input."""
 
     moe_enabled = True
 
@@ -72,13 +75,14 @@ class Block(nn.Module):
         self.moe = experts(score_before_experts)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [b, s, h] to [b, s, h]."""
+        """Return the hidden states [b, s, h] with the experts' output on the normed input added."""
         y: torch.Tensor = x + self.moe(self.norm(x))
         return y
 
 
 class Model(nn.Module):
-    """A model of embedded words, two blocks with experts and a head."""
+    """A small language model: embedded words, two blocks with experts and a head, without
+    positions."""
 
     def __init__(self, score_before_experts: bool) -> None:
         super().__init__()
@@ -89,7 +93,7 @@ class Model(nn.Module):
         self.head = nn.Linear(HIDDEN, WORDS, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Map token ids [b, s] to logits [b, s, v]."""
+        """Return the logits [b, s, v] for token ids [b, s]."""
         x = self.embed(tokens)
         for layer in self.layers.values():
             x = layer(x)
@@ -126,5 +130,6 @@ def build(layout: Any, score_before_experts: bool = True) -> nn.Module:
 
 
 def build_late(layout: Any) -> nn.Module:
-    """Return what `build` returns, with scores that multiply the experts' outputs."""
+    """Return this rank's model as `build` does, but with scores that multiply the experts' outputs.
+    Every rank calls it."""
     return build(layout, score_before_experts=False)

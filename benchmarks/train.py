@@ -76,8 +76,8 @@ NOTES = [
 
 @dataclass(frozen=True)
 class Row:
-    """A case: a size by name, a number format, a dropout probability, and its goals, None for
-    none."""
+    """A case of the training benchmark: a size by name, a number format, a dropout probability, and
+    its goals, None for none."""
 
     size: str
     precision: Precision
@@ -131,8 +131,8 @@ def read_size(name: str, precision: Precision = "fp32") -> TrainingSize:
 def size_of(
     model: ModelConfig, batch: int, precision: Precision, iterations: int, warm_up: int
 ) -> TrainingSize:
-    """Return the model with a recipe of one microbatch of `batch` sequences an iteration, as a size
-    to time; `iterations` counts those of the warm-up.
+    """Return the TrainingSize of a model with a recipe of one microbatch of `batch` sequences an
+    iteration; `iterations` includes the warm-up.
 
     Every vocabulary row is a real word, so that no contender masks padding. During the warm-up the
     heap grows until it holds the needs of an iteration.
@@ -151,8 +151,8 @@ def size_of(
 
 
 def gemm_gflops(precision: Precision) -> float:
-    """Measure square matrix products in a number format; return the GFLOP per processor second that
-    the best of several tries reached."""
+    """Time square matrix products of width 1024 in a number format; return the billions of
+    operations per processor second in the best of several tries."""
     a, b, out = (torch.ones(GEMM_WIDTH, GEMM_WIDTH, dtype=DTYPES[precision]) for _ in range(3))
 
     def multiply() -> None:
@@ -164,8 +164,9 @@ def gemm_gflops(precision: Precision) -> float:
 
 
 def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
-    """Measure the named cases, by default all, and return the record. Raises BadInput for an
-    unknown name."""
+    """Measure the named cases, trainings or `kernels`, by default all, `rounds` times and in
+    processes of their own; return the benchmark's record. Raises BadInput for an unknown name,
+    UserError if a measurement fails."""
     every = [*(row.name for row in ROWS), KERNEL_CASES]
     if unknown := set(names or ()) - {*every}:
         raise BadInput(f"no case is called {sorted(unknown)[0]!r}; there are: {', '.join(every)}")
@@ -208,8 +209,8 @@ def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
 
 
 def summarize(row: Row, size: TrainingSize, measured: Measured, gflops: Sequence[float]) -> Case:
-    """Return a row's case from the contenders' rounds and the speed of matrix products, `gflops`,
-    in each round."""
+    """Return a row's case from the contenders' rounds and the speed of matrix products in each
+    round, `gflops`: rates, peak memory, their ratios with the row's goals, and losses."""
     speed = rates(size, measured)
     operations = flops_per_token(size.model, causal=True)
     limits = [rate * 1e9 / operations for rate in gflops]
@@ -240,8 +241,8 @@ def summarize(row: Row, size: TrainingSize, measured: Measured, gflops: Sequence
 
 
 def measure_kernels(precision: Precision, rounds: int, shape: KernelShape) -> list[Case]:
-    """Time each compiled CPU kernel at a shape beside its reference and, with a C++ compiler,
-    torch.compile; return a case for each."""
+    """Time each kernel that is compiled for CPUs, at a shape and in a number format, beside its
+    reference and, with a C++ compiler, torch.compile; return a case for each kernel."""
     dtype = DTYPES[precision]
     return [
         times_case(f"{name} {precision}", time_kernel(case, "cpu", rounds))

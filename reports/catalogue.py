@@ -20,7 +20,8 @@ from mlm_repro.reports.tables import AXES, records_data
 
 @dataclass(frozen=True)
 class ExperimentNumbers:
-    """An experiment with the numbers made here and the verdicts on its claims."""
+    """An experiment of the catalogue with the records of numbers made here and the verdicts on its
+    claims."""
 
     experiment: Experiment
     records: Sequence[Record]
@@ -28,7 +29,7 @@ class ExperimentNumbers:
 
     @cached_property
     def every(self) -> list[Record]:
-        """The published numbers as records, then the records of numbers made here."""
+        """The published numbers as records, then the records of numbers made here, in one list."""
         experiment = self.experiment
         x_name = self.x_name
         return [
@@ -41,14 +42,14 @@ class ExperimentNumbers:
 
     @property
     def texts(self) -> list[str]:
-        """The text of each number of `every`: printed digits of a published one, value and interval
-        of one made here."""
+        """The text of each number of `every`, in its order: printed digits of a published one,
+        value and interval of one made here."""
         return [*(str(claim.value) for claim in self.experiment.claims), *map(_text, self.records)]
 
     @property
     def x_name(self) -> str:
-        """The name of the position on the x axis, the first that the experiment or a record has;
-        empty if there is none."""
+        """The name of the quantity on the x axis, such as `gpus`: the first that a part of the
+        experiment or a record has; empty without one."""
         names = (
             *(part.x for part in self.experiment.parts),
             *(record.x_name for record in self.records),
@@ -57,13 +58,14 @@ class ExperimentNumbers:
 
     @property
     def x_label(self) -> str:
-        """The label of the x axis."""
+        """The label of the x axis: the one in axes.toml for `x_name`, else that name with
+        spaces."""
         return AXES["positions"].get(self.x_name, self.x_name.replace("_", " "))
 
 
 def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
-    """Return an experiment's exhibit: the published table or figure with our numbers over it, or
-    ours alone if the experiment answers no claim."""
+    """Return an experiment's exhibit for the page, with a figure or a table, data and command:
+    published numbers with ours over them, or ours alone if the experiment answers no claim."""
     experiment = numbers.experiment
     quantity = _drawn(numbers)
     command = f"mlm-experiment run {experiment.name}"
@@ -88,8 +90,8 @@ def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
 
 
 def drawn_layers(numbers: ExperimentNumbers, quantity: str) -> list[Layer]:
-    """Return the layers of a quantity's numbers that have an x; a model has the same colour in
-    every figure."""
+    """Return the layers, one for each series and kind, of a quantity's numbers that have an x; a
+    model has the same colour in every figure."""
     rows = [row for row in numbers.every if row.quantity == quantity and row.x is not None]
     series = dict.fromkeys(row.series for row in rows)
     models = () if {*MODELS}.isdisjoint(series) else MODELS
@@ -97,7 +99,8 @@ def drawn_layers(numbers: ExperimentNumbers, quantity: str) -> list[Layer]:
 
 
 def named(quantity: str) -> str:
-    """Return the label of a quantity on an axis or a column."""
+    """Return the label of a quantity on an axis or a column: the one in axes.toml, else the name
+    with spaces."""
     return AXES["quantities"].get(quantity, quantity.replace("_", " "))
 
 

@@ -20,28 +20,30 @@ OWN: tuple[Kind, ...] = ("measured", "counted", "computed")
 
 
 class Claims(tuple[Verdict, ...]):
-    """A tuple of verdicts, each with its claim, which can be counted and grouped."""
+    """A tuple of verdicts, each with its claim; its properties count them, and `by` groups them."""
 
     @classmethod
     def of(cls, verdicts: Iterable[Verdict]) -> Self:
-        """Return the verdicts, sorted by outcome in the page's order."""
+        """Return the verdicts as Claims, sorted by outcome in the page's order."""
         order = list(LOOKS)
         return cls(sorted(verdicts, key=lambda verdict: order.index(verdict.outcome)))
 
     @property
     def counts(self) -> Counter[Outcome]:
-        """The number of claims by outcome."""
+        """The number of claims by outcome, as a Counter."""
         return Counter(verdict.outcome for verdict in self)
 
     @property
     def counted(self) -> int:
-        """The number of claims, without the numbers of others that documents quote."""
+        """The number of claims, without those whose outcome is `of-others`: numbers of others that
+        documents quote."""
         return len(self) - self.counts[UNCOUNTED]
 
     @property
     def deviations(self) -> list[float]:
-        """How far our numbers are from the published ones: |ours / published − 1| for each claim of
-        an exact or approximate number that was tried, not at reduced scale."""
+        """How far our numbers are from the published ones: |ours / published − 1|, a float, for
+        each claim of an exact or approximate number other than 0 that was tried, not at reduced
+        scale."""
         return [
             abs(verdict.record.value / float(verdict.claim.value) - 1)
             for verdict in self
@@ -62,7 +64,8 @@ class Claims(tuple[Verdict, ...]):
 
 
 class Group(NamedTuple):
-    """A section of the page: the claims of one scale, such as measured, or of one outcome."""
+    """A section of the page: a title, a text, and the claims of one scale, such as measured, or of
+    one outcome."""
 
     name: str
     title: str
@@ -74,8 +77,8 @@ class Group(NamedTuple):
 
     @property
     def parts(self) -> dict[str, Claims]:
-        """The claims grouped by `rows`: by reason or need, the commonest first, or by experiment,
-        in the order of each one's first claim."""
+        """The section's claims grouped by the verdict's field that `rows` names: by reason or need,
+        the most frequent first, or by experiment, in the order of each one's first claim."""
         parts = self.claims.by(self.rows)
         if self.rows not in ("reason", "needs"):
             return parts
@@ -83,7 +86,8 @@ class Group(NamedTuple):
 
     @property
     def against(self) -> Claims:
-        """The claims that our results contradict, and the predictions that missed."""
+        """The claims of this section that our results contradict, and the predictions that
+        missed."""
         return Claims(
             verdict for verdict in self.claims if verdict.is_against or verdict.outcome == "missed"
         )
@@ -123,8 +127,8 @@ class Paper(NamedTuple):
 
 
 def described(claim: Claim) -> dict[str, str]:
-    """Return the sentence, source, protocol, tolerance, class and note of a claim, by the label
-    that the page shows; empty ones and the class `exact` are left out."""
+    """Return by the label that the page shows the facts of a claim: sentence, source, protocol,
+    tolerance, class and note. Empty ones and the class `exact` are left out."""
     allowed = claim.allowed
     facts = {
         "Says": claim.sentence and f"“{claim.sentence}”",
@@ -138,8 +142,9 @@ def described(claim: Claim) -> dict[str, str]:
 
 
 def group_claims(claims: Claims) -> list[Group]:
-    """Return the claims in sections of the page, in its order. Empty sections are left out, except
-    the first, of measured claims."""
+    """Return the page's sections of claims in its order, each with the claims of one scale or,
+    without a scale, of one outcome. Empty sections are left out, except the first, of measured
+    claims."""
     groups: list[Group] = []
     for name, (title, rows, text) in STYLE["groups"].items():
         some = Claims(verdict for verdict in claims if (verdict.scale or verdict.outcome) == name)
@@ -156,8 +161,8 @@ def paper_parts(
     drawn: Mapping[str, Exhibit],
     elsewhere: Iterable[str],
 ) -> list[Paper]:
-    """Return the section of each paper that has claims, in the page's order. An exhibit belongs to
-    the paper that most of its experiment's claims are from.
+    """Return a Paper, its section of the page, for each paper that has claims, in the page's order.
+    An exhibit belongs to the paper that most of its experiment's claims are from.
 
     `drawn` has exhibits by experiment, `elsewhere` the ids of exhibits in other parts of the page.
     """
@@ -189,8 +194,8 @@ def paper_parts(
 
 
 def forecast_of_order(verdicts: Iterable[Verdict]) -> str:
-    """Return a sentence on the order of the sizes as forecast before the trainings: the verdict on
-    each step; empty if none was tried."""
+    """Return a sentence on the order of the model sizes that was forecast before the trainings: the
+    outcome for each step of it; empty if none was tried."""
     tried = [
         verdict
         for verdict in verdicts
@@ -206,8 +211,9 @@ def forecast_of_order(verdicts: Iterable[Verdict]) -> str:
 
 
 def errata_exhibit(claims: Claims) -> Exhibit:
-    """Return an exhibit, a table with a row for each contradiction inside a document: what it
-    prints, what follows, and our numbers on it, if they were measured, counted or computed."""
+    """Return an exhibit, a table with a row for each contradiction inside a document that
+    errata.toml lists: the printed text, the text that follows, and our numbers on it, if they were
+    measured, counted or computed."""
     rows = []
     errata = read_errata().errata
     for erratum in errata:
@@ -251,14 +257,14 @@ def errata_exhibit(claims: Claims) -> Exhibit:
 
 
 def unlinked(text: str) -> str:
-    """Return the text with each Markdown link replaced by its words."""
+    """Return the text with each Markdown link `[words](address)` replaced by its words."""
     return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", text)
 
 
 def verdicts_exhibit(claims: Claims, homes: Mapping[str, str]) -> Exhibit:
-    """Return an exhibit of data alone, with a row for each claim: the published number, ours, the
-    verdict and the run behind it. `homes` has the run's name on the page for each source of a
-    record."""
+    """Return an exhibit of data alone, a table with a row for each claim: the published number,
+    ours, the verdict and the run behind it. `homes` has the run's name on the page for each source
+    of a record."""
     heads = (
         "claim",
         "published",

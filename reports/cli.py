@@ -99,5 +99,5 @@ def _assemble(runs: list[Path] | None) -> "Report":
 
 
 def main() -> None:
-    """Run the command line of `mlm-report`."""
+    """Run the command line of `mlm-report` and exit with its code."""
     run_command(app)

@@ -28,8 +28,8 @@ def read_engines(run: Path) -> Benchmark:
 
 
 def apart(results: Sequence[Benchmark]) -> str:
-    """Return a sentence on the largest difference between the losses of two engines in each of the
-    results, one a layout."""
+    """Return a sentence on the largest difference, in nats, between the losses of two engines: one
+    number for each of the results, each a comparison on one layout."""
     theirs = ", ".join(dict.fromkeys(result.title.partition(" beside ")[0] for result in results))
     by_layout = ", ".join(f"{max(_losses(each)[2]):.2g} ({_setting(each)[1]})" for each in results)
     iterations = max(len(_losses(result)[0]) for result in results)
@@ -102,26 +102,26 @@ def engines_exhibit(*runs: Path) -> Exhibit:
 
 
 def _setting(result: Benchmark) -> list[str]:
-    """Return model, layout and precision, which the record's title names after its last colon;
-    empty texts where it names fewer."""
+    """Return three texts, the model, layout and precision that the record's title names after its
+    last colon; empty ones where it names fewer."""
     return [*result.title.rpartition(": ")[2].split(", "), "", ""][:3]
 
 
 def _losses(result: Benchmark) -> list[Sequence[float]]:
-    """Return four series from the record's first case: our losses, theirs, their difference and its
+    """Return four lists from the record's first case: our losses, theirs, their difference and its
     tolerance, with a value for each iteration."""
     return [series.samples for series in result.cases[0].series]
 
 
 def _shares(result: Benchmark) -> list[float]:
-    """Return the values of all ratios of the record; each is the largest share of its tolerance
-    that a quantity takes."""
+    """Return in one list the values of all ratios of the record; each is the largest share of its
+    tolerance that a quantity takes."""
     return [ratio.value for ratio in chain.from_iterable(case.ratios for case in result.cases)]
 
 
 def panels_of(results: Sequence[Benchmark]) -> list[Panel]:
-    """Return a panel of both engines' losses over iterations, and one of their differences above
-    zero with the least tolerance of all layouts."""
+    """Return two panels over iterations: the losses of both engines, and their differences above
+    zero with the least tolerance of all layouts, on a logarithmic axis."""
     losses = []
     differences = []
     for rank, result in enumerate(results):

@@ -43,14 +43,15 @@ class Exhibit:
 
     @property
     def said(self) -> tuple[list[str], list[str]]:
-        """The caption's first two sentences, and all its other sentences and the notes."""
+        """Two lists of sentences: the caption's first two, which the page shows, and all its other
+        sentences with the notes."""
         every = list(chain.from_iterable(map(SENTENCE.split, self.caption)))
         return every[:2], [*every[2:], *self.notes]
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of the numbers, in the order of the data; empty if the data have no column
-        `kind`."""
+        """The kinds of its numbers, such as measured, each once in the order of the data; empty if
+        the data have no column `kind`."""
         if "kind" not in self.data.heads:
             return ()
         column = self.data.heads.index("kind")
@@ -58,8 +59,8 @@ class Exhibit:
 
     @property
     def numbers(self) -> tuple[dict[str, str], Table]:
-        """The data for the page: cells that are the same in every row, by head, without empty ones;
-        and a table of the other columns, those of words before those of numbers. Digests in the
+        """The data for the page: a dict by head of the cells that are the same in every row,
+        without empty ones; and a table of the other columns, words before numbers. Digests in the
         table are cut to 16 characters."""
         columns = dict(zip(self.data.heads, zip(*self.data.rows, strict=True), strict=True))
         shared = {head: cells[0] for head, cells in columns.items() if len(set(cells)) == 1}

@@ -23,7 +23,7 @@ AGAINST = "against"
 
 @dataclass(frozen=True)
 class Origin:
-    """A run behind numbers on the page."""
+    """A run behind numbers on the page: where it is, its manifest, and the seeds of its numbers."""
 
     path: Path
     """Directory of the run, or of the study that keeps it."""
@@ -32,12 +32,13 @@ class Origin:
 
     @classmethod
     def of(cls, run: Reproduction) -> "Origin":
-        """Return a reproduction as an origin, with the seeds of its records."""
+        """Return the Origin of a reproduction, with the seeds of its records."""
         return cls(run.directory, run.manifest, seeds_of(run.records))
 
     @property
     def name(self) -> str:
-        """The name of the run's own directory, also if a study keeps the run."""
+        """The name that the run's directory was given, NAME-IDENTITY, also if a study keeps the
+        run."""
         return f"{self.manifest.name}-{self.manifest.identity[:8]}"
 
     @property
@@ -48,7 +49,7 @@ class Origin:
 
 
 def seeds_of(records: Iterable[Record]) -> tuple[int, ...]:
-    """Return the seeds of some records, sorted, each once."""
+    """Return the seeds that records have, sorted, each once."""
     return tuple(sorted({record.seed for record in records if record.seed is not None}))
 
 
@@ -85,8 +86,8 @@ def sort_runs(paths: Iterable[Path], beside: Iterable[Path] = ()) -> tuple[Path,
 
 
 def kind_of(path: Path) -> str:
-    """Return the kind of the run in a directory, from its manifest; empty if it has no manifest.
-    Raises BadInput if the path is not a directory."""
+    """Return the kind of the run in a directory as its manifest names it, such as `training`; empty
+    if it has no manifest. Raises BadInput if the path is not a directory."""
     if not path.is_dir():
         raise BadInput(f"{path} is not a directory")
     return read_document(path / MANIFEST, Manifest).kind if (path / MANIFEST).exists() else ""
@@ -129,8 +130,8 @@ def load_experiment_runs(paths: Sequence[Path]) -> tuple[Results, list[Origin]]:
 
 
 def _origins(path: Path) -> list[Origin]:
-    """Return a run's own origin or, for a study of experiments, one for each run that it keeps. A
-    comparison of engines is checked first, its seal and its record."""
+    """Return the Origin of the run in a directory or, for a study of experiments, one for each run
+    that it keeps. A comparison of engines is checked first, its seal and its record."""
     manifest = read_document(path / MANIFEST, Manifest)
     if manifest.kind == AGAINST:
         check_seal(path)
@@ -144,8 +145,8 @@ def _origins(path: Path) -> list[Origin]:
 
 
 def _newest(folder: Path) -> list[Path]:
-    """Return the newest runs of experiments and engines in a folder: the links, and each run of
-    whose name there is no link."""
+    """Return the directories of the newest runs of experiments and engines in a folder: the links
+    to them, and each run of whose name there is no link."""
     here = []
     for start in ("experiment-*", f"{EXPERIMENTS}*", f"{AGAINST}-*"):
         here += [path for path in sorted(folder.glob(start)) if path.is_dir()]

@@ -41,15 +41,15 @@ class Point:
 
     @classmethod
     def mean(cls, x: float, values: Sequence[float]) -> "Point":
-        """Return a point at x: the mean of several numbers, with minimum and maximum; a single
-        number has no interval."""
+        """Return a point at x of at least one number: their mean, with minimum and maximum; a
+        single number has no interval."""
         low, high = (min(values), max(values)) if len(values) > 1 else (None, None)
         return cls(x, fmean(values), low, high, len(values))
 
 
 @dataclass(frozen=True)
 class Layer:
-    """The points of one line in a figure: of one series and one kind of number."""
+    """The points of one line in a figure, which are of one series and one kind of number."""
 
     series: str
     rank: int
@@ -61,13 +61,13 @@ class Layer:
 
     @property
     def final(self) -> float:
-        """The value of the layer's last point."""
+        """The value of the layer's last point, at the largest x."""
         return self.points[-1].value
 
     @property
     def repeats(self) -> int:
-        """The largest number of values, such as runs or iterations, that are averaged in one of the
-        layer's points."""
+        """The largest number of values, such as runs or iterations, that one of the layer's points
+        is the mean of."""
         return max(point.count for point in self.points)
 
     @property
@@ -78,7 +78,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Panel:
-    """A chart: layers over one pair of axes, with their labels."""
+    """One chart of a figure: layers of points over one pair of axes, with their labels."""
 
     layers: Sequence[Layer]
     x_label: str
@@ -244,7 +244,8 @@ def _plot(axes: "Axes", panel: Panel) -> None:
 
 
 def _plain_log_ticks(axes: "Axes") -> None:
-    """Make the y axis logarithmic, with plain numbers at 1, 2 and 5 of each decade."""
+    """Make the y axis of a chart logarithmic, with ticks at 1, 2 and 5 of each decade as plain
+    numbers."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axes.set_yscale("log")

@@ -34,12 +34,13 @@ class Reproduction:
 
     @property
     def name(self) -> str:
-        """The directory's own name."""
+        """The name of its directory."""
         return self.directory.name
 
     @property
     def own_kind(self) -> Kind:
-        """The kind of the numbers that this reproduction made, "scaled" or "measured"."""
+        """The kind of the numbers that this reproduction made: "scaled" if it trained scaled twins,
+        else "measured"."""
         return "scaled" if self.summary.mode == "scaled" else "measured"
 
     @property
@@ -50,8 +51,8 @@ class Reproduction:
 
     @property
     def order(self) -> list[str]:
-        """The series of the summary, in its order from the smallest model, then the other series of
-        the records by name."""
+        """The names of all series: the models of the summary, from the smallest, then the other
+        series of the records by name."""
         named = dict.fromkeys(model.series for model in self.summary.models)
         return list(named | dict.fromkeys(sorted(record.series for record in self.records)))
 
@@ -72,8 +73,8 @@ class Reproduction:
 
 
 def newest_reproduction(runs: Path) -> Path:
-    """Return the complete `reproduce-*` directory under `runs` that was begun last. Raises BadInput
-    if no reproduction is complete."""
+    """Return the complete `reproduce-*` directory in the folder `runs` that was begun last; links
+    are passed over. Raises BadInput if no reproduction is complete."""
     reproductions = [
         path for path in sorted(runs.glob("reproduce-*")) if path.is_dir() and not path.is_symlink()
     ]

@@ -55,8 +55,8 @@ def write_report(report: Report, directory: Path) -> None:
 
 
 def shell() -> JSON:
-    """Return by name the style, the script and the functions that the template of every page
-    takes."""
+    """Return by name the style, the script, the glyphs of the kinds of numbers and two functions
+    that the template of every page takes."""
     folder = Path(__file__).parent / "templates"
     return {
         "style": Markup(theme_css() + (folder / "page.css").read_text(encoding="utf-8")),
@@ -68,8 +68,9 @@ def shell() -> JSON:
 
 
 def render_page(report: Report, drawings: dict[str, Drawing]) -> str:
-    """Return the page's HTML. `drawings` has by name the drawing of each exhibit with a figure.
-    Every value is escaped except our own drawings, style and script."""
+    """Return the HTML of a report's page as one text. `drawings` has the drawing of each exhibit
+    with a figure, by the exhibit's name. Every value is escaped except our own drawings, style and
+    script."""
     reproduction = report.reproduction
     verdicts = report.claims
     context = {

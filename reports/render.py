@@ -36,7 +36,7 @@ class Drawing:
 
 
 def render_all(exhibits: Iterable[Exhibit]) -> dict[str, Drawing]:
-    """Return a drawing of each exhibit that has a figure, by the exhibit's name, and show progress;
+    """Return by the exhibit's name a Drawing of each exhibit that has a figure, and show progress;
     the same input gives the same bytes."""
     drawings = {}
     drawn = [exhibit for exhibit in exhibits if exhibit.panels]
@@ -48,8 +48,9 @@ def render_all(exhibits: Iterable[Exhibit]) -> dict[str, Drawing]:
 
 
 def render(exhibit: Exhibit) -> Drawing:
-    """Return the drawing of an exhibit that has a figure: the one that this machine drew last,
-    unless its numbers or the code changed. A new drawing is kept for the next call."""
+    """Return the Drawing of an exhibit that has a figure. It is the one that this machine keeps
+    from before, unless the numbers, the code or Matplotlib changed; a new one is kept for the next
+    call."""
     numbers = hashlib.sha256(json.dumps(exhibit.panels, default=vars).encode()).hexdigest()
     name = f"figure-{exhibit.name}"
     made_of = f"{_drawn_with()} {exhibit.name} {numbers}"
@@ -65,8 +66,8 @@ def _drawn_with() -> str:
 
 
 def _draw(exhibit: Exhibit) -> bytes:
-    """Draw the exhibit's figure and return it as SVG, with its layout, in one pass; `savefig` would
-    draw a figure with a layout twice."""
+    """Draw the exhibit's figure and return it as the bytes of an SVG, with its layout, in one pass;
+    `savefig` would draw a figure with a layout twice."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     with figure_style(exhibit.name):
@@ -79,8 +80,9 @@ def _draw(exhibit: Exhibit) -> bytes:
 
 
 def _inline(svg: str, exhibit: Exhibit) -> Markup:
-    """Return the drawing as an element for the page: colours of its theme, styles as classes,
-    coordinates rounded to a tenth of a point, and the exhibit's text alternative."""
+    """Return the SVG as an element for the page: each palette colour a custom property of the page,
+    styles as classes, coordinates rounded to a tenth of a point, and the exhibit's text
+    alternative."""
     styles = {}
 
     def shorten(attribute: re.Match[str]) -> str:
@@ -107,8 +109,8 @@ def _inline(svg: str, exhibit: Exhibit) -> Markup:
 
 
 def files_of(exhibit: Exhibit, drawing: Drawing | None) -> dict[str, bytes]:
-    """Return the content of an exhibit's files by their ending: `csv`, and `svg` if there is a
-    drawing."""
+    """Return the content of an exhibit's files, as bytes by their ending: `csv`, and `svg` if there
+    is a drawing."""
     return {"csv": exhibit.data.csv.encode("utf-8", "replace")} | (
         {"svg": drawing.svg} if drawing else {}
     )

@@ -52,8 +52,8 @@ class Sources(FileSchema):
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a report is made of: the directory of a reproduction, and of the runs that the page
-    shows beside it."""
+    """The directories that a report is made of: one of a reproduction, and the ones of runs that
+    the page shows beside it."""
 
     reproduction: Path
     runs: Sequence[Path] = ()
@@ -70,12 +70,14 @@ class Inputs:
 
     @property
     def sources(self) -> Sources:
-        """The content of sources.json: the paths of the runs, relative to the reproduction."""
+        """The content of sources.json, for `reproduction/report`: the paths of the runs, relative
+        to the reproduction."""
         return Sources(runs=[os.path.relpath(path, self.reproduction) for path in self.runs])
 
     @property
     def command(self) -> str:
-        """The command line that builds the report again in the parent of the folder of runs."""
+        """The command line that builds the report again, with the reproduction and the folders of
+        the other runs. It is for the folder that holds the folder of runs."""
         above = self.reproduction.parent.parent
         folders = dict.fromkeys(os.path.relpath(path.parent, above) for path in self.runs)
         return shlex.join(
@@ -85,7 +87,8 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that one page shows."""
+    """Everything that one page shows: a reproduction, its exhibits, the claims by paper, and the
+    runs behind them."""
 
     reproduction: Reproduction
     exhibits: dict[str, Exhibit]
@@ -104,27 +107,30 @@ class Report:
 
     @property
     def all_exhibits(self) -> list[Exhibit]:
-        """Every exhibit that the page shows, in its order."""
+        """Every exhibit that the page shows, in its order, in one list."""
         parts = chain.from_iterable(paper.parts for paper in self.papers)
         drawn = [part.exhibit for part in parts if part.exhibit]
         return [*self.exhibits.values(), *drawn, *self.sections.values()]
 
     @property
     def groups(self) -> list[Group]:
-        """The claims, grouped in the page's sections of outcomes."""
+        """The claims in the page's sections, one for each scale or outcome."""
         return group_claims(self.claims)
 
     @property
     def headlines(self) -> list[str]:
-        """Sentences on what the counts of outcomes hide, and on how many verdicts could have
-        failed, from the files beside the runs."""
+        """Sentences that explain the counts of outcomes: the meaning of an outcome, how good the
+        predictions are, claims that were not tried. The last ones say how many verdicts could have
+        failed, from files beside the runs."""
         beside = dict.fromkeys(path.parent / VERDICTS for path in self.inputs.runs)
         scores = [read_document(path, VerdictScore).sentence for path in beside if path.is_file()]
         return [*headlines(self.claims), *scores]
 
     @property
     def findings(self) -> list[tuple[str, str, str]]:
-        """Each finding in short: the id of its part of the page, its name and a sentence."""
+        """Each finding in short, as texts: the id of its part of the page, its name and a sentence.
+        First comes the order of the sizes in the reproduction, last the sections with an exhibit of
+        their own."""
         short = [("reproduction", "This run", order_of(self.reproduction))]
         if self.kept:
             place = f"run-{Origin.of(self.kept).name}"
@@ -138,7 +144,8 @@ class Report:
 
     @property
     def homes(self) -> dict[str, str]:
-        """The name, on the page, of the run behind each source that a record names."""
+        """The name on the page of the run behind each source that a record names, by the source;
+        every source of the reproduction gives the reproduction."""
         own, *others = (origin.name for origin in self.origins)
         return {record.source: own for record in self.reproduction.records} | {
             name: name for name in others
@@ -204,9 +211,8 @@ def _position(record: Record) -> tuple[str, str, str, str, float | None]:
 def _drawn(
     experiments: Mapping[str, Experiment], claims: Claims, every: Sequence[Record]
 ) -> dict[str, Exhibit]:
-    """Return an exhibit of each experiment, by the experiment's name, with the records of `every`
-    that belong to it; one without records says so. Experiments that a reproduction answers are left
-    out."""
+    """Return by its name an exhibit of each experiment, made of the records in `every` that belong
+    to it; one without records says so. Experiments that a reproduction answers are left out."""
     by_experiment = claims.by("experiment")
     drawn = {}
     for name, experiment in experiments.items():

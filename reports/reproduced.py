@@ -19,14 +19,15 @@ TWINS = ("bits_per_byte", "accuracy", "log_likelihood")
 
 
 def reproduction_exhibits(reproduction: Reproduction) -> dict[str, Exhibit]:
-    """Return a reproduction's exhibits by name, in the order of the page; those without numbers are
-    left out."""
+    """Return the exhibits of a reproduction by their names, in the order of the page: curves,
+    comparisons, evaluations, models and the data's ledger. An exhibit without numbers is left
+    out."""
     return {exhibit.name: exhibit for exhibit in (*_curves(reproduction), *_tables(reproduction))}
 
 
 def by_kind(curves: Sequence[Layer]) -> list[Panel]:
-    """Return a panel of perplexity curves over iterations for each kind of number, published last.
-    `curves` has the published ones first."""
+    """Return a panel of validation perplexity over iterations for each kind of number in `curves`,
+    which has the published ones first; their panel comes last."""
     kinds = dict.fromkeys(curve.kind for curve in reversed(curves))
     return [
         Panel(
@@ -118,8 +119,9 @@ def evaluations_exhibit(
     command: str = "",
     labels: Mapping[str, str] | None = None,
 ) -> Exhibit:
-    """Return an exhibit of the results, given by file stem, by protocol, with the models in this
-    order and under their labels, by default their names."""
+    """Return an exhibit of evaluation results, which are given by file stem: a table of
+    perplexities and one of last-word tests, with the models in this order and under their labels,
+    by default their names."""
     return Exhibit(
         "evaluations",
         "Evaluations by convention",
@@ -144,8 +146,8 @@ def ledger_exhibit(ledger: Ledger, command: str = "") -> Exhibit:
 
 
 def _labelled(records: Sequence[Record], reproduction: Reproduction) -> list[Layer]:
-    """Return the records as curves by kind and series; labels that include their sizes replace the
-    names of trained models."""
+    """Return the records that have an x as curves by kind and series. Labels that include their
+    sizes replace the names of trained models, but not of published ones."""
     labels = reproduction.summary.labels
     return [
         layer
@@ -168,7 +170,8 @@ def _means(curves: Sequence[Layer], sentence: str) -> str:
 
 
 def order_of(reproduction: Reproduction) -> str:
-    """Return a sentence on the order of the model sizes in a reproduction's results."""
+    """Return a sentence on whether the larger models of a reproduction end lower, in every seed and
+    beyond chance."""
     return order_verdict(reproduction.records, reproduction.scores, reproduction.summary.labels)
 
 

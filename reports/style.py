@@ -36,7 +36,7 @@ CONFIDENCES: dict[str, str] = STYLE["confidences"]
 
 
 class OutcomeLook(NamedTuple):
-    """Glyph and meaning of an outcome."""
+    """Glyph and meaning of a verdict's outcome on the page."""
 
     glyph: str
     meaning: str
@@ -49,8 +49,8 @@ LOOKS: dict[Outcome, OutcomeLook] = {
 
 
 def look(rank: int) -> tuple[str, str]:
-    """Return the colour and the marker, in every figure, of the series with this rank. They repeat
-    after as many ranks as there are markers."""
+    """Return the colour and the marker of the series with this rank, from 0, the same in every
+    figure. They repeat after as many ranks as there are markers."""
     index = rank % len(MARKERS)
     return LIGHT[f"model-{index}"], MARKERS[index]
 
@@ -70,8 +70,8 @@ def theme_css() -> str:
 
 
 def follow_theme(svg: str) -> str:
-    """Return the drawing with each palette colour replaced by the page's custom property of that
-    name."""
+    """Return the SVG with each colour of the light palette replaced by the page's custom property
+    of that name, which follows the theme."""
     names = {value: name for name, value in LIGHT.items()}
     pattern = re.compile("|".join(names))
     return pattern.sub(lambda match: f"var(--{names[match[0]]})", svg)
@@ -79,8 +79,8 @@ def follow_theme(svg: str) -> str:
 
 @contextmanager
 def figure_style(salt: str) -> Iterator[None]:
-    """Context manager: the Matplotlib settings of style.toml hold inside the block. The names of a
-    drawing's elements follow from `salt`, another for each drawing."""
+    """Context manager: Matplotlib has the settings of style.toml inside the block. The names of
+    elements in an SVG follow from `salt`, so each drawing needs another."""
     import matplotlib
 
     named = {name: LIGHT.get(str(value), value) for name, value in STYLE["figures"].items()}
@@ -89,15 +89,16 @@ def figure_style(salt: str) -> Iterator[None]:
 
 
 def powers(text: str) -> str:
-    """Return the text, made printable, with each `^number` in superscript digits."""
+    """Return the text, made printable, with each `^number`, such as ^-3, in superscript digits."""
     raised = str.maketrans("0123456789-.", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻·")
     return re.sub(r"\^(-?\d+(?:\.\d+)?)", lambda match: match[1].translate(raised), printable(text))
 
 
 @cache
 def template_environment() -> Environment:
-    """Return Jinja's environment for the templates: an unknown name is an error, and values are
-    escaped."""
+    """Return Jinja's environment for the templates of pages, with the filters `printable`, `show`
+    and `powers`: an unknown name is an error, and values are escaped. Every call returns the same
+    one."""
     environment = Environment(
         loader=PackageLoader("mlm_repro.reports"),
         autoescape=True,

@@ -65,9 +65,9 @@ do."""
 
 
 def comparison_tables(records: Sequence[Record]) -> list[Table]:
-    """Return a table for each benchmark that has records: a row for each model, a column for each
-    published source, and a last column for our models of the published size, if any was scored.
-    Numbers of scaled twins are left out."""
+    """Return a table for each benchmark, WikiText-103 perplexity and LAMBADA accuracy, that has
+    records: a row for each model, a column for each published source, and a last column for our
+    models of the published size, if any was scored. Numbers of scaled twins are left out."""
     tables = []
     for quantity, (title, hint) in BENCHMARKS.items():
         cells = defaultdict(list)
@@ -132,8 +132,9 @@ def cell_of(records: Sequence[Record], text: Callable[[float], str]) -> str:
 
 
 def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
-    """Return the page's two tables: published and trained shapes, from the first seed of each
-    model, and training runs, a row for each. `ours` is the kind of our numbers."""
+    """Return the page's two tables of a reproduction's models: published and trained shapes, from
+    the first seed of each model, and training runs, a row for each. `ours` is the kind of our
+    numbers."""
     shapes = []
     for model in models:
         if model.name == model.series:
@@ -186,8 +187,8 @@ def attrition_table(ledger: Ledger) -> Table:
 
 
 def records_data(records: Iterable[Record], printed: Sequence[str] = ()) -> Table:
-    """Return a table with a row for each record under its field names, with numbers as recorded.
-    The values of the first records are shown as the texts in `printed`, for as many as it has."""
+    """Return a table with a row for each record under its field names, with numbers as recorded. In
+    the first rows the texts in `printed`, one for each row, replace the values."""
     rows = [
         [(exact if field in EXACT else _plain)(getattr(record, field)) for field in RECORD_FIELDS]
         for record in records
@@ -210,7 +211,7 @@ def ledger_data(ledger: Ledger) -> Table:
 
 
 def settings(card: DataCard) -> list[tuple[str, str]]:
-    """Return pairs of a stage and its settings as one text, from a dataset's card."""
+    """Return pairs (stage, its settings as one text) from the card of a dataset, in its order."""
 
     def as_text(value: Any) -> str:
         return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
@@ -227,8 +228,8 @@ def settings(card: DataCard) -> list[tuple[str, str]]:
 
 
 def near_duplicates(banding: NearDuplicates) -> list[str]:
-    """Return sentences on how likely a pair of documents is compared by its similarity, and on the
-    pairs that were."""
+    """Return sentences on a dataset's search for near-duplicates: how it is set, how likely a pair
+    of documents is compared by its similarity, and how many compared pairs reach the threshold."""
     bins = len(banding.compared_pairs_by_similarity)
     first = ceil(round(banding.threshold * bins, 6))
     above = sum(banding.compared_pairs_by_similarity[first:])
@@ -260,8 +261,9 @@ def near_duplicates(banding: NearDuplicates) -> list[str]:
 
 
 def models_data(models: Sequence[ReproducedModel]) -> Table:
-    """Return a table with a row for each model: the facts of its training, and its published and
-    its trained configuration. There must be a model."""
+    """Return a table with a row for each model of a reproduction, with all fields under their
+    dotted names: the facts of its training, and its published and its trained configuration. There
+    must be a model."""
     rows = [flatten(model.model_dump(mode="json")) for model in models]
     return Table([*rows[0]], [list(map(_plain, row.values())) for row in rows], 2)
 
@@ -282,7 +284,7 @@ def with_error(value: float | None, error: float | None) -> str:
     """Return a number as text with its standard error, both to the error's second digit; without an
     error as `show` writes it.
 
-    From `MEANINGLESS` on, only the bound is shown.
+    From 10,000 on, only "over 10,000" is returned.
     """
     if value is not None and value >= MEANINGLESS:
         return f"over {MEANINGLESS:,}"
@@ -293,8 +295,9 @@ def with_error(value: float | None, error: float | None) -> str:
 
 
 def cells_of(result: Result) -> tuple[str, ...]:
-    """Return the texts of a result's cells for the columns CONVENTIONS or, for a last-word test,
-    LAST_WORD."""
+    """Return the texts of an evaluation result's cells in a row of the page: four perplexities and
+    bits per byte or, for a last-word test, accuracy, correct answers, log-likelihood and
+    perplexity."""
     first = with_error(result.perplexity, result.spread)
     error = result.log_perplexity_error
     if isinstance(result, PerplexityResult):
@@ -359,7 +362,8 @@ def evaluations_tables(
 
 
 def evaluations_data(evaluations: Mapping[str, Result]) -> Table:
-    """Return a table with a row for each result, given by file stem, with numbers as recorded."""
+    """Return a table with a row for each result, given by file stem, with numbers as recorded; a
+    cell is empty where the result lacks the column's field."""
     rows = []
     for stem, evaluation in evaluations.items():
         values = [getattr(evaluation, field, None) for field in COLUMNS]

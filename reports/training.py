@@ -54,8 +54,8 @@ VALIDATED = ("iteration", "samples", "loss", "perplexity")
 
 @dataclass(frozen=True)
 class Training:
-    """A training run as far as it has come: its manifest, metrics, datasets, evaluations and
-    samples."""
+    """A training run as far as it has come: its manifest, metrics, datasets, evaluation results and
+    generated texts."""
 
     path: Path
     manifest: Manifest
@@ -72,7 +72,7 @@ class Training:
     """Results of its checkpoints by the stem of the file beside the run, with the task if the file
     has several."""
     samples: Sequence[JSON]
-    """Prompts with the continuations by its checkpoints."""
+    """Prompts with the continuations that its checkpoints generated, as `mlm-eval` wrote them."""
     state: str
     note: str
     """Sentence on the datasets that are not shown; empty if there are none."""
@@ -102,8 +102,8 @@ class Training:
 
     @property
     def listed(self) -> list[Table]:
-        """A table of iterations, evenly spread and with the last if there are many, and one of
-        validations; a table without rows is left out."""
+        """The page's tables: one of at most 100 iterations, evenly spread and with the last, and
+        one of validations; a table without rows is left out."""
         # Counted from the end, so that the last iteration is always shown.
         shown = self.steps[:: -(len(self.steps) // LISTED + 1)][::-1]
         title = f"{len(shown)} of {len(self.steps)} recorded iterations"
@@ -151,8 +151,8 @@ def _curve(name: str, title: str, label: str, curves: list[Layer]) -> Exhibit:
 
 
 def load_training(run: Path) -> Training:
-    """Read a training run, finished or not, from its directory, and the results of `mlm-eval`
-    beside it.
+    """Read a training run, finished or not, from its directory, its dataset if that is here, and
+    the results of `mlm-eval` beside it.
 
     Raises BadInput if the directory holds no training, IntegrityFailure if a file is damaged or the
     run was changed after it was sealed.
@@ -199,7 +199,7 @@ def load_training(run: Path) -> Training:
 def _scored(run: Path) -> tuple[dict[str, Result], list[JSON]]:
     """Return the results of the run's checkpoints by file stem, with the task behind it if a file
     has several, and their generated texts, from the JSON files of `mlm-eval` in the run's parent
-    folder. Other files there are passed over."""
+    folder. Other files there are passed over. Raises IntegrityFailure for a damaged result."""
     digests = {read_digest(checkpoint) for checkpoint in complete_checkpoints(run)}
     evaluations = {}
     samples = []
@@ -221,7 +221,8 @@ def _scored(run: Path) -> tuple[dict[str, Result], list[JSON]]:
 
 
 def render_training(training: Training) -> str:
-    """Return the HTML of a training's page, which refers to nothing outside itself."""
+    """Return the HTML of a training's page, which refers to nothing outside itself. Figures are
+    drawn, with a line of progress."""
     exhibits = training.exhibits
     context = {
         "run": training,

@@ -38,15 +38,18 @@ ENGINES: dict[str, type[Engine]] = {"megatron-core": MegatronCore}
 
 
 def engine_class(name: str) -> type[Engine]:
-    """Return the class of an engine by its name in `ENGINES`, after an import of its package.
-    Raises BadInput if the package is missing or has other names."""
+    """Return the Engine subclass of another engine by its name in `ENGINES`, such as
+    `megatron-core`, after an import of its package. Raises BadInput if the package is missing or
+    has other names, KeyError for an unknown engine."""
     ENGINES[name].prepare()
     return ENGINES[name]
 
 
 def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) -> Benchmark:
-    """Train in both engines and return the comparison of losses, gradient norms, learning rates and
-    final weights. Numbers beyond the tolerance are its `disagreements`.
+    """Train the configuration for `iterations` on the named layout, in this engine and in the one
+    called `theirs`. Return a benchmark's record of losses, gradient norms, learning rates and final
+    weights; numbers beyond the tolerance, which is measured on the other engine, are its
+    `disagreements`.
 
     Raises BadInput for a configuration that cannot be compared, Diverged if ranks fail or one of
     the first three is not finite.
@@ -108,7 +111,8 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
 
 
 def _tokens(config: RunConfig) -> str:
-    """Return the training tokens in words: their number and source, or that they are random."""
+    """Return in words the number and the source of the training tokens in the configuration's
+    dataset, or "random tokens" if it names no dataset."""
     if not config.data.dataset:
         return "random tokens"
     facts = DatasetFacts.read(config.data.dataset)
@@ -122,8 +126,10 @@ def _tokens(config: RunConfig) -> str:
 def _case(
     quantity: str, name: str, curves: list[list[StepResult]], theirs: str, layers: int
 ) -> Case:
-    """Return the comparison of one quantity's curves: ours, theirs, and theirs with perturbed
-    weights, which give the tolerance. Raises Diverged if a curve is not finite."""
+    """Return the record's case of one quantity: four series (ours, theirs, difference, tolerance)
+    and the largest share of the tolerance. `quantity` is its field in a StepResult. `curves` has
+    our steps, theirs, and theirs with perturbed weights, which give the tolerance. Raises Diverged
+    if one of the first two is not finite."""
     ours, others, *moved = [[getattr(step, quantity) for step in steps] for steps in curves]
     if not np.isfinite([ours, others]).all():
         raise Diverged(f"the {name} is no longer a number in one of the two trainings")
@@ -139,9 +145,9 @@ def _case(
 
 
 def keep(result: Benchmark, name: str, config: RunConfig, runs: Path) -> Path:
-    """Write a comparison of two engines into a sealed run `name`, whose parents are its datasets,
-    and return its path. The identity covers the configuration and the result's title, setting and
-    notes; a complete run stays as it is."""
+    """Write a comparison of two engines into a sealed run `name` below `runs`, whose parents are
+    its datasets, and return the run's directory. The identity covers the configuration and the
+    result's title, setting and notes; a complete run stays as it is."""
     parents = DatasetFacts.read(config.data.dataset).parents if config.data.dataset else {}
     about = {"title": result.title, "setting": result.setting, "notes": result.notes}
     what = about | config.model_dump(mode="json")
@@ -157,8 +163,9 @@ def keep(result: Benchmark, name: str, config: RunConfig, runs: Path) -> Path:
 def shared_work(
     config: RunConfig, layout: str, iterations: int, engine: str = "megatron-core"
 ) -> Iterator[tuple[Work, ParityLayout]]:
-    """Context manager: yield the training that two engines are given, and its layout. Raises
-    BadInput if the other `engine` cannot run it.
+    """Context manager: yield the training that two engines are given, as Work with initial weights
+    drawn from the recipe's seed, and its layout. Raises BadInput if it cannot be compared with
+    other engines.
 
     Dropout is 0. The vocabulary has no padding rows, because other engines include them in the
     softmax. The schedule of 2019, which Megatron-Core no longer has, becomes a cosine.

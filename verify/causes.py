@@ -58,19 +58,22 @@ class LayoutFinding(Config):
 
 
 def parameter_of(tensor: str) -> str:
-    """Return the name of the parameter that a tensor, such as its gradient, belongs to; any other
-    name as it is."""
+    """Return the name of the parameter that a recorded tensor belongs to: the tensor's name without
+    `updated `, `gradient of `, `exp_avg of ` or `exp_avg_sq of ` before it. Any other name is
+    returned as it is."""
     return re.sub("^(updated|(gradient|exp_avg|exp_avg_sq) of) ", "", tensor)
 
 
 def _any_layer(name: str) -> str:
-    """Return the name with a star for each number of a layer."""
+    """Return a parameter's name with a star in place of each number between dots, such as a
+    layer's."""
     return re.sub(r"\.\d+\.", ".*.", name)
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return the names without their layer numbers as a list in words: the first four, and how many
-    more there are."""
+    """Return the names of the tensors' parameters as one text with commas: the first four, and how
+    many more there are. Numbers of layers become stars, and a name that is then repeated counts
+    once."""
     short = list(dict.fromkeys(_any_layer(parameter_of(name)) for name in names))
     return ", ".join(short[:4]) + (f" and {len(short) - 4} more" if len(short) > 4 else "")
 
@@ -85,9 +88,10 @@ def fold(
 ) -> list[LayoutFinding]:
     """Return one finding for each cause, with the findings that follow from it folded into it.
 
-    `backward` are parameters in the order in which a backward pass reaches them. `serial`,
-    `gradients` (by rank) and `shares` (after each microbatch) are gradients of the first iteration.
-    `output` says in words which output of a forward pass is the first to differ.
+    `backward` are parameters in the order in which a backward pass reaches them. The others are of
+    the first iteration: `serial` has the serial run's gradient by parameter, `gradients` the parts
+    of gradients on each rank, `shares` by parameter the serial sums after each microbatch. `output`
+    says in words which output of a forward pass is the first to differ.
     """
     by_probe: dict[str, list[LayoutFinding]] = {}
     for finding in findings:
@@ -142,8 +146,8 @@ def _first(
     folded: Sequence[LayoutFinding] = (),
     ratio: float | None = None,
 ) -> Any:
-    """Return the first of several like findings, with `kind` and `ratio`, the other parameters'
-    names and the sentences of `folded`; None if there are no findings."""
+    """Return a copy of the first of several like findings, with `kind`, `ratio`, the parameters of
+    the others, and the findings in `folded` as sentences; None if there are no findings."""
     if not alike:
         return None
     return alike[0].model_copy(
@@ -166,8 +170,8 @@ def _gradients(
     """Yield (parameters, others, ratio, kind) for each group of gradients that are wrong in the
     same way: the parameters, others whose gradients differ as they do behind a wrong one, the first
     one's ratio to the serial gradient, and the kind of fault in words. `names` are the parameters
-    with a wrong gradient, in the order of the backward pass; the other arguments are those of
-    `fold`."""
+    with a wrong gradient, in the order of the backward pass; `fold` describes the other
+    arguments."""
     if not names:
         return
     explained = {}
@@ -208,9 +212,9 @@ def explain(
     ranks: Sequence[Sequence[TensorPart]], serial: Array, shares: Sequence[Array]
 ) -> tuple[float | None, str]:
     """Return the ratio of a gradient, given by its parts on each rank, to the serial gradient, and
-    the likely kind of fault. The ratio is None if the parts make no whole of that shape, or a
-    number in it is not finite, or the serial gradient is 0. `shares` are the serial sums after each
-    microbatch; they may be empty."""
+    the likely kind of fault in words. The ratio is None if the parts make no whole of that shape,
+    or a number in it is not finite, or the serial gradient is 0. `shares` are the serial sums after
+    each microbatch; they may be empty."""
     try:
         whole = next(iter(assemble(chain.from_iterable(ranks)).values()))
     except Exception:
@@ -231,18 +235,20 @@ def explain(
 
 
 def ratio_of(value: Array, serial: Array) -> float:
-    """Return the factor by which the serial tensor comes nearest to the other one."""
+    """Return the factor by which the serial tensor comes nearest to the other one, by least
+    squares; 0 if the serial tensor is 0."""
     return float(np.vdot(serial, value)) / max(float(np.vdot(serial, serial)), math.ulp(0))
 
 
 def is_near(value: Array, serial: Array) -> bool:
-    """Return True if a tensor is within `CLOSE` of the serial one's norm."""
+    """Return True if the difference of a tensor from the serial one has a norm below `CLOSE`, a
+    thousandth, of the serial one's norm."""
     return bool(np.linalg.norm(value - serial) < CLOSE * np.linalg.norm(serial))
 
 
 def _of_copies(ranks: Sequence[Sequence[TensorPart]], serial: Array) -> str:
-    """Describe in words how whole copies of a gradient differ between ranks; return "" for equal
-    copies and for parts."""
+    """Return in words how whole copies of a gradient differ between ranks, and what their sum or
+    mean says of it; "" for equal copies and for parts."""
     copies = [
         parts[0].value
         for parts in ranks
@@ -261,8 +267,9 @@ def _of_copies(ranks: Sequence[Sequence[TensorPart]], serial: Array) -> str:
 
 
 def _of_multiple(whole: Array, serial: Array, ratio: float) -> str:
-    """Describe in words a gradient that is a multiple of the serial one; return "" for any other
-    gradient."""
+    """Return in words which multiple of the serial gradient a gradient is, or how far it is off if
+    it is nearly the serial one; "" for any other gradient. `ratio` is its factor to the serial
+    one."""
     if is_near(whole, serial):
         apart = np.linalg.norm(whole - serial) / np.linalg.norm(serial)
         return f"off by {apart:.1g} of its size"
@@ -283,8 +290,9 @@ def _of_multiple(whole: Array, serial: Array, ratio: float) -> str:
 
 
 def _of_microbatches(whole: Array, shares: Sequence[Array]) -> str:
-    """Describe in words a gradient that is a sum of multiples of the microbatches' gradients;
-    return "" for any other gradient. `shares` are the serial sums after each microbatch."""
+    """Return in words how often each microbatch is counted in a gradient that is a sum of multiples
+    of the microbatches' gradients; "" for any other gradient. `shares` are the serial sums after
+    each microbatch."""
     if len(shares) < 2:
         return ""
     sums = np.stack([np.ravel(share) for share in shares], 1)
@@ -297,8 +305,8 @@ def _of_microbatches(whole: Array, shares: Sequence[Array]) -> str:
 
 
 def _of_rows(whole: Array, serial: Array) -> str:
-    """Describe in words a gradient that differs from the serial one in one contiguous range of
-    rows; return "" for any other gradient."""
+    """Return in words the one contiguous range of rows in which alone a gradient differs from the
+    serial one, and its ratio there; "" for any other gradient."""
     rows = np.flatnonzero(
         np.abs(whole - serial).reshape(len(serial), -1).max(1) > CLOSE * np.abs(serial).max()
     )

@@ -339,7 +339,8 @@ def layouts(
 
 
 def main() -> None:
-    """Run the command line of `mlm-verify`."""
+    """Run the command line of `mlm-verify` and exit with its code. Sets an environment variable, so
+    that an interrupted command does not promise to go on where it stopped."""
     # So that an interrupted command does not promise to go on where it stopped.
     os.environ[KEEPS_NOTHING] = "1"
     run_command(app)

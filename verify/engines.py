@@ -40,7 +40,8 @@ Weights = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Work:
-    """The training that every engine is given: configuration, samples, initial weights."""
+    """The training that every engine is given: configuration, number of iterations, samples and
+    initial weights."""
 
     config: RunConfig
     iterations: int
@@ -62,17 +63,20 @@ class Work:
     configuration decides."""
 
     def inputs(self, config: RunConfig, mesh: ParallelMesh) -> TrainingInputs:
-        """Return the microbatches of one rank for every iteration of the training."""
+        """Return the object that gives one rank of `mesh` its microbatches of every iteration, made
+        of the token files by the configuration."""
         tokens = [(TokenFile(prefix), weight) for prefix, weight in self.tokens]
         return TrainingInputs(config, self.iterations, tokens, self.tokenizer, mesh)
 
     def rate(self, iteration: int) -> float:
-        """Return the learning rate of the update of `iteration`, from 0."""
+        """Return the learning rate of the update in an iteration, counted from 0, by the
+        configuration's schedule."""
         return learning_rate(self.config.train, iteration + self.first_rate)
 
 
 class Shard(NamedTuple):
-    """A rank's part of a tensor with a parameter's shape, and where it lies in the whole."""
+    """A rank's part of a tensor with a parameter's shape: its name here and in the whole model,
+    where it begins in the whole, and its values."""
 
     parameter: str
     """Name of the parameter on this rank."""
@@ -80,7 +84,7 @@ class Shard(NamedTuple):
     """Name of the whole tensor."""
     start: tuple[int, ...]
     value: torch.Tensor
-    """The part, with as many dims as the whole; a view of the given tensor."""
+    """The part, with as many dims as the whole; a view of the given tensor, or of a copy of it."""
 
 
 class StepResult(NamedTuple):
@@ -113,8 +117,9 @@ Kind = Callable[[Work, ParityLayout], "Engine"]
 
 
 class Engine:
-    """Base of engines: one rank, which is trained, perturbed, recorded and compared in one way for
-    all."""
+    """Base class of the programs that are compared: one rank of a training. A subclass builds its
+    model in `__init__` and implements `shards`, `backward` and `update` at least; it is then
+    trained, perturbed, recorded and compared like all others."""
 
     names, place = NameMap(outputs={}, parameters={}), RankPlace()
     """Map of the names of modules whose outputs are recorded, and this rank's coordinates."""
@@ -130,76 +135,90 @@ class Engine:
     """Model of this rank. A call of torch's dropout is recorded under the module of it that makes
     the call."""
     counts_norm = True
-    """True if the engine's step returns the norm of the gradient."""
+    """True if the engine's step returns the norm of the gradient, so that planted gradients can be
+    counted."""
     drops_at_zero = True
     """True if dropout masks are compared even where the dropout rate is 0."""
 
     def __init__(self, work: Work, layout: ParityLayout) -> None:
-        """Build the engine on this rank. Raises BadInput for an unsupported layout."""
+        """Build the engine for the training `work` on this rank of the layout; a subclass does it,
+        the base does nothing. Raises BadInput for an unsupported layout."""
 
     @classmethod
     def prepare(cls) -> None:
-        """Import the engine's packages before ranks are forked."""
+        """Import the engine's packages before ranks are forked. By default it does nothing."""
 
     @classmethod
     def release(cls) -> str:
-        """Return the version that the engine's package states of itself."""
+        """Return the version that the engine's package states of itself. A subclass must implement
+        it if it is compared by name."""
         raise NotImplementedError
 
     def parameters(self) -> Named:
-        """Return pairs of name and parameter, in the order of the forward pass."""
+        """Return pairs of name and parameter of this rank's model, in the order of the forward
+        pass."""
         return self.module.named_parameters()
 
     def buffers(self) -> Named:
-        """Return pairs of name and buffer of floating-point numbers, for the buffers that belong to
-        a checkpoint and are the same on every layout."""
+        """Return pairs of name and buffer of floating-point numbers of this rank's model, for the
+        buffers that belong to a checkpoint and are the same on every layout."""
         return saved_buffers(self.module)
 
     def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
-        """Return this rank's shards of the given tensors, which have the names and shapes of
-        parameters, as views."""
+        """Return this rank's shards of the given tensors, which are by name and have the names and
+        shapes of parameters, as views. A subclass must implement it."""
         raise NotImplementedError
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
-        """Run an iteration, counted from 0, forward and backward; return the mean loss of the
-        global batch."""
+        """Run an iteration, counted from 0, forward and backward, and record outputs and losses if
+        a recorder is given. Return the mean loss of the global batch. A subclass must implement
+        it."""
         raise NotImplementedError
 
     def gradients(self) -> Named:
-        """Return pairs of parameter's name and reduced gradient, not yet clipped."""
+        """Return pairs of parameter's name and gradient, reduced over the ranks and not yet
+        clipped, after `backward`. By default the result is empty, and gradients are not
+        compared."""
         return ()
 
     def update(self, iteration: int) -> tuple[float, float]:
-        """Clip the gradient and update the weights; return the gradient norm and the learning
-        rate."""
+        """Clip the gradient that `backward` left and update the weights, in the iteration of this
+        number, from 0. Return the gradient norm before clipping and the learning rate. A subclass
+        must implement it."""
         raise NotImplementedError
 
     def state(self) -> Iterable[tuple[str, str, torch.Tensor]]:
-        """Return the optimizer's state as (parameter, `exp_avg` or `exp_avg_sq`, tensor)."""
+        """Return the optimizer's moments as triples: the parameter's name, `exp_avg` or
+        `exp_avg_sq`, and the tensor. By default the result is empty, and moments are not
+        compared."""
         return ()
 
     def save(self, directory: Path) -> None:
-        """Write a checkpoint after the first iteration, as the program itself does; every rank
-        calls it."""
+        """Write a checkpoint of the current state into `directory`, as the program itself does. It
+        is called after the first iteration, by every rank. By default it raises
+        NotImplementedError."""
         raise NotImplementedError("the program has no `save`")
 
     def restore(self, directory: Path) -> None:
-        """Load a checkpoint, of any layout, into an engine that has not trained."""
+        """Load a checkpoint that `save` wrote, on any layout, into an engine that has not trained;
+        every rank calls it. By default it raises NotImplementedError."""
         raise NotImplementedError
 
     def norm(self) -> float:
-        """Return the gradient norm as the program's own step finds it. The step changes the
-        weights, so the training cannot continue afterwards."""
+        """Return the norm of the current gradient as the program's own step finds it. By default an
+        update is made, which changes the weights, so the training cannot continue afterwards."""
         return self.update(0)[0]
 
     def gradient_of(self, parameter: str) -> torch.Tensor:
-        """Return the tensor from which the optimizer reads the gradient of the named parameter."""
+        """Return the tensor on this rank from which the optimizer reads the gradient of the named
+        parameter; the caller writes another gradient into it. Only engines whose norm is checked
+        implement it."""
         raise NotImplementedError
 
     @torch.no_grad()
     def planted(self, tensors: Iterable[str]) -> dict[str, float]:
         """Set the gradient to 1 in one parameter and to 0 elsewhere, for each of `tensors` in turn,
-        and return the norms that the program's own step finds, by name.
+        and return by name the norms that the program's own step finds.
 
         Every rank calls it, with the names of whole parameters. The weights may change as in
         `norm`.
@@ -214,8 +233,8 @@ class Engine:
         return norms
 
     def step(self, iteration: int, recorder: Recorder | None = None) -> StepResult:
-        """Train one iteration and return its numbers, recording its tensors if a recorder is
-        given."""
+        """Train one iteration, counted from 0, and return its loss, gradient norm and learning
+        rate. With a recorder, gradients, moments and updated weights are recorded too."""
         if recorder:
             recorder.iteration = iteration
         loss = self.backward(iteration, recorder)
@@ -242,8 +261,8 @@ class Engine:
     def run(
         self, recorder: Recorder | None = None, draw: int = 0, begun: int = 0
     ) -> list[StepResult]:
-        """Train the iterations from `begun` on and return their numbers; if `draw` is not 0,
-        weights are perturbed by a rounding before each."""
+        """Train the iterations from number `begun` on and return the numbers of each; if `draw` is
+        not 0, weights are moved by up to a rounding before each, another way for each draw."""
         steps = []
         for iteration in range(begun, self.work.iterations):
             if draw:
@@ -253,18 +272,20 @@ class Engine:
         return steps
 
     def recorder(self, take: Callable[[TensorPart], None]) -> Recorder:
-        """Return a recorder of this engine's tensors, which gives each to `take`."""
+        """Return a recorder of this rank's tensors, which passes each to the function `take` as a
+        TensorPart."""
         return Recorder(self.names, take, self.place, self.work.config.model.num_heads)
 
     def show(self, recorder: Recorder, kind: str, named: Named) -> None:
         """Record this rank's shards of the given tensors, which have the names and shapes of
-        parameters; `kind` begins the recorded names."""
+        parameters. They are recorded under `kind`, such as "gradient of ", and their name in the
+        whole model; empty shards are left out."""
         for shard in self.shards(dict(named)):
             if shard.value.numel():
                 recorder.show(kind + shard.key, shard.value, shard.start)
 
     def load(self, whole: Weights) -> None:
-        """Copy whole weights into this rank's parameters."""
+        """Copy this rank's part of every whole weight, given by name, into its parameters."""
         self.assign(
             lambda shard: whole[shard.key][
                 tuple(slice(a, a + n) for a, n in zip(shard.start, shard.value.shape, strict=True))
@@ -273,7 +294,8 @@ class Engine:
 
     @torch.no_grad()
     def assign(self, value_of: Callable[[Shard], torch.Tensor]) -> None:
-        """Set each shard of this rank's parameters to the tensor `value_of(shard)`."""
+        """Copy into each shard of this rank's parameters the tensor that `value_of` returns for the
+        shard, which has its present value."""
         named = dict(self.parameters())
         # Into copies first: an engine's shards may be views of a transformed tensor, not of the
         # parameter itself.
@@ -329,8 +351,9 @@ class Ours(Engine):
             group.master.copy_(group.flat[group.own])
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
-        """Run an iteration, forward and backward, and return its mean loss. Recording relies on
-        every schedule taking a chunk through its microbatches in order."""
+        """Run an iteration, forward and backward, and return the mean loss of its global batch;
+        with a recorder, outputs and losses are recorded. Recording relies on every schedule taking
+        a chunk through its microbatches in order."""
         microbatches = self.inputs.of(iteration)
         firsts = list(
             chain.from_iterable(microbatch.places[:: self.at_once] for microbatch in microbatches)
@@ -361,8 +384,8 @@ class Ours(Engine):
 
     def _watch(self, chunk: Any, firsts: list[int], recorder: Any) -> Callable[[], None]:
         """Record the outputs of a chunk's modules, and its loss, which no module returns. Call n is
-        of the microbatch that begins at sequence `firsts[n]` of the global batch. Return a function
-        that ends the recording."""
+        of the microbatch that begins at sequence `firsts[n]` of the global batch; there must be no
+        further call. Return a function that ends the recording."""
         end_hooks = recorder.watch(chunk, firsts)
         batch_loss = chunk.batch_loss
         waiting = iter(firsts)
@@ -381,8 +404,8 @@ class Ours(Engine):
 
 
 def with_vocabulary(config: RunConfig) -> RunConfig:
-    """Return the configuration with the vocabulary of its dataset, or as it is if it has no
-    dataset."""
+    """Return the configuration with the vocabulary sizes of its dataset in its model, or as it is
+    if it has no dataset."""
     if not config.data.dataset:
         return config
     return config.model_copy(
@@ -392,8 +415,9 @@ def with_vocabulary(config: RunConfig) -> RunConfig:
 
 @contextmanager
 def with_samples(config: RunConfig, iterations: int) -> Iterator[Work]:
-    """Context manager: yield the training on the dataset's files, or else on random tokens, whose
-    file is removed at the end."""
+    """Context manager: yield the Work that trains the configuration for `iterations` on its
+    dataset's training files, or else on random tokens. These, and the Work's scratch folder, are
+    removed at the end."""
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         facts = DatasetFacts.read(config.data.dataset) if config.data.dataset else None
@@ -405,8 +429,8 @@ def with_samples(config: RunConfig, iterations: int) -> Iterator[Work]:
 
 
 def write_random_tokens(config: RunConfig, iterations: int, prefix: Path) -> Path:
-    """Write documents of random tokens, a few of them frequent as in text; return the file's
-    prefix."""
+    """Write a token file with documents of random tokens, enough for the iterations, a few of them
+    frequent as in text. `prefix` is the file's path without its ending, and is returned."""
     random = np.random.RandomState(config.train.seed)
     vocab_size = config.model.text_vocab_size
     length = max(config.model.seq_length * 2 // 3, 1)

@@ -46,7 +46,8 @@ a late fault, as many are replayed as before it."""
 
 
 class Beyond(NamedTuple):
-    """A recorded number or tensor that rounding does not explain."""
+    """A recorded number or tensor that rounding does not explain, with its distance from float64
+    and the largest that rounding explains."""
 
     iteration: int
     what: str
@@ -63,7 +64,8 @@ class Beyond(NamedTuple):
 
 
 class Judged:
-    """Comparison of a run with the float64 replay of its own settings, iteration by iteration."""
+    """Comparison of a recorded run with the float64 replay of its own settings, iteration by
+    iteration. It keeps the recorded numbers and tensors that rounding does not explain."""
 
     def __init__(self, run: RecordedRun, start: Start) -> None:
         self.run = run
@@ -90,7 +92,7 @@ class Judged:
 
     @property
     def last(self) -> int:
-        """The last iteration that was replayed."""
+        """The number of the last iteration that was replayed."""
         return max(self.numbers)
 
     @property
@@ -160,8 +162,9 @@ class Judged:
                 yield Beyond(iteration, name.replace("_", " "), distance, allowed, detail)
 
     def _take_checkpoint(self, iteration: int) -> None:
-        """Compare the checkpoint of an iteration with the replays, and keep the tensors that
-        rounding does not explain."""
+        """Compare the checkpoint of an iteration with the replays. Keep in `spread` how far
+        rounding may take each tensor, and in `tensors` the tensors beyond that, unless an earlier
+        checkpoint had such tensors."""
         others = self.native.tensors()
         spread = {
             tensor: float((others[tensor].double() - true).norm() / true.norm())
@@ -182,8 +185,9 @@ class Judged:
         self.tensors = self.tensors or list(self.off(iteration, self.truth))
 
     def off(self, iteration: int, replay: SerialReplay) -> Iterator[Beyond]:
-        """Yield a `Beyond` for each tensor of a checkpoint that is farther from a replay's than
-        rounding explains, in the order of computation."""
+        """Yield a `Beyond` for each tensor of the run's checkpoint at an iteration that is farther
+        from the tensor of `replay`, which has reached it, than rounding explains; in the order of
+        computation."""
         due = replay.tensors()
         precision = self.run.config.train.precision
         for tensor, value in (
@@ -208,8 +212,8 @@ class Judged:
                 yield Beyond(iteration, tensor, float(off.norm()), allowed, detail, row)
 
     def sentence(self) -> str:
-        """Return a sentence about the fault, of which there must be one: where it is seen first,
-        the checkpoint after it, and its kind. To find the kind, trains with each known fault."""
+        """Return a sentence about the fault, which must be there: where it is seen first, the
+        checkpoint after it, and its kind. To find the kind, trains with each known fault."""
         text = f"{self.run.name}: {self.fault}"
         if self.tensors:
             text += f"; of the checkpoint, {self.tensors[0]}" * (self.fault is not self.tensors[0])
@@ -221,8 +225,8 @@ class Judged:
         )
 
     def _kinds(self) -> list[str]:
-        """Return the kinds of known faults with which a replay gives every number and every tensor
-        of this run. Prints the cost of these replays first."""
+        """Return the kinds, in words, of the known faults with which a replay gives every number
+        and every tensor of this run, each kind once. Prints the cost of these replays first."""
         rows = [tensor.row for tensor in self.tensors if tensor.row is not None]
         known = list(known_faults(self.run, rows[0] if rows else None))
         announce(
@@ -253,8 +257,9 @@ def _pool(name: str) -> str:
 
 
 def explain(first: RecordedRun, second: RecordedRun) -> None:
-    """Print where two trainings part and why. Raises Diverged if a run differs from the computation
-    that its settings describe, BadInput if they have no iteration in common."""
+    """Print where two trainings part and why, by a replay of both in float64. Raises Diverged if a
+    run differs from the computation that its settings describe, BadInput if they have no iteration
+    in common."""
     for run in (first, second):
         layout = run.run.layout
         train = run.config.train
@@ -298,8 +303,9 @@ def explain(first: RecordedRun, second: RecordedRun) -> None:
 
 
 def _first_bits(first: RecordedRun, second: RecordedRun) -> int | None:
-    """Print the first number, or else checkpoint, with other bits, and return its iteration; None
-    if all bits are equal. Raises BadInput if the runs have no iteration in common."""
+    """Print the first number, or else checkpoint, in which two runs have other bits, and return its
+    iteration; None if all bits are equal. Raises BadInput if the runs have no iteration in
+    common."""
     common = [number for number in first.iterations if number in second.iterations]
     for number in common:
         mine = first.numbers(number)
@@ -339,8 +345,9 @@ def _common_start(first: RecordedRun, second: RecordedRun, parting: int) -> int 
 
 
 def _replayed(runs: Sequence[RecordedRun], common: int | None) -> list[Judged]:
-    """Replay each run with its own settings, side by side, until they end or a fault has been seen;
-    return the comparisons."""
+    """Replay each run with its own settings, side by side, until all end or one has shown its
+    fault; return a Judged for each. The replays begin at the checkpoint of iteration `common`, or
+    where the run itself began if it is None."""
     iterations = sum(len(run.steps) for run in runs)
     announce(
         f"replays up to {iterations} iterations in float64 and as many in each run's own format, on"
@@ -360,7 +367,8 @@ def _replayed(runs: Sequence[RecordedRun], common: int | None) -> list[Judged]:
 
 
 def _verdict(first: Judged, second: Judged) -> str:
-    """Return the reason that two runs without a fault differ, as a sentence."""
+    """Return the reason that two runs without a fault differ, as a sentence: an overflow, the
+    settings, or rounding."""
     common = sorted(first.numbers.keys() & second.numbers.keys())
     for number in common:
         mine = first.numbers[number]

@@ -69,8 +69,8 @@ def write_files(report: LayoutsReport, directory: Path) -> list[Path]:
 
 
 def junit(report: LayoutsReport) -> str:
-    """Return the report as JUnit XML: each layout is a test, a finding a failure, a lost rank an
-    error; a layout that cannot run is skipped."""
+    """Return the report as a text of JUnit XML: each layout is a test, a finding a failure, a lost
+    rank an error; a layout that cannot run is skipped."""
     suite = ElementTree.Element("testsuite", name=report.subject, tests=str(len(report.compared)))
     for layout in report.compared:
         case = ElementTree.SubElement(suite, "testcase", classname=report.program, name=layout)
@@ -85,8 +85,8 @@ def junit(report: LayoutsReport) -> str:
 
 
 def sarif(report: LayoutsReport) -> str:
-    """Return the findings as SARIF 2.1.0, a text of JSON. Fingerprints stay the same as long as
-    layout, probe and parameter do."""
+    """Return the findings as a text of SARIF 2.1.0, which is JSON. Fingerprints stay the same as
+    long as layout, probe and parameter do."""
     # GitHub refuses results without a file and a line, and knows no other name of a fingerprint.
     physical = {
         "artifactLocation": {"uri": report.program.partition(":")[0]},

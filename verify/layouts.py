@@ -53,8 +53,8 @@ show."""
 
 
 class Examined(NamedTuple):
-    """The comparison of one layout with the serial run, and the findings of all probes on that
-    layout."""
+    """The results of one layout: its comparison with the serial run, and the findings of all
+    probes, one for each cause."""
 
     outcome: Outcome
     findings: list[LayoutFinding]
@@ -64,19 +64,19 @@ class Examined(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the layout."""
+        """Name of the layout, such as `tp2-sp`."""
         return self.outcome.layout.name
 
     @property
     def cannot_run(self) -> str:
-        """Reason that the layout cannot run, in the program's words; empty if it ran."""
+        """Reason that the layout cannot run, in the program's own words; empty if it ran."""
         return reason(self.outcome.failure)
 
 
 def run_layouts(asked: Asked, names: str, seed: int) -> LayoutsReport:
     """Run every probe of a program on the layouts that `names` stands for, print a table of the
-    results with the findings, and return the report. The report's first layout is the serial run,
-    repeated."""
+    results with the findings, and return the report. The serial run, repeated, is the first layout
+    in it. Sets torch to one thread."""
     # Ranks share the cores.
     torch.set_num_threads(1)
     with subject(asked, seed) as (kind, work, title, default):
@@ -165,9 +165,10 @@ def check(
 def probe(
     kind: Kind, work: Work, layout: ParityLayout, reference: Reference, draw: int = 0
 ) -> Computed:
-    """Run one rank through the probes of a training and return its results. Without weights in
-    `work` it starts from its own, with noise where they are constant. Planted gradients and dropout
-    masks are left out with an empty reference."""
+    """Run one rank through the probes of a training and return its results: recorded tensors,
+    differences from the reference, first outputs of modules. Without weights in `work` it starts
+    from its own, with noise where they are constant. Planted gradients and dropout masks are left
+    out with an empty reference."""
     engine = kind(work, layout)
     seen = Computed()
     engine.show(engine.recorder(seen.initial.append), "", engine.parameters())
@@ -188,8 +189,9 @@ def probe(
 
 
 def _keep(outputs: dict[str, Array], name: str, *called: Any) -> None:
-    """Keep the tensor that a call of a module returned, or the first of several, if it is the
-    module's first call. The output is the last of `called`, as torch gives it to a hook."""
+    """Put a copy of the tensor that a call of the module `name` returned, or of the first of
+    several, into `outputs`, in fp32, if it is the module's first call. The output is the last of
+    `called`, as torch gives it to a hook."""
     first = called[-1][0] if isinstance(called[-1], tuple) else called[-1]
     if type(first) is torch.Tensor and name not in outputs:
         outputs[name] = first.detach().float().numpy().copy()
@@ -236,9 +238,9 @@ def after_checkpoint(
     begun: Path | None,
     saved: Path | None,
 ) -> Computed:
-    """Load the checkpoint `begun`, or take the first step if it is None; save a checkpoint at
-    `saved` unless that is None; then take the further steps on this rank and return their results,
-    compared with the reference."""
+    """Load the checkpoint directory `begun`, or take the first step if it is None; save a
+    checkpoint at `saved` unless that is None; then take the further steps on this rank. Return
+    their results, compared with the reference. Every rank calls it."""
     engine = kind(work, layout)
     seen = Computed()
     if begun:
@@ -253,8 +255,9 @@ def after_checkpoint(
 
 
 def with_noise(initial: Sequence[TensorPart], seed: int) -> Weights:
-    """Return the initial weights, whole and by name, with noise added to tensors whose elements are
-    all equal, such as norms and biases. `initial` has the parts of every rank."""
+    """Return the initial weights, whole and by name, with normal noise of deviation `NOISE` added
+    to tensors whose elements are all equal, such as norms and biases. `initial` has the parts of
+    every rank."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for (_, name), value in assemble(initial).items():
@@ -266,8 +269,8 @@ def with_noise(initial: Sequence[TensorPart], seed: int) -> Weights:
 
 
 def reason(sentence: str) -> str:
-    """Return a sentence about failed ranks without the words that this suite puts before the
-    program's own."""
+    """Return a sentence about failed ranks without the words before the program's own, up to
+    `failed: ` or `failed: BadInput: `; a sentence without such words as it is."""
     return sentence.partition("failed: ")[2].removeprefix("BadInput: ") or sentence
 
 
@@ -282,9 +285,10 @@ class Serial(NamedTuple):
 
 
 def run_serial(kind: Kind, work: Work) -> Serial:
-    """Run a program on one rank, and in fp32 several times more with weights moved by rounding,
-    which gives the tolerances; in float64 they are a share of each tensor's largest element or of
-    the largest gradient. Raises BadInput if it does not run."""
+    """Train a program on one rank and return the reference for its layouts: its tensors with a
+    tolerance of each. In fp32 several more runs, with weights moved by rounding, give the
+    tolerances; in float64 they are a share of the tensor's largest element or, if that is larger,
+    of the largest gradient. Raises BadInput if the program does not run."""
     first = _serially(kind, work)
     initial = first.ranks[0].initial
     work = replace(work, initial=with_noise(initial, work.config.train.seed))
@@ -314,7 +318,8 @@ def _serially(kind: Kind, work: Work, reference: Reference = UNKNOWN, draw: int 
 
 
 def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examined]:
-    """Yield the results of all probes for the serial run, repeated, and then for each layout.
+    """Yield an Examined, with the findings of all probes, for the serial run, repeated, and then
+    for each layout.
 
     Raises BadInput if the serial run gives other bits when it is repeated.
     """
@@ -385,8 +390,9 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
 
 
 def _findings(outcome: Outcome, serial: Serial) -> list[LayoutFinding]:
-    """Return the first finding of each probe and parameter. Of the tensors that differ from the
-    serial run, those of the first such iteration alone are taken."""
+    """Return the findings of all probes in a layout's outcome, the first of each probe and
+    parameter. Of the tensors that differ from the serial run, only the first iteration's are
+    taken."""
     layout = outcome.layout
     ranks = outcome.ranks
     beyond = outcome.beyond
@@ -409,8 +415,8 @@ def _findings(outcome: Outcome, serial: Serial) -> list[LayoutFinding]:
 def _folded(
     findings: list[LayoutFinding], outcome: Outcome, serial: Serial, alone: Computed
 ) -> list[LayoutFinding]:
-    """Return one finding for each cause of a layout's findings, with those that follow from it
-    folded into it. `alone` is what the serial run computed."""
+    """Return one finding for each cause of a layout's findings, with the findings that follow from
+    it folded into it. `alone` is what the repeated serial run computed."""
     whole = serial.reference.whole
     order = [
         name.removeprefix("updated ")
@@ -435,8 +441,9 @@ def _folded(
 
 
 def _first_output(outcome: Outcome, serial: Mapping[str, Array], weights: Weights) -> str:
-    """Return in words which module's output is the first that differs from the serial run's, and
-    the multiple of its bias by which it does; "" where none is known to differ.
+    """Return a phrase, which begins with a comma, on which module's output is the first that
+    differs from the serial run's, and the multiple of its bias by which it does; "" where none is
+    known to differ.
 
     Only tensor-parallel ranks are asked, and only outputs of the serial shape are compared.
     """
@@ -469,8 +476,8 @@ def _finding(
 
 
 def _differs(layout: str, row: TensorDifference) -> LayoutFinding:
-    """Return the finding for a tensor that differs from the serial run's; for a gradient, a moment
-    or a weight it names the parameter."""
+    """Return the finding for a tensor that differs from the serial run's. A gradient, a moment or a
+    weight gives the parameter's name; a loss or an output gives its own."""
     probe = "gradient" if row.tensor.startswith("gradient") else "step"
     name = parameter_of(row.tensor)
     if "loss" in row.tensor or row.tensor.startswith("output"):
@@ -482,8 +489,8 @@ def _differs(layout: str, row: TensorDifference) -> LayoutFinding:
 def _equal_parts(
     layout: str, ranks: Sequence[Sequence[TensorPart]], weights: Weights
 ) -> Iterator[LayoutFinding]:
-    """Yield a finding for parts of a parameter that begin with the same bits, although the serial
-    weights differ there."""
+    """Yield a finding for two parts of a parameter, at different indices of the whole, that begin
+    with the same bits, although the serial weights differ there."""
     seen: dict[tuple[str, bytes], tuple[int, TensorPart]] = {}
     for number, parts in enumerate(ranks):
         for part in parts:
@@ -505,8 +512,8 @@ def _unequal_copies(
     ranks: Sequence[Sequence[TensorPart]],
     allowed: Mapping[Key, float] = MappingProxyType({}),
 ) -> Iterator[LayoutFinding]:
-    """Yield a finding for copies of a part whose bits differ between ranks by more than is
-    allowed."""
+    """Yield a finding for copies of a part whose bits differ between ranks by more than is allowed
+    for the tensor, 0 by default. `ranks` has the parts on each rank."""
     first: dict[Any, tuple[int, Array]] = {}
     for number, parts in enumerate(ranks):
         for iteration, tensor, start, value in parts:
@@ -527,7 +534,8 @@ def _unequal_copies(
 
 
 def _planted(layout: str, ranks: Sequence[Computed], weights: Weights) -> Iterator[LayoutFinding]:
-    """Yield a finding for each parameter whose elements the gradient norm does not count once each.
+    """Yield a finding for each parameter whose number of elements is not the squared gradient norm,
+    with a gradient of 1 in that parameter alone. `ranks` has the norms that each rank found.
 
     A sum of ones is exact in fp32. The root and the square of each rank and of the whole round four
     times.
@@ -539,8 +547,8 @@ def _planted(layout: str, ranks: Sequence[Computed], weights: Weights) -> Iterat
 
 
 def _masks(layout: ParityLayout, ranks: Sequence[Computed]) -> Iterator[LayoutFinding]:
-    """Yield a finding for dropout masks of tensor-parallel ranks that differ for copies of a
-    tensor, or are equal for different parts."""
+    """Yield a finding where dropout masks of tensor-parallel ranks differ although they drop copies
+    of one tensor, or are equal for different parts."""
     for number, rank in enumerate(ranks):
         first = number - number % layout.tp
         for (name, x, mask), (_, other_x, other_mask) in zip(

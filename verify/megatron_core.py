@@ -58,7 +58,7 @@ CHECKPOINT = {
 
 
 def core(name: str) -> Any:
-    """Import and return a module of megatron.core, by its name there."""
+    """Import and return a module of megatron.core by the rest of its name, such as `models.gpt`."""
     return import_module(f"megatron.core.{name}")
 
 
@@ -152,15 +152,15 @@ def whole_attention(self: Any, attend: Any, *args: Any, **kwargs: Any) -> torch.
 
 
 def places_of(length: int, ranks: int, rank: int) -> torch.Tensor:
-    """Return the positions [s/cp] that a context-parallel rank has of a sequence: one chunk from
-    each end."""
+    """Return the positions [s/cp] that context-parallel rank `rank` has of a sequence. The sequence
+    is cut into 2 · cp chunks; the rank has one chunk from each end."""
     chunks = torch.arange(length).chunk(2 * ranks)
     return torch.cat((chunks[rank], chunks[-1 - rank]))
 
 
 def listed(exchange: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call `exchange` with each keyword argument that is a tensor, such as sizes, turned into a
-    list."""
+    """Return `exchange(...)` with the same arguments, but with each keyword argument that is a
+    tensor, such as sizes, turned into a list."""
     return exchange(
         *args,
         **{
@@ -220,7 +220,7 @@ def build(values: Mapping[str, Any], spec: Callable[[Any], Any] | None = None) -
 
 
 def taken(values: Mapping[str, Any], taker: Any) -> JSON:
-    """Return the values whose names are parameters of `taker`, a class or a function; its
+    """Return a dict of the values whose names are parameters of `taker`, a class or a function; its
     parameters differ from release to release."""
     return {
         name: value for name, value in values.items() if name in inspect.signature(taker).parameters
@@ -230,8 +230,8 @@ def taken(values: Mapping[str, Any], taker: Any) -> JSON:
 def distribute(
     values: Mapping[str, Any], module: torch.nn.Module, config: Any
 ) -> tuple[Any, Any, Any]:
-    """Wrap the module in Megatron-Core's DistributedDataParallel; return it with its optimizer and
-    its schedule."""
+    """Wrap the module in Megatron-Core's DistributedDataParallel by the settings that `values_of`
+    gives. Return the wrapped model, its optimizer and its schedule."""
     distributed = core("distributed")
     optimizers = core("optimizer")
     model = distributed.DistributedDataParallel(
@@ -403,8 +403,8 @@ def values_of(work: Work, layout: ParityLayout) -> JSON:
 
 
 class MegatronCore(Engine):
-    """GPTModel under DistributedDataParallel, trained by get_megatron_optimizer and
-    OptimizerParamScheduler."""
+    """Engine of Megatron-Core on one rank: its GPTModel under DistributedDataParallel, trained by
+    its optimizer and schedule."""
 
     patches = PATCHES
 
@@ -437,7 +437,8 @@ class MegatronCore(Engine):
 
     @classmethod
     def release(cls) -> str:
-        """Return the version that the package states: a clone on PYTHONPATH has one of its own."""
+        """Return the version that the imported package states, which may be a clone on
+        PYTHONPATH."""
         return str(core("package_info").__version__)
 
     def __init__(self, work: Work, layout: ParityLayout) -> None:
@@ -480,8 +481,9 @@ class MegatronCore(Engine):
         ]
 
     def _samples(self, count: int) -> Any:
-        """Build Megatron-Core's dataset of `count` samples over the token files: a GPTDataset, or a
-        BlendedDataset for several files."""
+        """Return Megatron-Core's dataset of `count` samples over the work's token files: a
+        GPTDataset, or a BlendedDataset for several files. Its indices are written below the work's
+        scratch folder."""
         config = core("datasets.gpt_dataset")
         model = self.work.config.model
         prefixes = [str(prefix) for prefix, _ in self.work.tokens]
@@ -503,8 +505,9 @@ class MegatronCore(Engine):
         return builder(config.GPTDataset, [count, 0, 0], lambda: True, described).build()[0]
 
     def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
-        """Return shards at the offsets that Megatron-Core's checkpoints state; with our names if
-        the samples come from our files."""
+        """Return this rank's shards of the given tensors, at the offsets that Megatron-Core's
+        checkpoints state. They have this suite's names if the samples come from token files, else
+        Megatron-Core's."""
         shards = shards_of(self.gpt, named)
         if not self.work.tokens:
             return shards
@@ -519,8 +522,8 @@ class MegatronCore(Engine):
         self.optimizer.reload_model_params()
 
     def checkpoint(self, is_loading: bool) -> JSON:
-        """Return the sharded states under `model`, `optimizer` and `scheduler`: to be saved, or
-        with `is_loading` to be filled from a checkpoint."""
+        """Return Megatron-Core's sharded states under `model`, `optimizer` and `scheduler`: to be
+        saved, or with `is_loading` to be filled from a checkpoint."""
         model = self.gpt.sharded_state_dict(metadata=CHECKPOINT)
         states = self.optimizer.sharded_state_dict(
             model, is_loading=is_loading, metadata=CHECKPOINT
@@ -587,8 +590,8 @@ class MegatronCore(Engine):
         return self.gpt.get_parameter(parameter).main_grad
 
     def update(self, iteration: int) -> tuple[float, float]:
-        """Clip, update and step the scheduler; return gradient norm and learning rate. The first
-        update has the rate of step 0."""
+        """Clip, update and step the scheduler; return the gradient norm before clipping and the
+        learning rate of this update. The first update has the rate of step 0."""
         rate = float(self.optimizer.param_groups[0]["lr"])
         _, norm, _ = self.optimizer.step()
         # Its next forward pass would gather the weights, and they are compared before.

@@ -29,7 +29,8 @@ NAMED = {"tp", "pp", "chunks", *itertools.chain.from_iterable(PARTS.values())}
 
 
 class ParityLayout(ParallelConfig):
-    """A layout with a name such as `tp2-pp2-dp2-chunks2-sp-recompute`."""
+    """Layout of a training: ranks of each axis, schedule and options, by default the serial run. It
+    has a name such as `tp2-pp2-dp2-chunks2-sp-recompute`."""
 
     dp: int = 1
     cp: int = 1
@@ -48,7 +49,8 @@ class ParityLayout(ParallelConfig):
 
     @property
     def name(self) -> str:
-        """Name of the layout: its settings that differ from the serial run."""
+        """Name of the layout, made of the settings that differ from the serial run, such as
+        `tp2-sp`; `serial` if none differs."""
         sizes = {
             "tp": self.tp,
             "pp": self.pp,
@@ -75,8 +77,8 @@ class ParityLayout(ParallelConfig):
         return "-".join(part for part in parts if part) or "serial"
 
     def configure(self, config: RunConfig) -> RunConfig:
-        """Return a configuration of this engine with the layout set. Raises BadInput if the layout
-        sets the size of microbatches."""
+        """Return a copy of a configuration of this engine with the layout's settings under
+        `parallel`. Raises BadInput if the layout sets the size of microbatches."""
         if self.mb:
             raise BadInput(
                 "mb, the size of microbatches in a layout's name, is for megatron-core alone"
@@ -147,7 +149,8 @@ def all_layouts(ranks: int) -> Iterator[ParityLayout]:
 
 
 def misfit(layout: ParityLayout, config: RunConfig) -> str:
-    """Return the reason that the layout cannot run the configuration; empty if it can."""
+    """Return in words the reason that the configuration cannot run on the layout; empty if it
+    can."""
     if layout.cp * layout.ep * layout.fsdp > 1:
         return "context and expert parallelism and fsdp are in `mlm-verify layouts` alone"
     try:
@@ -158,8 +161,9 @@ def misfit(layout: ParityLayout, config: RunConfig) -> str:
 
 
 def comparable_layout(config: RunConfig, layout: str) -> ParityLayout:
-    """Return the layout of that name. Raises BadInput for a model, a recipe or a precision that is
-    not compared with other engines, and for a layout that does not fit."""
+    """Return the layout of the name `layout`, on which two engines are compared. Raises BadInput
+    for a model, a recipe or a precision that is not compared with other engines, and for a layout
+    that is unknown or does not fit."""
     if (
         config.model.section != GPT2Config()
         or config.train.optimizer != "adam"

@@ -29,15 +29,16 @@ serial tensor."""
 
 
 def own_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
-    """Return the loss that a model returns, or the mean square of its output. A batch that is a
-    mapping gives the model's keyword arguments."""
+    """Return the loss that a model gives for a batch, or if it gives none the mean square of its
+    output. A batch that is a mapping gives the model's keyword arguments."""
     output = model(**batch) if isinstance(batch, Mapping) else model(batch)
     output = getattr(output, "loss", output)
     return output if output.dim() == 0 else output.square().mean()
 
 
 class Program(Engine):
-    """A model on one rank and its training step, as an engine."""
+    """Engine of a torch model on one rank. A user gives it the model and functions of the training
+    step; without a function the usual step is done."""
 
     microbatches: Sequence[Any] = ()
     loss: Loss
@@ -165,8 +166,8 @@ class InDouble(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class HeldTraining:
-    """A function that builds a model for a layout, and the batch and loss of its training; a kind
-    of engine."""
+    """A function that builds a model for a layout, with the batch and loss of its training. A call
+    of it builds the engine of one rank."""
 
     build: Callable[[ParityLayout], Any]
     """Function that is given a layout and returns a model, a model and its optimizer, or a
@@ -181,8 +182,8 @@ class HeldTraining:
     """True if operations that the program does in fp32 are done in float64."""
 
     def __call__(self, work: Work, layout: ParityLayout) -> Program:
-        """Build the program on this rank. Raises BadInput if the batch cannot be divided, or for a
-        layout that sets the size of microbatches.
+        """Build the program on this rank and return it, with its rows of the batch. Raises BadInput
+        if the batch cannot be divided, or for a layout that sets the size of microbatches.
 
         In this process torch's default type is float64 afterwards, and warnings are silent.
         """
@@ -225,7 +226,7 @@ def _rows(place: int, of: int, tensor: Any) -> Any:
 
 
 def _local(value: Any) -> torch.Tensor:
-    """Return a tensor, or the part of a DTensor that is on this rank."""
+    """Return the part of a DTensor that is on this rank; any other tensor as it is."""
     return value.to_local() if _is_dtensor(value) else value
 
 
@@ -234,7 +235,8 @@ def _is_dtensor(value: Any) -> bool:
 
 
 def whole_of(value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor, or the whole that the parts of a DTensor make; a collective."""
+    """Return the whole tensor that the parts of a DTensor make, by a collective; any other tensor
+    as it is."""
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 

@@ -104,9 +104,9 @@ class RunCheck:
                 self.broken.append(comparison)
 
     def _follow(self, parent: Parent) -> None:
-        """Check an input: its digest, that it is not younger than the run, its seals as
-        `check_seal_once` does, and then the input as a run. Each is checked once, and an input that
-        is not here is noted."""
+        """Check an input of the run once: its digest, that it is not younger than the run, its
+        seals, and then, as a run, everything that it was made of. What is found is added to this
+        check; an input that is not here is noted."""
         name = parent.name
         place = parent.place
         made = self.manifest
@@ -161,7 +161,8 @@ class RunCheck:
 
 
 def kind_of(place: Path) -> str:
-    """Return the kind of a sealed directory without a manifest; empty if it is of no known kind."""
+    """Return the kind of a sealed directory without a manifest, by its files or its parent:
+    `checkpoint`, `imported checkpoint`, `report` or `oracle`; empty if it is of no known kind."""
     if place.parent.name == CHECKPOINTS:
         return "checkpoint"
     has = {path.name for path in place.iterdir()}
@@ -231,7 +232,8 @@ def report(run: Path) -> Comparisons:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file below a folder by its path there, without the seal."""
+    """Return the SHA-256 of each file below a folder by its relative path, except the seal's own
+    file."""
     return {
         str(path.relative_to(folder)): sha256_file(path)
         for path in folder.rglob("*")
@@ -240,8 +242,8 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def runs(folder: Path) -> Comparisons:
-    """Yield each sealed run in a folder, to be checked in turn, and a note for each unsealed
-    one."""
+    """Yield each sealed run at any depth below a folder, to be checked in turn, and a note for each
+    unsealed one. Hidden folders are left out."""
     for run in (
         path.parent
         for path in sorted(folder.rglob(MANIFEST))

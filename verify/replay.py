@@ -47,8 +47,8 @@ DEFAULT_SEGMENTS = 3
 
 
 class Segment(NamedTuple):
-    """Iterations from one kept checkpoint, or the beginning, to the next, with their configuration
-    and layout."""
+    """A part of a training that can be trained again: the iterations from one kept checkpoint, or
+    the beginning, to the next, with their configuration, layout and threads."""
 
     start: int
     end: int
@@ -101,9 +101,9 @@ def replay(run: Path, count: int | None) -> None:
 
 
 def _read_segment(run: Path, config: RunConfig, start: int, end: int) -> Segment:
-    """Return the segment that ends at a checkpoint, at the layout that the checkpoint or, in
-    earlier versions, the manifest records. Raises HardwareMissing for another numerics identity,
-    IntegrityFailure without a layout."""
+    """Return the segment from iteration `start` to the checkpoint at `end`, at the layout that the
+    checkpoint or, in earlier versions, the manifest records. Raises HardwareMissing for another
+    numerics identity, IntegrityFailure without a layout."""
     path = checkpoint_path(run, end)
     probe = read_probe(path)
     recorded = probe.computed_on if probe else {}
@@ -124,8 +124,8 @@ def _read_segment(run: Path, config: RunConfig, start: int, end: int) -> Segment
 
 
 def _replay_segment(run: Path, segment: Segment) -> list[str]:
-    """Train a segment again in a temporary folder; return sentences on the first difference of the
-    metrics and of the checkpoint."""
+    """Train a segment again in a temporary folder. Return a sentence on the first difference of the
+    metrics and one on the first difference of the checkpoint; an empty list for the same bits."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             again = _train_again(run, segment, Path(folder))
@@ -140,8 +140,9 @@ def _replay_segment(run: Path, segment: Segment) -> list[str]:
 
 
 def _train_again(run: Path, segment: Segment, root: Path) -> Path:
-    """Train from the run's checkpoint at the segment's start to its end; return the new run
-    directory below `root`."""
+    """Train a segment again, from the run's checkpoint at its start to its end; return the new run
+    directory below `root`. Raises IntegrityFailure if the checkpoint is damaged, Interrupted if the
+    training stopped before the end."""
     config = segment.config
     start = segment.start
     end = segment.end
@@ -179,7 +180,8 @@ def _train_again(run: Path, segment: Segment, root: Path) -> Path:
 
 
 def _compare_metrics(run: Path, again: Path, segment: Segment) -> Iterator[str]:
-    """Yield a sentence for the first line of the metrics that differs, with the key."""
+    """Yield a sentence for the first line of the segment's metrics that differs, with the key;
+    nothing if all lines are equal. Times, speeds and warnings are not compared."""
     within = range(segment.start + bool(segment.start), segment.end + 1)
     stated, computed = (
         [line for line in read_metrics(path) if line["iteration"] in within]
@@ -197,7 +199,9 @@ def _compare_metrics(run: Path, again: Path, segment: Segment) -> Iterator[str]:
 
 
 def _compare_checkpoints(run: Path, again: Path, end: int) -> Iterator[str]:
-    """Yield a sentence for the first tensor that differs, or else for the state."""
+    """Yield a sentence for the first tensor that differs in the checkpoints of two runs at
+    iteration `end`, or else for the training's state; nothing if all are equal. Raises
+    IntegrityFailure if the seal of the first is broken."""
     theirs = checkpoint_path(run, end)
     ours = checkpoint_path(again, end)
     check_seal(theirs)

@@ -73,8 +73,8 @@ def loss(model: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
 
 
 def write_reproductions(report: LayoutsReport, directory: Path) -> list[Path]:
-    """Write a program for each finding that can be shown without this suite, and print a line for
-    each other finding. Returns the programs' paths."""
+    """Write into a directory a Python program for each finding that can be shown without this
+    suite, and print a line for each other finding. Return the programs' paths."""
     paths = []
     for finding in report.findings:
         if text := program(finding, report):
@@ -94,8 +94,8 @@ def write_reproductions(report: LayoutsReport, directory: Path) -> list[Path]:
 
 
 def program(finding: LayoutFinding, report: LayoutsReport) -> str:
-    """Return the Python text of a program that shows a finding; empty if it cannot be shown without
-    this suite."""
+    """Return the text of a Python program that shows a finding, from the report that has it; empty
+    if it cannot be shown without this suite."""
     layout = parse_layout(finding.layout)
     key = parameter_of(finding.parameter)
     told: JSON = {
@@ -167,8 +167,8 @@ def _filled(name: str, told: JSON) -> str:
 
 
 def _runs(report: LayoutsReport, layout: ParityLayout) -> str:
-    """Return Python text of Megatron-Core's settings for three runs: serial, on the layout, and
-    serial again."""
+    """Return the Python text of a dict of Megatron-Core's settings for three runs: serial, on the
+    layout, and serial again."""
     work = small_work(report.seed, 2, core_fields(report.fields))
     # Serially twice, so that the program shows that its serial run is repeatable.
     texts = []
@@ -183,7 +183,8 @@ def _runs(report: LayoutsReport, layout: ParityLayout) -> str:
 
 
 def _source(value: Any) -> str:
-    """Return Python text of a value; a function must be one of torch.nn.functional."""
+    """Return Python text that gives a value again; a function must be one of
+    torch.nn.functional."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name!r}: {_source(each)}" for name, each in value.items()) + "}"
     return f"F.{value.__name__}" if callable(value) and hasattr(value, "__name__") else repr(value)

@@ -45,7 +45,8 @@ TABLE_HEAD = f"{'layout':30}  worst    result   seconds  tensor"
 
 
 class Reference(NamedTuple):
-    """Whole tensors of a training, and the largest difference that each may have."""
+    """Whole tensors of a training, and the largest difference that each may have, both by iteration
+    and name."""
 
     whole: dict[Key, Array]
     allowed: dict[Key, float]
@@ -57,7 +58,8 @@ UNKNOWN = Reference({}, {})
 
 @dataclass
 class Computed:
-    """Results of one rank: its numbers, tensors and differences from the reference."""
+    """Results of one rank: numbers of each iteration, recorded tensors, and their differences from
+    the reference."""
 
     steps: list[StepResult] = field(default_factory=list)
     parts: list[TensorPart] = field(default_factory=list)
@@ -79,8 +81,9 @@ class Computed:
     def take(
         self, engine: Engine, reference: Reference, keeps: bool = False
     ) -> Callable[[TensorPart], None]:
-        """Return a function that is given each recorded tensor: it compares it with the reference,
-        and adds it to `parts` if `keeps` or if the reference is empty."""
+        """Return a function that is given each recorded tensor. It adds to `differences` how far
+        the tensor is from the reference, if that has it, and to `parts` the tensor itself if
+        `keeps` or if the reference is empty."""
         where = engine.where or f"rank {os.environ.get('RANK', 0)}"
 
         def take(part: TensorPart) -> None:
@@ -101,7 +104,8 @@ def train(
     at_the_end: bool = False,
 ) -> Computed:
     """Train on one rank, and compare every tensor with the reference, or with `at_the_end` the
-    final weights alone; return the results. Forked ranks inherit the reference."""
+    final weights alone; return what the rank computed. If `draw` is not 0, weights are moved by up
+    to a rounding before each iteration. Forked ranks inherit the reference."""
     engine = kind(work, layout)
     computed = Computed()
     if work.initial:
@@ -130,7 +134,7 @@ class Outcome:
 
     @property
     def beyond(self) -> list[TensorDifference]:
-        """Tensors beyond their tolerance, in order of computation."""
+        """The differences that are beyond their tensor's tolerance, in order of computation."""
         return [row for row in self.rows if not row.is_within]
 
     @property
@@ -141,8 +145,8 @@ class Outcome:
 
 
 def measured(first: Outcome, draws: Iterable[Outcome], precision: str) -> Reference:
-    """Return the first training as a reference; the draws, with perturbed weights, give its
-    tolerances."""
+    """Return the first training's whole tensors as a reference. The draws, the same training with
+    perturbed weights, give the tolerances."""
     whole = first.whole
     return Reference(whole, tolerances(whole, [draw.whole for draw in draws], precision))
 
@@ -223,8 +227,9 @@ def table_row(outcome: Outcome, result: str) -> str:
 def run_parity(
     config: RunConfig, names: str, ranks: int, iterations: int, threads: bool = False
 ) -> None:
-    """Compare the layouts that `names` stands for with the serial run, a line each; with `threads`
-    a microbatch is one sequence.
+    """Train the configuration in float64 serially and on each layout that `names` stands for,
+    compare every tensor, and print a line for each layout; with `threads` ranks are threads and a
+    microbatch is one sequence.
 
     Raises Diverged with the first that fails or is beyond the tolerance, after all were run. Raises
     BadInput if a layout that was named, or every one of `all`, does not fit, and if the tensors

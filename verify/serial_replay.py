@@ -59,7 +59,8 @@ class Start(NamedTuple):
 
 
 class RecordedRun:
-    """A training as its directory records it, complete or not."""
+    """A training as its directory records it, complete or not: configuration, metrics, validations
+    and checkpoints."""
 
     def __init__(self, path: Path) -> None:
         """Read the run. Raises BadInput for a directory that is not a training, and unless its
@@ -107,13 +108,15 @@ class RecordedRun:
         return {name: float(number) for name, number in numbers.items() if number is not None}
 
     def start_at(self, iteration: int) -> Start:
-        """Return the starting point at an iteration, from the run's checkpoint there."""
+        """Return the starting point at an iteration: the checkpoint that the run has there, with
+        the optimizer's state. Raises KeyError if it has none."""
         place = self.checkpoints[iteration]
         return Start(iteration, place, read_digest(place), is_whole=True)
 
 
 class KnownFault(NamedTuple):
-    """A known fault, with the changes to a training that reproduce it."""
+    """A known fault of training programs, in words, with the changes to a replay that reproduce
+    it."""
 
     kind: str
     """The fault in words."""
@@ -142,8 +145,8 @@ class SerialReplay(Trainer, Guard):
         is_moved: bool = False,
         fault: KnownFault = NO_FAULT,
     ) -> None:
-        """Build the model at its start; with `is_moved` master weights are moved by up to half a
-        unit in their last place."""
+        """Build the model and load its start; with `is_moved` master weights are moved by up to
+        half a unit in their last place, and `fault` is planted."""
         config = recorded.config
         changed = {"precision": precision, **fault.train}
         train = config.train.model_copy(update=changed)
@@ -197,7 +200,8 @@ class SerialReplay(Trainer, Guard):
         return numbers
 
     def before(self, number: int) -> None:
-        """Set the loss scale to the one that the run recorded for the iteration."""
+        """Set the loss scale, if there is one, to what the run recorded for the iteration. The
+        trainer calls it before each iteration."""
         if self.step.scaler:
             self.step.scaler.scale = self.now.loss_scale
 
@@ -221,13 +225,15 @@ class SerialReplay(Trainer, Guard):
 
 
 def _passed(owner: object, name: str, change: Callable[[Any], Any]) -> None:
-    """Replace a method of an object by one that passes its result through `change`."""
+    """Replace a method of an object by one that returns `change(result)` of the old one's
+    result."""
     usual = getattr(owner, name)
     vars(owner)[name] = lambda *args: change(usual(*args))
 
 
 def _multiplied(factor: float, replay: SerialReplay) -> None:
-    """Plant a fault: multiply the reduced gradient and its norm by `factor`."""
+    """Plant a fault in a replay: its reduced gradients and their norms are multiplied by `factor`
+    from now on."""
 
     def times(gradient: Gradient) -> Gradient:
         for group in replay.step.optimizer.groups:
@@ -238,8 +244,8 @@ def _multiplied(factor: float, replay: SerialReplay) -> None:
 
 
 def _scaled(replay: SerialReplay, gradient: Gradient) -> Gradient:
-    """Return a gradient whose norm is multiplied by the loss scale, as if the scale had not been
-    taken out."""
+    """Return the gradient with its norm multiplied by the recorded loss scale, as if the scale had
+    not been taken out."""
     return replace(gradient, norm=gradient.norm * replay.now.loss_scale)
 
 
@@ -249,7 +255,8 @@ def _clipped_scaled(replay: SerialReplay) -> None:
 
 
 def _ahead(replay: SerialReplay) -> None:
-    """Plant a fault: count the samples of the current batch too in the learning rate's clock."""
+    """Plant a fault in a replay: the clock of the learning rate also counts the samples of the
+    current batch."""
     train = replay.config.train
 
     def rate() -> float:
@@ -265,8 +272,8 @@ def _decayed(replay: SerialReplay) -> None:
 
 
 def _row_left_out(row: int, replay: SerialReplay) -> None:
-    """Plant a fault: give the lookups of one row of the word embedding no gradient, as torch's
-    `padding_idx` does."""
+    """Plant a fault in a replay: lookups of one row of the word embedding give it no gradient, as
+    with torch's `padding_idx`."""
 
     def leave_out(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
         if output.requires_grad:
@@ -279,8 +286,8 @@ def _row_left_out(row: int, replay: SerialReplay) -> None:
 
 
 def _reused(again: Callable[[Dropout], Dropout], replay: SerialReplay) -> None:
-    """Plant a fault: replace the dropout of each microbatch by `again(dropout)`, which reuses
-    masks."""
+    """Plant a fault in a replay: the dropout of each microbatch is replaced by `again(dropout)`,
+    which reuses masks."""
     _passed(
         replay.inputs,
         "of",
@@ -292,7 +299,8 @@ class OneLayer(Dropout):
     """Dropout that uses the masks of the first layer in every layer."""
 
     def mask(self, site: str, first_row: int = 0) -> DropoutMask:
-        """Return the mask of the same site in the first layer."""
+        """Return the mask that the dropout with the name `site` has in the first layer, from row
+        `first_row` on."""
         return super().mask(re.sub(r"\d+", "0", site), first_row)
 
 
@@ -301,8 +309,8 @@ def _named(validation: Validation) -> str:
 
 
 def known_faults(recorded: RecordedRun, row: int | None) -> Iterator[KnownFault]:
-    """Yield the known faults to try on this run; `row` is the row of the word embedding that is
-    farthest off."""
+    """Yield the known faults that this run's settings allow, with the changes that reproduce them.
+    `row` is the row of the word embedding that is farthest off, None for none."""
     model = recorded.config.model
     train = recorded.config.train
     dp = recorded.run.layout.dp

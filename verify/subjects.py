@@ -39,7 +39,7 @@ LARGEST_BATCH = 8
 
 
 class Asked(NamedTuple):
-    """Program to compare, and its settings, as the command line gives them."""
+    """A program to compare on layouts, and its settings, as the command line gives them."""
 
     program: str
     """Name of the program: megatron-core, transformers, torch or PATH.py:build."""
@@ -119,8 +119,8 @@ def subject(asked: Asked, seed: int) -> Iterator[tuple[Kind, Work, str, str]]:
 
 
 def _module(path: str, name: str) -> Any:
-    """Import the module in a file, or the module of that name. Raises BadInput if it cannot be
-    imported."""
+    """Import and return the module in the file `path` under the name `name` or, if `path` does not
+    end in .py, the module that it names. Raises BadInput if it cannot be imported."""
     try:
         if not path.endswith(".py"):
             return importlib.import_module(path)
@@ -135,8 +135,8 @@ def _module(path: str, name: str) -> Any:
 
 
 def function_of(name: str) -> Any:
-    """Return the function that MODULE:FUNCTION or PATH.py:FUNCTION names. Raises BadInput if it
-    does not exist."""
+    """Import the module and return the function that MODULE:FUNCTION or PATH.py:FUNCTION names.
+    Raises BadInput if it does not exist."""
     path, _, function = name.rpartition(":")
     module = _module(path, Path(path).stem)
     if not callable(member := getattr(module, function, None)):
@@ -150,8 +150,8 @@ def small_work(
     fields: Mapping[str, Any] = MappingProxyType({}),
     train: Mapping[str, int] = MappingProxyType({}),
 ) -> Work:
-    """Return the work of training a small model on random tokens. Raises BadInput for sizes that do
-    not fit each other."""
+    """Return the work of training a small model on random tokens. `fields` may change the model's
+    sizes, `train` its recipe. Raises BadInput for sizes that do not fit each other."""
     shape = MODEL | {name: value for name, value in fields.items() if name in MODEL}
     shape |= {
         "num_heads": shape.pop("num_attention_heads"),

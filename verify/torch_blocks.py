@@ -41,7 +41,7 @@ ROUNDINGS = 8
 
 
 class Fields(Config):
-    """Fields of the small model that `--with` sets."""
+    """Fields of the small model of torch's blocks that `--with` sets."""
 
     tied: bool = False
     """True if the word embedding is the output head too."""
@@ -55,7 +55,8 @@ class Fields(Config):
 
 
 class Attention(nn.Module):
-    """Causal attention over the heads of this rank, with a norm of each head's query and key."""
+    """Causal attention over the heads of this rank, with a norm of each head's query and key; maps
+    [b, s, h] to the same shape."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +75,8 @@ class Attention(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Decoder block: attention and an MLP, each after a norm."""
+    """Decoder block, [b, s, h] to the same shape: attention and an MLP, each after a norm and added
+    to its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +92,8 @@ class DecoderBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Decoder of embedding, blocks, norm and head; a pipeline stage has some of them."""
+    """Decoder of embedding, blocks, norm and head: token ids [b, s] to logits [b, s, v]. As a
+    pipeline stage it has some of these parts and maps hidden states."""
 
     def __init__(self, tied: bool) -> None:
         super().__init__()
@@ -109,8 +112,8 @@ class Decoder(nn.Module):
 
 
 def training(texts: Mapping[str, str], seed: int, microbatches: int) -> HeldTraining:
-    """Return the training of the small model with these fields. Raises BadInput for an unknown
-    field or an unfit value."""
+    """Return the training of the small model with the fields that `texts` gives, by name, on random
+    tokens. Raises BadInput for an unknown field or an unfit value."""
     fields = parse_config(dict(texts), Fields, "--with")
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(WORDS, (ROWS, LENGTH + 1), generator=generator)
@@ -122,8 +125,8 @@ def training(texts: Mapping[str, str], seed: int, microbatches: int) -> HeldTrai
 
 
 def token_loss(model: nn.Module, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the model's mean cross-entropy, in nats, of `rows["labels"]` [b, s] after
-    `rows["tokens"]`."""
+    """Return the model's mean cross-entropy, in nats, for a microbatch `rows`: of `labels` [b, s]
+    after `tokens` [b, s]."""
     return cross_entropy(model(rows["tokens"]), rows["labels"])
 
 
@@ -153,7 +156,7 @@ def clip(own: Mapping[str, nn.Parameter], stages: bool = False) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Builder:
-    """Function that builds the model of this rank for a layout."""
+    """Function that builds the small model of this rank, with its training step, for a layout."""
 
     fields: Fields
     seed: int
@@ -161,8 +164,8 @@ class Builder:
     batch: Mapping[str, torch.Tensor]
 
     def __call__(self, layout: ParityLayout) -> Program:
-        """Build this rank's model and its training step. Raises BadInput for a layout that these
-        blocks cannot run."""
+        """Return this rank's model and its training step as a Program. Raises BadInput for a layout
+        that these blocks cannot run. Every rank calls it."""
         if (
             layout.cp * layout.ep > 1
             or layout.shard_optimizer
@@ -184,8 +187,9 @@ class Builder:
         return Program(model, clip=partial(clip, dict(model.named_parameters())))
 
     def divide(self, model: Decoder, mesh: Any, sequence_parallel: bool) -> None:
-        """Divide layers over the tensor-parallel ranks as torchtitan does. Every parameter becomes
-        a DTensor; without sequence parallelism those of the norms of the hidden state do not.
+        """Divide a model's layers in place over the tensor-parallel ranks of `mesh` as torchtitan
+        does. Every parameter becomes a DTensor, except the norms of the hidden state without
+        sequence parallelism.
 
         Raises BadInput if the output head is the embedding.
         """
@@ -225,7 +229,8 @@ class Builder:
         parallelize_module(model, mesh, plan)
 
     def shard(self, model: Decoder, mesh: Any) -> None:
-        """Divide parameters over the data-parallel ranks with FSDP2."""
+        """Divide a model's parameters in place over the data-parallel ranks with FSDP2, layer by
+        layer."""
         more = {
             "mp_policy": MixedPrecisionPolicy(
                 reduce_dtype=vars(torch).get(self.fields.reduce_dtype)
@@ -239,8 +244,8 @@ class Builder:
                 module.set_gradient_divide_factor(self.fields.gradient_divide_factor)
 
     def pipelined(self, model: Decoder, layout: ParityLayout) -> Program:
-        """Build this rank's stages of torch.distributed.pipelining and the step over their
-        microbatches, at least 2 · pp in number."""
+        """Return this rank's stages of torch.distributed.pipelining as a Program, with the step
+        over their microbatches, at least 2 · pp in number."""
         rank = dist.get_rank()
         count = max(self.microbatches, 2 * layout.pp)
         schedule: Any = get_schedule_class(self.fields.schedule)
@@ -281,8 +286,8 @@ class Builder:
         return Program(held, gradient, named=own, clip=partial(clip, own, stages=True))
 
     def stage(self, model: Decoder, number: int, of: int) -> Decoder:
-        """Return the model of stage `number` of `of` stages, made of parts of the whole model.
-        Stages may differ by one layer."""
+        """Return the part of the whole model that is stage `number`, from 0, of `of` stages; it
+        shares the model's layers. Stages may differ by one layer."""
         # Its own modules are replaced by the whole model's, which every rank drew from one seed.
         part = Decoder(False)
         part.embed = model.embed if number == 0 else None

@@ -58,8 +58,9 @@ def training(texts: Mapping[str, str], seed: int, microbatches: int) -> Iterator
 
 
 def configured(transformers: Any, texts: Mapping[str, str]) -> Any:
-    """Return the configuration of a small model. Raises BadInput for a name that transformers does
-    not have, and for an architecture that cannot be made small."""
+    """Return transformers' configuration of a small model, by the fields that `texts` gives. Raises
+    BadInput for a name that transformers does not have, and for an architecture that cannot be made
+    small."""
     kind, sizes = sizes_of(transformers, texts)
     try:
         return type(transformers.CONFIG_MAPPING[kind]().get_text_config())(**sizes)
@@ -99,7 +100,8 @@ def sizes_of(transformers: Any, texts: Mapping[str, str]) -> tuple[str, JSON]:
 
 
 def literal(text: str) -> Any:
-    """Return the value of a text that is a Python literal; any other text as it is."""
+    """Return the value that a text has as a Python literal, such as a number; another text is
+    returned as it is."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -107,14 +109,14 @@ def literal(text: str) -> Any:
 
 
 class Loaded:
-    """Function that loads the model in a folder for a layout."""
+    """Function that loads this rank's part of the model saved in a folder, for a layout."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def __call__(self, layout: ParityLayout) -> torch.nn.Module:
-        """Load this rank's part of the model. Raises BadInput for a layout that transformers cannot
-        state."""
+        """Return this rank's part of the saved model, in float64 and set to training. Raises
+        BadInput for a layout that transformers cannot state."""
         transformers = import_extra("transformers", "bench")
         # These implementations compute in float64.
         more: JSON = {
@@ -132,8 +134,8 @@ class Loaded:
 
 
 def axes_of(layout: ParityLayout) -> dict[str, int]:
-    """Return the layout as arguments of transformers' DistributedConfig. Raises BadInput if they
-    cannot state it."""
+    """Return the layout as keyword arguments of transformers' DistributedConfig, by name. Raises
+    BadInput if they cannot state it."""
     if layout.pp * layout.cp > 1 or layout.sequence_parallel or layout.shard_optimizer:
         raise BadInput("transformers is run with tp, ep, fsdp and dp (copies of what fsdp divides)")
     if layout.ep > 1 and layout.fsdp == 1:

@@ -27,8 +27,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def read_commands_table(root: Path) -> str:
-    """Return a Markdown table with a row for each command of pyproject.toml: its name with a link
-    to its page, and its help."""
+    """Return a Markdown table with a row for each command of `root`/pyproject.toml: its name with a
+    link to its page, and its help."""
     rows = [
         (f"[`{name}`]({name}.md)", cell(command.help))
         for name, command in read_commands(root).items()
@@ -37,8 +37,8 @@ def read_commands_table(root: Path) -> str:
 
 
 def read_commands(root: Path) -> dict[str, Any]:
-    """Return each command that pyproject.toml's scripts name, as a click command, by its name.
-    Imports their modules."""
+    """Return by its name each command that the scripts of `root`/pyproject.toml name, as a click
+    group. Imports their modules."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return {
         name: get_command(import_module(entry.partition(":")[0]).app)
@@ -84,8 +84,8 @@ def exit_codes() -> list[tuple[str, str, str]]:
 
 
 def table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """Return a Markdown table of heads and rows. Cells are used as they are: `cell` escapes
-    them."""
+    """Return a Markdown table with these heads and rows. Cells are used as they are; the caller
+    escapes them by `cell`."""
     lines = [heads, ("---",) * len(heads), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

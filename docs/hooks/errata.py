@@ -9,8 +9,9 @@ HEADS = ("document, place", "printed", "follows from it", "class")
 
 
 def errata() -> Iterator[str]:
-    """Yield the parts of the page in Markdown: a table of all errata, the parts of each erratum
-    with its quotations, and the suspects that proved to be right."""
+    """Yield the parts of the page of errata in Markdown, from errata.toml: a table of all errata,
+    then for each a heading, quotations, formula, text and command, then the suspects that proved to
+    be right."""
     every = [*enumerate(read_errata().errata, 1)]
     yield table(
         ("", *HEADS),

@@ -37,9 +37,9 @@ def fixes(folder: Path) -> Iterator[str]:
 
 
 def line(case: JSON, row: JSON) -> tuple[str, ...]:
-    """Return a case's row of the table: fault, fix, how it is tested, what is asked, and the
-    answers before the fix and after it. `case` is a case of `fixes.toml`, `row` its row of
-    `fixes.json`."""
+    """Return the cells of a case's row in Markdown: fault, fix, way of the test, options of
+    `mlm-verify layouts`, and the answers before the fix and after it. `case` is a case of
+    `fixes.toml`, `row` its row of `fixes.json`."""
     repository = REPOSITORIES[case.get("repository", "megatron")]
     fix = (
         f"[`{case['commit']}`](https://github.com/{repository}/commit/{case['commit']})"

@@ -18,7 +18,7 @@ from mlm_repro.lineage.atomic import JSON
 
 def keys(dotted: str) -> str:
     """Return in Markdown a table of the keys of a pydantic model, given by its dotted path, and one
-    for each model inside it."""
+    for each model inside it: key, value, default and meaning. Imports the model's module."""
     module, _, name = dotted.rpartition(".")
     model: type[BaseModel] = getattr(import_module(module), name)
     schema = model.model_json_schema()
@@ -33,8 +33,8 @@ def keys(dotted: str) -> str:
 
 
 def models_in(kind: Any) -> Iterator[type[BaseModel]]:
-    """Yield the pydantic models of a type annotation: itself or its arguments, and those in their
-    fields, before which their owner comes. A model used twice comes twice."""
+    """Yield the classes of pydantic models in a type annotation: itself or its arguments, and the
+    models in their fields, before which their owner comes. A model used twice comes twice."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         yield kind
         for field in kind.model_fields.values():
@@ -69,7 +69,8 @@ def _table(schema: JSON, meant: dict[str, str]) -> str:
 
 
 def _kind(schema: JSON) -> str:
-    """Return the values that a field's JSON schema allows, in words."""
+    """Return the values that a field's JSON schema allows, in words, such as "list of whole number"
+    or the name of a model."""
     if "$ref" in schema:
         return str(schema["$ref"].rpartition("/")[2])
     if "anyOf" in schema:

@@ -23,14 +23,14 @@ PART = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end of \2 -->)", re.DO
 
 
 def rewrite(page: str) -> str:
-    """Return the page with the text of every generated part renewed; nothing is written."""
+    """Return the Markdown page with the text between every pair of marks `generated: NAME` made
+    anew; nothing is written."""
     return PART.sub(lambda match: f"{match[1]}\n{made(match[2])}\n\n{match[3]}", page)
 
 
 def made(name: str) -> str:
     """Return the Markdown of a generated part by the name in its mark, such as `commands`,
-    `errata`, `measures RECORD` or `keys MODEL`. A name that is none of these gives the exit
-    codes."""
+    `errata`, `measures RECORD` or `keys MODEL`. Any other name gives the exit codes."""
     match name.split():
         case ["keys", dotted]:
             return keys(dotted)
@@ -56,7 +56,7 @@ def made(name: str) -> str:
 
 
 def pages() -> list[Path]:
-    """Return the paths of the pages below docs/ that have generated parts."""
+    """Return the paths, sorted, of the Markdown pages below docs/ that have generated parts."""
     return [
         path
         for path in sorted((ROOT / "docs").rglob("*.md"))

@@ -80,15 +80,15 @@ def licence(name: str) -> str:
 
 
 def notice() -> str:
-    """Return the text of NOTICE: what the file has before the list of licences, and the list made
-    anew."""
+    """Return the new text of NOTICE: what the file has before the list of licences, and the list
+    made anew from the pinned packages. Nothing is written."""
     own = (ROOT / "NOTICE").read_text(encoding="utf-8").partition(f"\n\n{BEGIN}")[0].rstrip("\n")
     return f"{own}\n\n\n{BEGIN}\n" + "".join(f"{pin.name}: {licence(pin.name)}\n" for pin in pins())
 
 
 def bill(wheel: Path) -> JSON:
-    """Return the bill of materials of a wheel as CycloneDX's JSON: the wheel with its digest, and
-    every pinned package."""
+    """Return the bill of materials of a wheel as CycloneDX's JSON, a dict: the wheel with its
+    digest, and every pinned package."""
     component = {
         "type": "application",
         "name": "mlm-repro",
@@ -123,8 +123,8 @@ def bill(wheel: Path) -> JSON:
 
 
 def main(arguments: list[str]) -> None:
-    """Write NOTICE anew or, if the arguments are `--bill WHEEL FILE`, write the wheel's bill of
-    materials into FILE."""
+    """Write NOTICE in the repository anew or, if the arguments are `--bill WHEEL FILE`, write the
+    wheel's bill of materials into FILE as JSON."""
     if arguments[:1] == ["--bill"]:
         wheel, file = map(Path, arguments[1:])
         file.write_text(json.dumps(bill(wheel), indent=1) + "\n", encoding="utf-8")

@@ -27,8 +27,9 @@ UNSCORED = "·"
 
 
 class Pieces:
-    """A tokenizer whose sub-words are words or parts of words of up to five letters, punctuation
-    and line ends, numbered in the order of their first use; 0 is the end of a text."""
+    """A small tokenizer for drawings, whose sub-words are words or parts of words of up to five
+    letters, punctuation and line ends, numbered in the order of their first use; 0 is the end of a
+    text."""
 
     vocab_size = 1000
     end_of_text = 0
@@ -46,7 +47,8 @@ class Pieces:
         return [self.texts.index(piece) for piece in pieces]
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """Return the numbers of the sub-words of each text."""
+        """Return for each text the list of its sub-words' numbers; new sub-words get the next
+        numbers."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -56,8 +58,8 @@ class Pieces:
 
 
 def small_task(name: str, tokenizer: Pieces) -> Task:
-    """Return the task of the protocol `name`, built by its own code, but on a built-in text of two
-    articles or one passage instead of the test set's file."""
+    """Return the evaluation task of the protocol `name`, built by its own code with this tokenizer,
+    but on a built-in text of two articles or one passage instead of the test set's file."""
 
     def read_articles(task: str, path: Path, test_set: str = "") -> RunningText:
         return RunningText.of_wikitext(SourceText(task, "two short articles", ""), ARTICLES)
@@ -75,8 +77,8 @@ def small_task(name: str, tokenizer: Pieces) -> Task:
 
 
 def section(name: str) -> str:
-    """Return a protocol's part of the page in Markdown: heading, sentence, diagram, counts, and the
-    sentence that a result states about itself."""
+    """Return the part of the page on the protocol `name`, in Markdown: heading, sentence, diagram,
+    counts, and the sentence that a result states about itself."""
     tokenizer = Pieces()
     task = small_task(name, tokenizer)
     counts = np.array([request.num_scored for request in task.requests])
@@ -101,9 +103,9 @@ def section(name: str) -> str:
 
 
 def diagram(task: Task, tokenizer: Pieces) -> str:
-    """Return a drawing in text of the first requests and the last, with "…" for those between: the
-    inputs above the tokens that are predicted from them; a mark stands for a token that is not
-    scored. If the task has memory, a line also shows what it holds."""
+    """Return a drawing in text of a task's first three requests and the last, with "…" for those
+    between: the inputs above the tokens that are predicted from them; a dot stands for a token that
+    is not scored. If the task has memory, a line also shows its content."""
     blocks = []
     requests: list[Any] = list(task.requests)
     for number, request in enumerate(requests):

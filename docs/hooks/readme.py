@@ -44,9 +44,9 @@ FIGURES = KEPT / "figures"
 
 
 def published(kept: Reproduction, series: str, quantity: str) -> str:
-    """Return, as text with its unit, a model's published number of a quantity; several between
-    slashes if sources print several; for a curve its last point; "not run" if there is none.
-    `series` names the model."""
+    """Return, as text with its unit, the published number of a quantity for the model `series`,
+    from a reproduction's records: several between slashes if sources print several; for a curve its
+    last point; "not run" without a number."""
     mine = [
         r for r in kept.records if (r.series, r.quantity, r.kind) == (series, quantity, "published")
     ]
@@ -78,8 +78,8 @@ def results_block(kept: Reproduction) -> str:
 
 
 def tiers_block(kept: Reproduction) -> str:
-    """Return a Markdown table with a row for each size of hardware: the command that runs there,
-    its duration and the number to expect."""
+    """Return a Markdown table with a row for each kind of hardware: the command that runs there,
+    its duration and the number to expect. The reproduction `kept` gives the twins' times."""
     names = [*kept.summary.labels]
     small = names[0]
     large = names[-1]
@@ -113,22 +113,23 @@ def tiers_block(kept: Reproduction) -> str:
 
 
 def engines_block(_: Reproduction) -> str:
-    """Return a sentence on the distance between the losses of the kept trainings in Megatron-Core
-    and ours; the argument is not used."""
+    """Return a sentence on the largest difference between the losses of Megatron-Core and of ours,
+    on each layout, in the trainings kept below `results/against`; the argument is not used."""
     return apart([read_engines(run) for run in sorted((KEPT / "against").glob("against-*"))])
 
 
 @cache
 def every_verdict() -> list[Verdict]:
-    """Return the verdicts on every claim of every experiment, from kept results and computed
-    numbers. They are computed once a process."""
+    """Return a verdict on every published claim, from the results kept below `results` and from
+    computed numbers; claims that no experiment answers have a verdict too. They are computed once a
+    process."""
     experiments = load_experiments().values()
     return [*judge(experiments, load_results([KEPT, KEPT / "ablations"])), *unanswered(experiments)]
 
 
 def verdicts_block(_: Reproduction) -> str:
-    """Return in Markdown a table of the outcomes of the published claims by scale, and a sentence
-    that sums them up."""
+    """Return in Markdown a table of how many published claims have each outcome at each scale, by
+    kept results, and a sentence that sums them up; the argument is not used."""
     table = totals(every_verdict())
     marks = ["---"] * table.words + ["--:"] * (len(table.heads) - table.words)
     return "\n".join(
@@ -137,7 +138,7 @@ def verdicts_block(_: Reproduction) -> str:
 
 
 def line(cells: Sequence[str]) -> str:
-    """Return the cells joined to a row of a Markdown table."""
+    """Return the cells joined to a row of a Markdown table, as they are."""
     return f"|{'|'.join(cells)}|"
 
 
@@ -152,9 +153,10 @@ CONSOLE = re.compile(r"```console\n((?:\$ [^\n]*\n)+)(.*?)```", re.DOTALL)
 
 
 def rewrite(readme: str, results: Path = RESULTS) -> str:
-    """Return the README's text with every block between marks and every output in a `console` block
-    renewed; the commands are run. `results` is the kept reproduction. Raises BadInput if a mark is
-    missing or a command fails."""
+    """Return the README's text with every block between marks, such as `<!--tiers-->`, and every
+    output in a `console` block made anew; the commands are run, nothing is written. `results` is
+    the directory of the kept reproduction. Raises BadInput if a mark is missing or a command
+    fails."""
     reproduction = load_reproduction(results)
     for name, block in BLOCKS.items():
         begin = f"<!--{name}-->"

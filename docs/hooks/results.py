@@ -31,23 +31,24 @@ PRETRAINED_HEADS = ("here", "others' programs")
 
 
 def results(folder: Path) -> Iterator[str]:
-    """Yield the parts of the page of all kept results in Markdown, without figures. `folder` is
-    `results/`."""
+    """Yield the parts of the page of all kept results in Markdown, without figures. `folder` is the
+    folder of these results."""
     for section in (_pretrained, _reproduction, _verdicts, _engines, _benchmarks, _faults):
         yield from section(folder)
 
 
 def markdown(shown: Table) -> str:
-    """Return a table in Markdown, with its title, if it has one, in bold above."""
+    """Return a table as Markdown, with its title, if it has one, in bold above; its cells are
+    escaped."""
     title = f"**{shown.title}**\n\n" if shown.title else ""
     heads, *rows = (tuple(map(cell, row)) for row in (shown.heads, *shown.rows))
     return title + table(heads, rows)
 
 
 def pretrained_rows(folder: Path) -> list[tuple[str, str, str]]:
-    """Return a row (protocol, our number, the other program's number) for each kept result of
-    `mlm-eval` on a pretrained model, whose folder is given; the last is empty if no other program
-    was run."""
+    """Return a row of texts (protocol, our number, the other program's number) for each kept result
+    of `mlm-eval` on a pretrained model, whose folder is given; the last is empty if no other
+    program was run."""
     wikitext, lambada, passages, theirs = (
         read_object(folder / f"{name}.json")
         for name in ("wikitext103-stride1024", "lambada", "lambada-lm-eval", "lm-eval")
@@ -136,7 +137,8 @@ def _benchmarks(results: Path) -> Iterator[str]:
 
 
 def measures(record: Path) -> Iterator[str]:
-    """Yield in Markdown every table of a benchmark's record, a file, except its ratios."""
+    """Yield in Markdown every table of a benchmark's record, which is in the file `record`, except
+    the table of its ratios."""
     for rows in tables(read_benchmark(record)):
         if rows.title != "ratios":
             yield markdown(rows)
