@@ -88,7 +88,7 @@ class ClosedForms:
 
 @dataclass(frozen=True)
 class Family:
-    """What the engine needs of a family of models: its model class, its closed forms, and functions
+    """Interface of a family of models to the engine: its model class, its closed forms, and functions
     that give the orders of training and validation samples."""
 
     model: str

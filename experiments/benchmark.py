@@ -78,7 +78,7 @@ class Case(Config):
 
 
 class Benchmark(Config):
-    """What a benchmark's JSON file holds: all cases of one run with their shared settings, the
+    """Content of a benchmark's JSON file: all cases of one run with their shared settings, the
     disagreements, notes on the method, and the machine that they were measured on."""
 
     benchmark: Name

@@ -169,12 +169,12 @@ def attrition_table(ledger: Ledger) -> Table:
     it kept, and a row for each reason for dropping. Numbers are shortened."""
     rows = []
     for stage in ledger.stages:
-        kept = f"kept ({stage.note})" if stage.note else "kept"
+        label = f"kept ({stage.note})" if stage.note else "kept"
         for reason, amount in {"": stage.kept, **stage.dropped}.items():
             rows.append(
                 (
                     stage.name,
-                    f"dropped: {reason}" if reason else kept,
+                    f"dropped: {reason}" if reason else label,
                     f"{'−' if reason else ''}{show(amount.documents)}",
                     percent(amount.documents, stage.documents_in),
                     size_bytes(amount.bytes),
