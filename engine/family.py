@@ -88,8 +88,8 @@ class ClosedForms:
 
 @dataclass(frozen=True)
 class Family:
-    """Interface of a family of models to the engine: its model class, its closed forms, and functions
-    that give the orders of training and validation samples."""
+    """Interface of a family of models to the engine: its model class, its closed forms, and
+    functions that give the orders of training and validation samples."""
 
     model: str
     """`module:class` of the model, a StageModel. The class also builds a single pipeline stage."""

@@ -501,8 +501,8 @@ class Erratum(Config):
     text: str
     command: str
     found: str
-    """Who found it first, with the date and the place where they said so; `here` if nobody else is
-    known."""
+    """The person who found it first, with the date and the place where they said so; `here` if
+    nobody else is known."""
     answered: str
     """An author's answer in public, or that none is known."""
     claims: tuple[str, ...]
