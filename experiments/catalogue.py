@@ -123,7 +123,7 @@ class Claim(Config):
 
     @property
     def citation(self) -> str:
-        """Where the claim is printed: the document, and its table, figure or section."""
+        """Place at which the claim is printed: the document, and its table, figure or section."""
         return f"{self.source} {self.where}"
 
     def record(self, experiment: str, x_name: str) -> Record:

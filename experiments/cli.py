@@ -311,8 +311,8 @@ def compare(
     )
 
     chosen = _chosen(name, every)
-    kept = map(Path, ("results", "results/ablations", "runs"))
-    loaded = load_results(results or filter(Path.is_dir, kept))
+    usual = map(Path, ("results", "results/ablations", "runs"))
+    loaded = load_results(results or filter(Path.is_dir, usual))
     verdicts = [*judge(chosen, loaded), *(unanswered(chosen) if every else [])]
     beyond = [verdict for verdict in verdicts if verdict.is_against]
     if every:

@@ -91,7 +91,7 @@ class Verdict:
     """The number that was compared with the claim; None if there is none, or if it means
     nothing."""
     reason: str
-    """Why the outcome is this one, in words."""
+    """Reason for the outcome, in words."""
     baselines: Mapping[str, Range] = field(default_factory=dict)
     """Predictions by simpler rules, by the rule's name; empty unless the number is simulated."""
     beside: tuple[Record, ...] = field(default=(), compare=False)
@@ -100,8 +100,8 @@ class Verdict:
 
     @property
     def needs(self) -> str:
-        """What it would take to try a claim that was not tried, such as "a cluster"; empty for
-        other outcomes."""
+        """Equipment that a try of the claim would take, such as "a cluster", if it was not tried;
+        else empty."""
         return group_of(self.claim, NEEDS) or "a cluster" if self.outcome == "not-tried" else ""
 
     @property
