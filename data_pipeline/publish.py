@@ -181,9 +181,9 @@ def _amounts(pipeline: Pipeline) -> dict[str, Amount]:
 
 
 def _describe(pipeline: Pipeline, files: JSON) -> DataCard:
-    """Return the data card of the dataset that a pipeline made, with its stages' settings and such
-    facts as the versions of their libraries; `files` has the size and SHA-256 of each file by
-    name."""
+    """Return the DataCard of the dataset that a pipeline made, with its stages' settings and such
+    facts as the versions of their libraries; `files` maps each file's name to its size in bytes and
+    SHA-256."""
     config = pipeline.config
     stages = pipeline.stages
     assert pipeline.tokenizer

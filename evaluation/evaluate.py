@@ -161,9 +161,10 @@ def score_shared(
     unit: str = "requests",
     banned: Tokens | None = None,
 ) -> list[Scores]:
-    """Score lists of requests and return the scores of each list. A request in several lists is
+    """Score lists of requests and return a Scores for each list. A request in several lists is
     scored once; scores that an earlier evaluation stored are read, and new ones are stored. Every
-    rank of the model's mesh calls it.
+    rank of the model's mesh calls it. Raises the errors of `score`, such as BadInput for a request
+    longer than the model's context.
 
     Tokens that are `banned` do not count as answers in `greedy_allowed`. The cost is announced and
     the progress is shown under `title`, with `unit` as the plural noun for requests.

@@ -105,8 +105,8 @@ def release_claims() -> None:
 
 
 def check_held(directory: Path) -> None:
-    """Raise Interrupted if a directory that this process locked has since been moved, removed or
-    replaced."""
+    """Raise Interrupted if this process locked `directory` and it has since been moved, removed or
+    replaced. Do nothing for a directory that this process did not lock."""
     path = directory / LOCK
     if path in _HELD and not _is_same(_HELD[path], path):
         raise Interrupted(

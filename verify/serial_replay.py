@@ -309,7 +309,8 @@ def _named(validation: Validation) -> str:
 
 
 def known_faults(recorded: RecordedRun, row: int | None) -> Iterator[KnownFault]:
-    """Yield the known faults that this run's settings allow, with the changes that reproduce them.
+    """Yield a KnownFault for each known fault that this run's settings allow, with the settings or
+    the change of a replay that reproduce it. A fault may come several times, with other changes.
     `row` is the row of the word embedding that is farthest off, None for none."""
     model = recorded.config.model
     train = recorded.config.train

@@ -167,8 +167,8 @@ def reproduce(plan: Plan, runs: Path) -> Path:
 
 
 def keep_training(training: RunDirectory) -> KeptRun:
-    """Return the line of runs.jsonl that a reproduction keeps of a training's run: its validations,
-    and means over blocks of iterations.
+    """Return the KeptRun, a line of runs.jsonl, that a reproduction keeps of a training: its
+    manifest, seal and summary, its validations, and means over blocks of iterations.
 
     Losses, rates, norms and seconds are means over the block that ends at `iteration`; tokens/s and
     TFLOP/s are the block's work over its time.
