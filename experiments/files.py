@@ -16,6 +16,7 @@ from mlm_repro.lineage.errors import IntegrityFailure
 from mlm_repro.lineage.files import (
     FileSchema,
     Finite,
+    Manifest,
     Positive,
     read_lines,
     read_object,
@@ -314,3 +315,9 @@ class VerdictScore(FileSchema):
 
     sentence: str
     """The score in words."""
+
+
+def origin_of(manifest: Manifest) -> JSON:
+    """Return, as a dict, the fields of a record that name its run, `source` and `digest`, from the
+    run's manifest."""
+    return {"source": f"{manifest.name}-{manifest.identity[:8]}", "digest": manifest.config_digest}

@@ -31,11 +31,12 @@ from mlm_repro.experiments.files import (
     RUNS,
     SCORES,
     ReproductionScores,
+    origin_of,
     read_evaluations,
     read_runs,
 )
 from mlm_repro.experiments.forecast.ablation import slug
-from mlm_repro.experiments.forecast.trainings import kept, origin_of
+from mlm_repro.experiments.forecast.trainings import kept
 from mlm_repro.experiments.reproduce.files import LADDER, ReproducedModel, ReproductionSummary
 from mlm_repro.experiments.reproduce.plan import training_place, twin_rule
 from mlm_repro.experiments.reproduce.reproduction import (

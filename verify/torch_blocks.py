@@ -38,6 +38,13 @@ CLIP = 0.1
 """Norm above which the gradient is clipped."""
 ROUNDINGS = 8
 """Units of rounding by which a gradient may be off if it is reduced in a shorter type."""
+KINDS = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+"""Number formats in which gradients can be reduced, by name."""
 
 
 class Fields(Config):
@@ -118,7 +125,7 @@ def training(texts: Mapping[str, str], seed: int, microbatches: int) -> HeldTrai
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(WORDS, (ROWS, LENGTH + 1), generator=generator)
     batch = {"tokens": tokens[:, :-1], "labels": tokens[:, 1:]}
-    kind = getattr(torch, fields.reduce_dtype or "float64")
+    kind = KINDS[fields.reduce_dtype or "float64"]
     build = Builder(fields, seed, microbatches, batch)
     rounding = max(EXACT, ROUNDINGS * torch.finfo(kind).eps)
     return HeldTraining(build, batch, token_loss, microbatches, in_double=False, tolerance=rounding)

@@ -10,8 +10,8 @@ import numpy as np
 
 from mlm_repro.engine.config import RunConfig
 from mlm_repro.experiments.catalogue import ABLATION, Ablation, Arm, Effect
-from mlm_repro.experiments.files import FORECAST, SWEEPS, EffectForecast, RateSweep
-from mlm_repro.experiments.forecast.trainings import SEARCH_SEED, Kept, Trained, origin_of, seeds_of
+from mlm_repro.experiments.files import FORECAST, SWEEPS, EffectForecast, RateSweep, origin_of
+from mlm_repro.experiments.forecast.trainings import SEARCH_SEED, Kept, Trained, seeds_of
 from mlm_repro.experiments.scores import Finding, found
 from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.config import parse_config

@@ -13,7 +13,6 @@ from mlm_repro.engine.batch_schedule import BatchSchedule
 from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.run.files import METRICS, read_validations, validations_in
 from mlm_repro.experiments.files import FORECAST, KeptRun, read_runs, write_runs
-from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.config import parse_config
 from mlm_repro.lineage.digest import sha256_file
 from mlm_repro.lineage.errors import IntegrityFailure
@@ -154,9 +153,3 @@ def seeds_of(forecast: Path, count: int) -> list[int]:
     at most eight."""
     digest = sha256_file(forecast)
     return [int(digest[8 * index : 8 * index + 8], 16) for index in range(count)]
-
-
-def origin_of(manifest: Manifest) -> JSON:
-    """Return, as a dict, the fields of a record that name its run, `source` and `digest`, from the
-    run's manifest."""
-    return {"source": f"{manifest.name}-{manifest.identity[:8]}", "digest": manifest.config_digest}

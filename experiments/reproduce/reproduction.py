@@ -37,11 +37,11 @@ from mlm_repro.experiments.files import (
     KeptRun,
     ReproductionScores,
     join_evaluations,
+    origin_of,
     read_evaluations,
     read_runs,
     write_runs,
 )
-from mlm_repro.experiments.forecast.trainings import origin_of
 from mlm_repro.experiments.launch.job import write_launch_files
 from mlm_repro.experiments.published import published_records
 from mlm_repro.experiments.reproduce import steps
