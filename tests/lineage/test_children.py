@@ -21,7 +21,7 @@ PROC = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /p
 STEP = f"""
 from {PACKAGE}.experiments.reproduce.steps import run_step
 from {PACKAGE}.lineage.command import run_command
-run_command(lambda **_: run_step("mlm-train", "schedule", "--pp", "4", "--microbatches", "8"))
+run_command(lambda **_: run_step("mlm-train", "schedule", "--pp", "64", "--microbatches", "512"))
 """
 BIN = Path(sys.executable).parent
 
