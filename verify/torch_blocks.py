@@ -239,9 +239,7 @@ class Builder:
         """Divide a model's parameters in place over the data-parallel ranks with FSDP2, layer by
         layer."""
         more = {
-            "mp_policy": MixedPrecisionPolicy(
-                reduce_dtype=vars(torch).get(self.fields.reduce_dtype)
-            ),
+            "mp_policy": MixedPrecisionPolicy(reduce_dtype=KINDS.get(self.fields.reduce_dtype)),
             "mesh": mesh,
         }
         for layer in (*model.layers.values(), model):
