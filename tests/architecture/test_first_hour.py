@@ -8,7 +8,7 @@ import pytest
 from tests.architecture.rooms import ROOT
 
 NAMED = re.compile(r"`(engine/[\w/]*)(\{[\w,]+\}|\w+)\.py`")
-MOST_WRONG = 0.05
+MOST_WRONG = 0.1
 
 
 def first_hour() -> str:
