@@ -1,6 +1,7 @@
 """The start and end of every command: a user's mistake gets one sentence and an exit code, never a
 traceback."""
 
+import atexit
 import errno
 import io
 import json
@@ -28,7 +29,7 @@ from mlm_repro.lineage.errors import (
 )
 from mlm_repro.lineage.extras import check_torch
 from mlm_repro.lineage.lock import release_claims
-from mlm_repro.lineage.processes import hear_stops, is_at_work
+from mlm_repro.lineage.processes import hear_stops
 from mlm_repro.lineage.progress import QUIET
 from mlm_repro.lineage.variables import check_numbers, is_first_rank
 
@@ -143,8 +144,11 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
         code = _explain(
             Interrupted(f"standard output cannot be written: {lost.strerror}; the work is done")
         )
-    # Native code in a thread could abort the interpreter's own end and change the exit code.
-    if code == Interrupted.exit_code and is_at_work():
+    # A stop may have left an import half done, or native code at work in a thread. Either could
+    # abort the interpreter's own end and change the exit code.
+    if code == Interrupted.exit_code:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     raise SystemExit(code) from cause
@@ -298,11 +302,12 @@ def _ignore_stops() -> None:
 
 def _stop_again(ignored: Any) -> None:
     """Hook for exceptions that Python drops, as in a finalizer or a callback: raise a dropped stop
-    again 10 ms later, and report any other exception."""
+    again 10 ms later. Report any other exception, but not after a stop or at the command's end: an
+    import that a stop broke off leaves objects behind whose finalizers fail."""
     if issubclass(ignored.exc_type, _CtrlC):
         signal.signal(signal.SIGALRM, partial(_stop, os.getpid()))
         signal.setitimer(signal.ITIMER_REAL, 0.01)
-    else:
+    elif signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         sys.__unraisablehook__(ignored)
 
 

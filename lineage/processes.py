@@ -17,8 +17,6 @@ PR_SET_PDEATHSIG = 1
 """Number of the prctl option of Linux by which a process asks for a signal when its parent ends;
 Python has no name for it."""
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-NATIVE = "native"
-"""Name of the threads in which `heard` runs calls; `is_at_work` finds them by it."""
 
 
 def end_with_parent(number: int = signal.SIGKILL) -> None:
@@ -110,11 +108,5 @@ def heard(call: Callable[[], T]) -> T:
         except BaseException as error:
             answer.set_exception(error)
 
-    threading.Thread(target=work, name=NATIVE, daemon=True).start()
+    threading.Thread(target=work, daemon=True).start()
     return answer.result()
-
-
-def is_at_work() -> bool:
-    """Return True if a thread of `heard` still runs: the interpreter's ordinary end could then
-    abort the process."""
-    return any(thread.name == NATIVE for thread in threading.enumerate())
