@@ -144,14 +144,23 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
         code = _explain(
             Interrupted(f"standard output cannot be written: {lost.strerror}; the work is done")
         )
-    # A stop may have left an import half done, or native code at work in a thread. Either could
-    # abort the interpreter's own end and change the exit code.
     if code == Interrupted.exit_code:
+        _end_at_once(code)
+    raise SystemExit(code) from cause
+
+
+def _end_at_once(code: int) -> None:
+    """End this process with an exit code after its exit functions, but without the interpreter's
+    own end: a stop may have left an import half done, or native code at work in a thread, and
+    either could abort that end. Does nothing in a process of `multiprocessing`, which ends so by
+    itself, and where the exit functions are its parent's."""
+    from multiprocessing import parent_process
+
+    if not parent_process():
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-    raise SystemExit(code) from cause
 
 
 class _Output(io.TextIOWrapper):

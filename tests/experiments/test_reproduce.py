@@ -424,8 +424,9 @@ def start(finished: Finished, with_data: Path) -> Iterator[Callable[[], "subproc
             while not trained():
                 assert process.poll() is None, process.communicate()[0]
                 assert time.monotonic() < deadline
-                # In slices, so that no load of the machine hides its steps.
-                if [*with_data.glob("355m-smoke-*")]:
+                # In slices, so that no load of the machine hides its steps; not before all ranks
+                # have come, since a launcher in slices is starved on a busy machine.
+                if [*with_data.glob("355m-smoke-*/metrics.jsonl")]:
                     os.killpg(process.pid, signal.SIGCONT)
                     time.sleep(0.004)
                     os.killpg(process.pid, signal.SIGSTOP)
