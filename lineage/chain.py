@@ -48,24 +48,27 @@ def complete_checkpoints(run: Path) -> list[Path]:
 
 
 def own_checkpoints(run: Path) -> list[Path]:
-    """Return the paths of the sealed checkpoints of a run that this process works in, oldest first.
+    """Return the paths of the sealed checkpoints of a run, oldest first.
 
-    Raises BadInput if one belongs to another run, unless it is a link: a replay begins from a link
-    to another run's checkpoint. Raises Interrupted if this process locked the run and it was moved
-    or removed since. A damaged one is returned: loading it reports the damage.
+    Raises BadInput if the run has a manifest and one belongs to another run or names none, unless
+    it is a link: a replay begins from a link to another run's checkpoint. Raises Interrupted if
+    this process locked the run and it was moved or removed since. A damaged one is returned:
+    loading it reports the damage.
     """
     check_held(run)
-    identity = read_object(run / MANIFEST)["identity"] if (run / MANIFEST).is_file() else None
     checkpoints = complete_checkpoints(run)
+    if not (run / MANIFEST).is_file():
+        return checkpoints
+    identity = read_object(run / MANIFEST)["identity"]
     for path in checkpoints:
-        owner = identity
+        lineage = path / LINEAGE
         with suppress(IntegrityFailure):  # loading a checkpoint reports its damage
-            owner = read_object(path / LINEAGE).get("run")
-        if owner != identity and not path.is_symlink():
-            raise BadInput(
-                f"{path} belongs to another run ({str(owner)[:8]}): move it away to go on with"
-                f" {run.name}"
-            )
+            owner = read_object(lineage).get("run") if lineage.is_file() else None
+            if owner != identity and not path.is_symlink():
+                raise BadInput(
+                    f"{path} is not from {run.name}: its {LINEAGE} names another run or is"
+                    " missing; move the checkpoint away"
+                )
     return checkpoints
 
 
@@ -73,15 +76,15 @@ def resolve_checkpoint(path: Path) -> Path:
     """Return the checkpoint at `path` without links in it, or the newest complete one if `path` is
     a run directory or its folder of checkpoints.
 
-    Raises BadInput if `path` is not a directory, or is sealed and not a checkpoint, and
-    IntegrityFailure if there is no complete checkpoint.
+    Raises BadInput if `path` is not a directory, or is sealed and not a checkpoint, or is a run
+    that holds a checkpoint of another run, and IntegrityFailure if there is no complete checkpoint.
     """
     if not path.is_dir():
         raise BadInput(f"there is no checkpoint directory {path}")
     path = path.resolve()
     folder = path if path.name == CHECKPOINTS else path / CHECKPOINTS
     if folder.is_dir():
-        complete = complete_checkpoints(folder.parent)
+        complete = own_checkpoints(folder.parent)
         if not complete:
             raise IntegrityFailure(f"{path} has no complete checkpoint")
         return complete[-1]

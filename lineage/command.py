@@ -158,7 +158,6 @@ def _end_at_once(code: int) -> None:
 
     if not parent_process():
         atexit._run_exitfuncs()
-        sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 

@@ -184,6 +184,12 @@ def test_a_run_is_resumed_by_its_short_name_at_the_layout_that_trained_last(
     assert began == {(1, 1): 0, (2, 2): 80}
     assert len(manifest.attempts) == 3
     assert RunDirectory(tmp_path / "small").is_complete
+    out = call({}, "mlm-verify", "run", tmp_path / "small").out
+    lines = [line for line in out.splitlines() if line.startswith("attempt ")]
+    for line, each in zip(lines, manifest.attempts, strict=True):
+        assert f"from iteration {each.iteration} on {each.ranks} ranks" in line
+        assert all(word in line for word in (each.code[:8], each.release, *each.command))
+        assert each.versions["torch"] in line
     code, _, err = mlm_train(*resume, "--set", "train.learning_rate=1")
     assert (code, "`mlm-train run CONFIG --continue" in err) == (2, True)
 
