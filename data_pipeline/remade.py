@@ -23,6 +23,7 @@ from mlm_repro.data_pipeline.files import (
 )
 from mlm_repro.data_pipeline.passes.overlap import RESULT as OVERLAP
 from mlm_repro.data_pipeline.passes.prepare import QUARANTINE
+from mlm_repro.data_pipeline.reading.config import INSTALLED_DOCS
 from mlm_repro.data_pipeline.stages import STAGES
 from mlm_repro.data_pipeline.stages.deduplicate import DeduplicateConfig
 from mlm_repro.data_pipeline.stages.stage import SOURCE
@@ -86,6 +87,8 @@ def card(run: Path) -> Comparisons:
         "end_of_text": tokenizer.end_of_text,
     }
     yield as_said(card, facts, DATASET, f"{MANIFEST} and tokenizer give")
+    if not any(INSTALLED_DOCS in name for name in read_document(run / MANIFEST, Manifest).parents):
+        yield Remade(f"{DATASET}: packages", card.packages, {}, f"the sources in {MANIFEST} give")
     if "sources" in config:  # of a recipe
         made_with = {name: config[name] for name in card.stages if name in config}
         yield Remade(f"{DATASET}: settings", card.settings, made_with, f"{MANIFEST} has")

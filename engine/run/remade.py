@@ -86,6 +86,8 @@ def metrics(run: Path) -> Comparisons:
         where,
         "its configuration gives",
     )
+    rate = {"tokens_per_second": round(done.tokens_per_second, 1)}
+    yield as_said(done, rate, where, "a training writes, to a tenth")
     seconds = done.tokens / done.tokens_per_second
     if not math.isclose(seconds, done.train_seconds, rel_tol=0.001, abs_tol=0.01):
         yield Remade(
