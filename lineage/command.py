@@ -258,7 +258,8 @@ def _unforeseen(error: Exception) -> UserError:
         return BadInput(f"{text.removeprefix(CIRCLE)} cannot be used: the links form a loop")
     if number in NO_DISK:
         return Interrupted(
-            f"the disk failed at {file} ({cause(error)}); the same command continues from there"
+            f"the disk failed at {file} ({cause(error)}): make room or repair it; the same command"
+            " then continues, or begins anew if it keeps no finished work"
         )
     if number in NO_WAY:
         return BadInput(f"{file} cannot be used: {cause(error)}")

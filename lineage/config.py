@@ -119,7 +119,10 @@ def read_toml(path: Path, seen: tuple[Path, ...] = ()) -> JSON:
     if len(seen) == LONGEST_CHAIN:
         raise BadInput(f"{seen[0]}: `extends` goes on for more than {LONGEST_CHAIN} files")
     if path.resolve() in seen:
-        raise BadInput(f"{path}: `extends` leads back to the same file")
+        raise BadInput(
+            f"{path}: its `extends`, or that of a file that it extends, leads back to it: take one"
+            " of them out"
+        )
     try:
         text = read_bytes(path, MOST_BYTES).decode("utf-8")
         if DEEP.search(text):

@@ -130,7 +130,7 @@ def test_what_is_no_text_is_refused(
     assert ended(start("run", "a\udce9")) == (
         2,
         "",
-        "error: a\\udce9 is not UTF-8 text: rename what it names\n",
+        "error: a\\udce9 is not UTF-8 text: rename the file or folder, or type other text\n",
     )
     folder = tmp_path / "f\udce9"
     folder.mkdir()

@@ -174,7 +174,7 @@ def test_a_name_stays_with_its_kind(tmp_path: Path) -> None:
     from."""
     begin(tmp_path, kind="data").complete()
     with pytest.raises(
-        BadInput, match="work is the name of a data run: give this training run another one"
+        BadInput, match="work is the name of a data run: give this training run another name"
     ):
         begin(tmp_path)
     assert [path.name for path in tmp_path.iterdir() if not path.is_symlink()] == [
