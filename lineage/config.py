@@ -199,7 +199,7 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
         home = next((key for key in keys if key.endswith(f".{name}")), "")
         known = getattr(model, "other_names", {}).get(location[-1]) or home
         names = sorted({key.rpartition(".")[2] for key in keys})
-        hint = f"here it is {known}" if known else did_you_mean(name, names, "")
+        hint = f"this program's key is {known}" if known else did_you_mean(name, names, "")
         return "; ".join(filter(None, (f"unknown key {dotted!r}", hint))) + more
     if first["type"] == "missing":
         return f"missing key {dotted!r}{more}"

@@ -163,7 +163,7 @@ def test_a_long_name_fits_or_leaves_nothing(tmp_path: Path) -> None:
     assert RunDirectory.open_named(tmp_path / "kept", "ä" * 100).is_complete
     for letters in (101, 123, 5_000):
         with pytest.raises(
-            BadInput, match=f"the name of a run has {2 * letters} bytes: at most 200 "
+            BadInput, match=f"the run's name has {2 * letters} bytes: give it one of at most 200, "
         ):
             RunDirectory.begin(tmp_path / "refused", "ä" * letters, "training", {}, {})
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
