@@ -550,7 +550,8 @@ def test_an_adapter_of_a_shared_embedding_changes_that_side_alone(
     # Leaves the adapter out.
     monkeypatch.setattr(peft.LoraModel, "merge_and_unload", peft.LoraModel.unload)
     assert (
-        "gives other logits" in mlm_eval("perplexity", text, "--ckpt", added, *SETTINGS, ends=2).error
+        "gives other logits"
+        in mlm_eval("perplexity", text, "--ckpt", added, *SETTINGS, ends=2).error
     )
 
 
