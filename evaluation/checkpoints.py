@@ -133,7 +133,7 @@ class EvaluatedCheckpoint:
             ((dataset, _),) = trained_datasets(run)
         except (BadInput, ValueError) as error:
             raise DataMissing(
-                f"checkpoint {self.directory} is of no run that names a single dataset"
+                f"checkpoint {self.directory} lies in no run whose manifest names a single dataset"
             ) from error
         return dataset
 
@@ -173,8 +173,8 @@ def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckp
     if settings.backend == "transformers" and is_ours:
         raise BadInput(
             f"{directory} is not a Hugging Face directory: leave out --set backend=transformers, or"
-            " make one by `mlm-train export`, before which another program's needs `mlm-train"
-            " import`"
+            " make one, of this suite's checkpoint by `mlm-train export`, of another program's by"
+            " `mlm-train import` and then `export`"
         )
     if settings.backend != "transformers" and (
         is_ours or settings.backend == "engine" or place.is_gpt2
@@ -259,12 +259,14 @@ def load_checkpoint(
     if not isinstance(loaded.model, CausalModel):
         raise BadInput(
             f"{path} is a {loaded.config.family}, which does not predict each token from those"
-            " before it and has no such score"
+            " before it, so that no protocol can score it"
         )
     tokenizer = Tokenizer.load(loaded.directory / "tokenizer")
     if tokenizer.vocab_size != loaded.config.vocab_size:
-        sizes = f"{tokenizer.vocab_size} entries, its model {loaded.config.vocab_size}"
-        raise IntegrityFailure(f"the tokenizer of {loaded.directory} has {sizes}")
+        sizes = f"{tokenizer.vocab_size} entries and its model {loaded.config.vocab_size}"
+        raise IntegrityFailure(
+            f"the tokenizer of {loaded.directory} has {sizes}: the two do not belong together"
+        )
     if dtype:
         loaded.model.to(dtype)
     if change := tokenizer.changes():

@@ -62,7 +62,9 @@ def read_results(path: Path) -> dict[str, Result]:
     try:
         return {name: Result.model_validate(result) for name, result in results.items()}
     except (ValueError, AttributeError) as error:
-        raise BadInput(f"{path} holds no results of mlm-eval") from error
+        raise BadInput(
+            f"{path} holds no results of mlm-eval, as a score's --json writes them"
+        ) from error
 
 
 def paired_difference(first: Result, second: Result) -> Difference:

@@ -159,7 +159,10 @@ def _parse_override(text: str) -> JSON:
     not TOML is taken as text. Raises BadInput for any other form."""
     dotted, equals, raw = text.partition("=")
     if not equals or not all(dotted.split(".")) or DEEP.match(dotted):
-        raise BadInput(f"override {text!r} is not of the form section.key=value")
+        raise BadInput(
+            f"override {text!r} is not of the form section.key=value, or its key is inside of more"
+            " than 63 sections"
+        )
     try:
         value: Any = tomllib.loads(f"value = {raw}")["value"]
     except (ValueError, RecursionError):

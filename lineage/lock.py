@@ -171,9 +171,10 @@ def check_place(option: str, path: Path | None, mark: str) -> None:
     makes the file. A `path` of None is accepted; `option` names it in the sentence.
 
     The path must not be named twice in this command, nor lie in a sealed directory. An existing
-    file must contain `mark`, which every result of its kind does, unless the command has
-    `--overwrite`. The path is then claimed until the command ends. With an empty `mark` an existing
-    file is accepted and nothing is claimed.
+    file that is not empty must contain `mark`, which every result of its kind does, unless the
+    command has `--overwrite`. The path is then claimed until the command ends, but for a device, a
+    pipe or a link to a file. With an empty `mark` an existing file is accepted and nothing is
+    claimed.
     """
     if path is None:
         return

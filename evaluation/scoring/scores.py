@@ -118,16 +118,16 @@ def score(
     widest = max(len(request.tokens) for request in requests) - 1
     if widest > model.seq_length:
         raise BadInput(
-            f"a window or passage of {widest} tokens is longer than the model's longest input,"
-            f" {model.seq_length}"
+            f"{widest} tokens of one window or passage are more than the {model.seq_length} that"
+            " the model takes at once: give a shorter --window"
         )
     if not all(
         request.tokens.min() >= 0 and request.tokens.max() < model.vocab_size
         for request in requests
     ):
         raise BadInput(
-            "the tokenizer gives the text ids that the model does not have, whose vocabulary is"
-            f" {model.vocab_size}"
+            "the text was encoded by another model's tokenizer: it has ids beyond this model's"
+            f" vocabulary of {model.vocab_size}"
         )
     size = 1 if model.is_alone else batch_size
     batches = plan_batches(
