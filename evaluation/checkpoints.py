@@ -104,8 +104,8 @@ class EvaluatedCheckpoint:
             beyond = f"a window of {window:,} is beyond the model's context of {context:,}"
             if not self.is_open:
                 raise BadInput(
-                    f"{beyond}: only rotary positions that are not dynamic go there; give at most"
-                    f" {context:,}"
+                    f"{beyond}, where only models with rotary positions that are not dynamic go:"
+                    f" give at most {context:,}"
                 )
             warning = (
                 f"{beyond}: its positions are computed there too, but it was not made for them"
@@ -133,7 +133,7 @@ class EvaluatedCheckpoint:
             ((dataset, _),) = trained_datasets(run)
         except (BadInput, ValueError) as error:
             raise DataMissing(
-                f"checkpoint {self.directory} is of no run that names a single dataset"
+                f"checkpoint {self.directory} lies in no run whose manifest names a single dataset"
             ) from error
         return dataset
 
@@ -172,8 +172,9 @@ def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckp
     is_ours = place.format != "transformers"
     if settings.backend == "transformers" and is_ours:
         raise BadInput(
-            f"{directory} is not a Hugging Face directory: leave out backend = transformers, or"
-            " export it first"
+            f"{directory} is not a Hugging Face directory: leave out --set backend=transformers, or"
+            " make one, of this suite's checkpoint by `mlm-train export`, of another program's by"
+            " `mlm-train import` and then `export`"
         )
     if settings.backend != "transformers" and (
         is_ours or settings.backend == "engine" or place.is_gpt2
@@ -190,10 +191,15 @@ def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckp
             if is_ours or settings.backend == "engine":
                 raise
             if mesh.is_first:
-                print(f"warning: transformers computes this model: {reason}", file=sys.stderr)
+                print(
+                    "warning: transformers computes this model, because the engine cannot:"
+                    f" {reason}",
+                    file=sys.stderr,
+                )
     if mesh.layout.tp * mesh.layout.pp > 1 or settings.vocab or settings.heads:
         raise BadInput(
-            f"{directory} is computed by transformers, which takes no tp, pp, vocab or heads"
+            f"{directory} is computed by transformers, which takes no tp, pp, vocab or heads: leave"
+            " them out"
         )
     loaded = Pretrained(place, dtype or torch.float32, mesh.device)
     network = loaded.model
@@ -222,7 +228,7 @@ def _device(name: str) -> torch.device:
     """Return the torch device called `name`. Raises BadInput for a kind of device other than `cpu`
     and `cuda`, or if this machine does not have the device."""
     if name.partition(":")[0] not in MAX_LOGIT_BYTES:
-        raise BadInput(f"a model on {name} is not scored yet: give {' or '.join(MAX_LOGIT_BYTES)}")
+        raise BadInput(f"device {name} is not supported: give {' or '.join(MAX_LOGIT_BYTES)}")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -253,12 +259,14 @@ def load_checkpoint(
     if not isinstance(loaded.model, CausalModel):
         raise BadInput(
             f"{path} is a {loaded.config.family}, which does not predict each token from those"
-            " before it"
+            " before it, so that no protocol can score it"
         )
     tokenizer = Tokenizer.load(loaded.directory / "tokenizer")
     if tokenizer.vocab_size != loaded.config.vocab_size:
-        sizes = f"{tokenizer.vocab_size} entries, its model {loaded.config.vocab_size}"
-        raise IntegrityFailure(f"the tokenizer of {loaded.directory} has {sizes}")
+        sizes = f"{tokenizer.vocab_size} entries and its model {loaded.config.vocab_size}"
+        raise IntegrityFailure(
+            f"the tokenizer of {loaded.directory} has {sizes}: the two do not belong together"
+        )
     if dtype:
         loaded.model.to(dtype)
     if change := tokenizer.changes():

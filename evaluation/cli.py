@@ -132,7 +132,9 @@ def run(
         check_task_name(protocol)
     if protocol in ((ALL,) if file else FILE_TASKS):
         raise BadInput(
-            f"{protocol} takes no file: {file}" if file else f"{protocol} needs a text file"
+            f"{protocol} takes no file, as each protocol has its own: name the protocol of {file}"
+            if file
+            else f"{protocol} needs a text file: give its path after that name"
         )
     # A file that cannot be read is named before torch is imported.
     if file and protocol in FILE_TASKS:
@@ -141,7 +143,8 @@ def run(
         read_texts(file)
     if (stride or first != "once") and not protocol.startswith("perplexity"):
         raise BadInput(
-            f"--stride and --first are for the perplexity of a file; {protocol} has its own"
+            f"--stride and --first are for the perplexity of a file; {protocol} has its own: leave"
+            " them out"
         )
     if window and stride:
         check_stride(stride, window)
@@ -205,7 +208,8 @@ def compare(
     first, *others = map(compare.read_results, results)
     if not others or not all(first.keys() & other.keys() for other in others):
         raise BadInput(
-            f"give two or more files of results that have a protocol in common with {results[0]}"
+            "give two or more files that --json wrote, each with a protocol in common with the"
+            f" first, {results[0]}"
         )
     compared: list[compare.Compared] = [(result, None) for result in first.values()]
     for other in others:
@@ -273,7 +277,10 @@ def oracle(
     from mlm_repro.evaluation.conventions.identify import find, parse_claims
 
     if not identify and not out:
-        raise BadInput("give --out DIR to write the oracle, or --identify NUMBER")
+        raise BadInput(
+            "give --out DIR to write the oracle, or --identify NUMBER to name the convention behind"
+            " a number"
+        )
     for number in identify or ():
         parse_claims(number)
     from mlm_repro.evaluation.conventions.oracle import read_table, write_oracle
@@ -403,7 +410,9 @@ def _write(path: Path | None, content: JSON | str) -> None:
             else:
                 write_json(path, content)
         except OSError as error:
-            raise BadInput(f"{path} cannot be written: {error.strerror}") from error
+            raise BadInput(
+                f"{path} cannot be written: {error.strerror}; the result is printed above"
+            ) from error
         print(f"written: {path}")
 
 

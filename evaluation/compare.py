@@ -62,7 +62,9 @@ def read_results(path: Path) -> dict[str, Result]:
     try:
         return {name: Result.model_validate(result) for name, result in results.items()}
     except (ValueError, AttributeError) as error:
-        raise BadInput(f"{path} holds no results of mlm-eval") from error
+        raise BadInput(
+            f"{path} holds no results of mlm-eval, as a score's --json writes them"
+        ) from error
 
 
 def paired_difference(first: Result, second: Result) -> Difference:
@@ -72,15 +74,16 @@ def paired_difference(first: Result, second: Result) -> Difference:
     different texts or parts."""
     if (first.task, first.data_digest) != (second.task, second.data_digest):
         raise BadInput(
-            f"{first.task}: the two models were scored on different texts, or by different"
-            " protocols"
+            f"{first.task} of the first file and {second.task} of {second.checkpoint} are different"
+            " protocols or on different texts: score both models by one, on the same text"
         )
     accuracy = accuracy_error = p = None
     if isinstance(first, ClozeResult) and isinstance(second, ClozeResult):
         pairs = [np.array(result.examples, np.float64).reshape(-1, 2) for result in (first, second)]
         if len(pairs[0]) != len(pairs[1]) or not len(pairs[0]):
             raise BadInput(
-                f"{first.task}: the two models were not scored on the same parts of the text"
+                f"{first.task}: the two models were not scored on the same parts of the text, or"
+                " their files have no examples: score both again with the same --limit"
             )
         loss, change = (pairs[1] - pairs[0]).T
         accuracy = float(change.mean())
@@ -133,12 +136,12 @@ def _check_parts(first: PerplexityResult, second: PerplexityResult) -> None:
 
     if parts(first) != parts(second):
         reason = (
-            "were not scored on the same parts of the text, since their contexts or vocabularies"
-            " differ"
+            "were not scored on the same parts of the text, since their windows, tokenizers or"
+            " --limit differ"
         )
         raise BadInput(
-            f"{first.task}: the two models {reason}: compare them without --limit, on a text with"
-            " articles"
+            f"{first.task}: the two models {reason}: score both without --limit, on a text with"
+            " articles, such as the documents of a .jsonl file"
         )
 
 

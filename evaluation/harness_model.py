@@ -185,7 +185,10 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         tokens fill the context."""
         limit = int(settings.get("max_gen_toks", NEW_TOKENS))
         if (room := self._loaded.model.seq_length - limit) < 1:
-            raise BadInput(f"{limit} new tokens leave no room for a prompt in the model's context")
+            raise BadInput(
+                f"{limit} new tokens, max_gen_toks of the task or else 256, leave no room for a"
+                " prompt in the model's context: set fewer by --gen_kwargs max_gen_toks=NUMBER"
+            )
         return self.tok_encode(context)[-room:] or [self.prefix_token_id]
 
     def _generate(self, prompts: Sequence[Sequence[int]], settings: JSON) -> list[str]:

@@ -36,8 +36,9 @@ class Request:
     def __post_init__(self) -> None:
         if not 1 <= self.num_scored < len(self.tokens):
             raise BadInput(
-                f"{self.num_scored} of {len(self.tokens)} tokens cannot be scored: at least one"
-                " is, and the first never"
+                f"{self.num_scored} of the {len(self.tokens)} tokens of a window or passage are to"
+                " be scored: at least one must be, and never the first; the text or --window may be"
+                " too short"
             )
 
     @classmethod

@@ -94,7 +94,9 @@ def counts(
         task = protocol.task(result.task, find_test_set(protocol.test_set), tokenizer, context)
     limited = task.limited(limit)
     if limited.source.digest != result.data_digest:
-        raise DataMissing(f"the text of {result.task} here is not the one that was scored")
+        raise DataMissing(
+            f"the text of {result.task} on this machine is not the one that was scored"
+        )
     given = limited.counts | {
         "num_scored_tokens": sum(request.num_scored for request in limited.requests)
     }

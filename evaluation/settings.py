@@ -53,7 +53,7 @@ class Settings(Config):
         parts = [re.fullmatch(r"\s*(tp|pp|dp)=([1-9][0-9]*)\s*", part) for part in value.split(",")]
         sizes = {part[1]: int(part[2]) for part in parts if part}
         if len(sizes) < len(parts):
-            needed = "axes are tp, pp and dp, each with its ranks"
+            needed = "give one or more of tp, pp and dp, each once with its number of ranks"
             raise ValueError(f"{value!r} is not a layout such as tp=2,pp=2: {needed}")
         return Layout(**sizes)
 
@@ -61,7 +61,8 @@ class Settings(Config):
     def _check(self) -> Self:
         if self.device and self.layout.world_size > 1:
             raise ValueError(
-                "device is for one rank: several take a GPU each, or share the processor"
+                "device is for one rank, and the layout has several, which take a GPU each or share"
+                " the processor: leave device out"
             )
         return self
 
@@ -86,13 +87,15 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0 < self.temperature < float("inf"):
             raise BadInput(
-                f"a temperature of {self.temperature} is not above 0 and finite; without one it is"
-                " greedy"
+                f"a temperature of {self.temperature} is not above 0 and finite: give another, or"
+                " for greedy decoding leave out temperature, top-k and top-p"
             )
         if self.top_k is not None and self.top_k < 1:
-            raise BadInput(f"top-k = {self.top_k} leaves no token")
+            raise BadInput(f"top-k = {self.top_k} leaves no token: give 1 or more, or leave it out")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise BadInput(f"top-p = {self.top_p} is not in (0, 1]")
+            raise BadInput(
+                f"top-p = {self.top_p} is not above 0 and at most 1: give another, or leave it out"
+            )
 
     def probabilities(self, logits: "torch.Tensor") -> "torch.Tensor":
         """Return the probability of each token, [v], from its logits [v]; 0 for a token that is

@@ -33,7 +33,10 @@ def check_stride(stride: int, seq_length: int) -> None:
     """Raise BadInput unless `stride` is from 1 to `seq_length`: windows of `seq_length` targets
     that begin further apart would skip some."""
     if not 1 <= stride <= seq_length:
-        raise BadInput(f"stride {stride} must be between 1 and the window's {seq_length} tokens")
+        raise BadInput(
+            f"a stride of {stride} is not from 1 to the window's {seq_length} tokens: a longer one"
+            " would skip some, so change --stride or --window"
+        )
 
 
 def sliding_windows(num_tokens: int, seq_length: int, stride: int) -> list[Window]:
@@ -47,7 +50,10 @@ def sliding_windows(num_tokens: int, seq_length: int, stride: int) -> list[Windo
     """
     check_stride(stride, seq_length)
     if num_tokens < 2:
-        raise BadInput(f"a text of {num_tokens} tokens has nothing to score")
+        raise BadInput(
+            f"a text of {num_tokens} tokens has nothing to score: the first is never scored, so"
+            " give a longer text"
+        )
     size = seq_length + 1
 
     def window(number: int) -> Window:

@@ -66,8 +66,8 @@ def own_checkpoints(run: Path) -> list[Path]:
             owner = read_object(lineage).get("run") if lineage.is_file() else None
             if owner != identity and not path.is_symlink():
                 raise BadInput(
-                    f"{path} is not from {run.name}: its {LINEAGE} names another run or is"
-                    " missing; move the checkpoint away"
+                    f"{path} is not a checkpoint of {run.name}: its {LINEAGE} names another run or"
+                    " is missing; move the checkpoint away"
                 )
     return checkpoints
 
@@ -86,10 +86,16 @@ def resolve_checkpoint(path: Path) -> Path:
     if folder.is_dir():
         complete = own_checkpoints(folder.parent)
         if not complete:
-            raise IntegrityFailure(f"{path} has no complete checkpoint")
+            raise IntegrityFailure(
+                f"{path} has no complete checkpoint: none in it has the file COMPLETE, which is"
+                " written last"
+            )
         return complete[-1]
     if not is_sealed(path):
-        raise IntegrityFailure(f"{path} has no COMPLETE file: it is not a finished checkpoint")
+        raise IntegrityFailure(
+            f"{path} has no COMPLETE file: it is neither a finished checkpoint nor a run with"
+            " checkpoints"
+        )
     if not (path / INDEX).is_file():
         raise BadInput(f"{path} is complete but is not a checkpoint: it has no {INDEX}")
     return path
@@ -130,12 +136,21 @@ def broken_manifest(name: str, manifest: JSON) -> Iterator[str]:
     configuration, its identity, its settings or its attempts. `name` is the run's name."""
     config = manifest["config"]
     if sha256_json(config) != manifest["config_digest"]:
-        yield f"{name}: the configuration in {MANIFEST} is not the one its digest was made of"
+        yield (
+            f"{name}: the configuration in {MANIFEST} is not the one its digest was made of, so"
+            " `config` or `config_digest` was edited"
+        )
     if identity_in(manifest) != manifest["identity"]:
-        yield f"{name}: the identity in {MANIFEST} is not that of its configuration and inputs"
+        yield (
+            f"{name}: the identity in {MANIFEST} is not that of its configuration and inputs, so"
+            " one of the three was edited"
+        )
     for section, value in manifest.get("settings", {}).items():
         if not _states(config.get(section), value):
-            yield f"{name}: the {section} in `settings` of {MANIFEST} is not the one in `config`"
+            yield (
+                f"{name}: the {section} in `settings` of {MANIFEST} is not the one in `config`, so"
+                " one of the two was edited"
+            )
     yield from _attempts(name, manifest)
 
 
@@ -151,7 +166,11 @@ def _attempts(name: str, manifest: JSON) -> Iterator[str]:
         if attempt.get("before", before) != before or (
             "before" not in attempt and "layouts" not in manifest
         ):
-            yield f"{name}: attempt {number + 1} in {MANIFEST} does not follow on the one before it"
+            yield (
+                f"{name}: `before` of attempt {number + 1} in {MANIFEST} is not the digest of the"
+                " attempt before it, or for the first the run's identity: attempts were edited,"
+                " added or removed"
+            )
 
 
 def _states(full: Any, partial: Any) -> bool:
@@ -186,7 +205,10 @@ def _check_checkpoint(path: Path, manifest: JSON) -> Iterator[str]:
         sha256_json(attempt): attempt for attempt in manifest.get("attempts", [])
     } | {None: {}}
     if (writer := lineage.get("attempt")) not in attempts:
-        yield f"{path.name} was written by an attempt that {MANIFEST} does not have"
+        yield (
+            f"{path.name} was written by an attempt that {MANIFEST} does not have: the checkpoint"
+            " was exchanged, or an attempt was edited or removed"
+        )
     config = read_object(path / CONFIG)
     due = {section: manifest["config"].get(section) for section in ("name", "model", "twin")}
     # Checkpoints of earlier versions name no attempt: their layout is taken as it is.
@@ -212,7 +234,10 @@ def _check_descent(older: Path, newer: Path) -> Iterator[str]:
             " here: one of them was exchanged"
         )
     elif ancestors[: len(before)] != before:
-        yield f"{newer.name} and {older.name} name different checkpoints before them"
+        yield (
+            f"{newer.name} and {older.name} name different checkpoints before them in lineage.json:"
+            " one of the two was exchanged or edited"
+        )
 
 
 def _check_weights(checkpoints: list[Path]) -> Iterator[str]:

@@ -250,14 +250,15 @@ def _unforeseen(error: Exception) -> UserError:
     number = getattr(error, "errno", None)
     file = getattr(error, "filename", None) or "a file"
     if isinstance(error, MemoryError) or number == errno.ENOMEM or "can't allocate memory" in text:
-        return HardwareMissing(f"this machine has too little memory for that: {message[:200]}")
+        return HardwareMissing(f"this machine has too little memory for the work: {message[:200]}")
     if text == NO_HOME:
         return BadInput("this user has no home directory: set HOME")
     if text.startswith(CIRCLE):
         return BadInput(f"{text.removeprefix(CIRCLE)} cannot be used: the links form a loop")
     if number in NO_DISK:
         return Interrupted(
-            f"the disk failed at {file} ({cause(error)}); the same command continues from there"
+            f"the disk failed at {file} ({cause(error)}): make room or repair it, and the same"
+            " command continues, or begins anew if it keeps no finished work"
         )
     if number in NO_WAY:
         return BadInput(f"{file} cannot be used: {cause(error)}")

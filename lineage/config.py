@@ -119,7 +119,10 @@ def read_toml(path: Path, seen: tuple[Path, ...] = ()) -> JSON:
     if len(seen) == LONGEST_CHAIN:
         raise BadInput(f"{seen[0]}: `extends` goes on for more than {LONGEST_CHAIN} files")
     if path.resolve() in seen:
-        raise BadInput(f"{path}: `extends` leads back to the same file")
+        raise BadInput(
+            f"{path}: its `extends`, or that of a file that it extends, leads back to it: take one"
+            " of them out"
+        )
     try:
         text = read_bytes(path, MOST_BYTES).decode("utf-8")
         if DEEP.search(text):
@@ -156,7 +159,10 @@ def _parse_override(text: str) -> JSON:
     not TOML is taken as text. Raises BadInput for any other form."""
     dotted, equals, raw = text.partition("=")
     if not equals or not all(dotted.split(".")) or DEEP.match(dotted):
-        raise BadInput(f"override {text!r} is not of the form section.key=value")
+        raise BadInput(
+            f"override {text!r} is not of the form section.key=value, or its key is inside of more"
+            " than 63 sections"
+        )
     try:
         value: Any = tomllib.loads(f"value = {raw}")["value"]
     except (ValueError, RecursionError):
@@ -196,7 +202,7 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
         home = next((key for key in keys if key.endswith(f".{name}")), "")
         known = getattr(model, "other_names", {}).get(location[-1]) or home
         names = sorted({key.rpartition(".")[2] for key in keys})
-        hint = f"here it is {known}" if known else did_you_mean(name, names, "")
+        hint = f"this program's key is {known}" if known else did_you_mean(name, names, "")
         return "; ".join(filter(None, (f"unknown key {dotted!r}", hint))) + more
     if first["type"] == "missing":
         return f"missing key {dotted!r}{more}"

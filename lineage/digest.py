@@ -137,11 +137,12 @@ def check_seal(directory: Path, is_read: Callable[[str], bool] = lambda name: Tr
         for name in sorted(files.keys() | present):
             if name not in present:
                 raise IntegrityFailure(
-                    f"{directory / name} is missing and was there when {directory.name} was sealed"
+                    f"{directory / name} is missing and was there when {directory.name} was sealed:"
+                    " put it back, or make the directory again"
                 )
             if name not in files:
                 raise IntegrityFailure(
-                    f"{directory / name} was added after {directory.name} was sealed"
+                    f"{directory / name} was added after {directory.name} was sealed: move it away"
                 )
             path = directory / name
             expected = files[name]
@@ -172,7 +173,10 @@ def _read_marker(directory: Path) -> JSON:
     if not directory.is_dir():
         raise IntegrityFailure(f"{directory} is not a directory")
     if not path.is_file():
-        raise IntegrityFailure(f"{directory} has no {MARKER} file: what made it did not finish")
+        raise IntegrityFailure(
+            f"{directory} has no {MARKER} file: the command that makes it has not finished, or it"
+            " is no directory that this program makes"
+        )
     return checked_marker(lambda: read_json(path), directory)
 
 
@@ -206,7 +210,8 @@ def _sealed_files(directory: Path, outside: tuple[str, ...] = (MARKER, *DERIVED)
             files.append(path / MARKER)
         elif path.is_dir() and path.is_symlink():
             raise IntegrityFailure(
-                f"{path} is a link to a directory that is not complete: it could lead anywhere"
+                f"{path} is a link to a directory without a COMPLETE file, whose content no digest"
+                " would cover: remove the link"
             )
         elif path.is_dir():
             files.extend(_sealed_files(path, outside=()))

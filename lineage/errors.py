@@ -59,7 +59,9 @@ def refuse_non_text(names: Iterable[str]) -> None:
         try:
             name.encode()
         except UnicodeEncodeError as error:
-            raise BadInput(f"{name} is not UTF-8 text: rename what it names") from error
+            raise BadInput(
+                f"{name} is not UTF-8 text: rename the file or folder, or type other text"
+            ) from error
 
 
 class Diverged(UserError):

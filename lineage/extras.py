@@ -32,7 +32,9 @@ def import_extra(module: str, extra: str) -> ModuleType:
         return import_module(module)
     except ImportError as error:
         library = module.partition(".")[0]
-        raise ExtraMissing(f"this needs {library}: {install_command(extra)} ({error})") from error
+        raise ExtraMissing(
+            f"this command needs {library}: {install_command(extra)} ({error})"
+        ) from error
 
 
 def check_torch() -> None:

@@ -108,8 +108,8 @@ def misfits(directory: Path, kind: Kind, values: JSON) -> Iterator[str]:
         return
     if not set(values["outside_identity"]) <= kind.outside:
         yield (
-            f"{MANIFEST} of {directory.name} has more outside of its identity than where the run"
-            " takes place"
+            f"{MANIFEST} of {directory.name} was edited: its `outside_identity` names sections that"
+            " the identity of such a run covers"
         )
     # Under another version of the schema the settings cannot be recomputed by this program.
     if values.get("schema_version") == kind.schema:
@@ -127,7 +127,7 @@ def misfits(directory: Path, kind: Kind, values: JSON) -> Iterator[str]:
     name = values["name"]
     named = f"{name}-{values['identity'][:8]}"
     if not re.fullmatch(kind.name(values["config"]), name):
-        yield f"{directory.name} is called {name}, which is not the name of what it computes"
+        yield f"{directory.name} is called {name}, and its configuration gives it another name"
     if directory.name not in (name, named):
         yield f"{directory.name} was renamed or copied over another: it began as {named}"
 

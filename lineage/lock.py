@@ -110,8 +110,9 @@ def check_held(directory: Path) -> None:
     path = directory / LOCK
     if path in _HELD and not _is_same(_HELD[path], path):
         raise Interrupted(
-            f"{directory} was moved or removed while it was worked in: nothing more is written"
-            " there"
+            f"{directory} was moved, removed or replaced while this command worked in it, which"
+            " writes nothing more there: the same command continues if it is moved back, and else"
+            " begins anew"
         )
 
 
@@ -170,9 +171,10 @@ def check_place(option: str, path: Path | None, mark: str) -> None:
     makes the file. A `path` of None is accepted; `option` names it in the sentence.
 
     The path must not be named twice in this command, nor lie in a sealed directory. An existing
-    file must contain `mark`, which every result of its kind does, unless the command has
-    `--overwrite`. The path is then claimed until the command ends. With an empty `mark` an existing
-    file is accepted and nothing is claimed.
+    file that is not empty must contain `mark`, which every result of its kind does, unless the
+    command has `--overwrite`. The path is then claimed until the command ends, but for a device, a
+    pipe or a link to a file. With an empty `mark` an existing file is accepted and nothing is
+    claimed.
     """
     if path is None:
         return
@@ -185,16 +187,23 @@ def check_place(option: str, path: Path | None, mark: str) -> None:
     ]
     if sum(real in map(os.path.realpath, words) for words in named) > 1:
         raise BadInput(
-            f"{option} {path} is named twice in this command, which would lose one of the two"
+            f"{option} {path} is named twice in this command, which would lose one of the two:"
+            " name another file for one of them"
         )
     folder = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
     if not folder.is_dir():
         raise BadInput(f"{option} {path} cannot be written: {folder} is not a directory")
     if not os.access(path if is_stream(path) else folder, os.W_OK):
-        raise BadInput(f"{option} {path} cannot be written: this user may not write to {folder}")
+        raise BadInput(
+            f"{option} {path} cannot be written: this user may not write to the device, pipe or"
+            f" link that is there, or else to the folder {folder}"
+        )
     sealed = next(filter(is_sealed, Path(real).parents), None)
     if sealed:
-        raise BadInput(f"{option} {path} lies in {sealed}, which is complete: name another place")
+        raise BadInput(
+            f"{option} {path} lies in {sealed}, which is complete and takes no more files: name"
+            " another place"
+        )
     if mark and not is_stream(path):
         claim(path)
     is_other = path.is_file() and path.stat().st_size and mark.encode() not in path.read_bytes()
@@ -226,11 +235,14 @@ def check_output(out: Path) -> None:
     """Raise BadInput if the new directory `out` of a command exists, is a link, or would lie in a
     sealed directory."""
     if out.exists() or out.is_symlink():
-        raise BadInput(f"{out} exists already: name a new directory")
+        raise BadInput(
+            f"{out} exists already, and no option replaces it: name a new directory, or remove it"
+        )
     for parent in out.resolve().parents:
         if is_sealed(parent):
             raise BadInput(
-                f"{out} would lie in {parent}, which is complete: name another directory"
+                f"{out} would lie in {parent}, which is complete and takes no more files: name"
+                " another directory"
             )
 
 

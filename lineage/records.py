@@ -51,7 +51,8 @@ class Record(Config):
     def _check(self) -> Self:
         if self.kind not in ("simulated", "scaled") and (self.low, self.high) != (None, None):
             raise ValueError(
-                f"a {self.kind} number has no interval; only a simulated or a scaled one has"
+                f"a {self.kind} number has no interval: leave out `low` and `high`, which only a"
+                " simulated or a scaled one has"
             )
         return self
 

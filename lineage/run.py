@@ -76,15 +76,16 @@ class RunDirectory:
         too long or leads to a run of another kind."""
         if (length := len(os.fsencode(manifest.name))) > LONGEST_NAME:
             raise BadInput(
-                f"the name of a run has {length} bytes: at most {LONGEST_NAME} leave room for its"
-                " files"
+                f"the run's name has {length} bytes: give it one of at most {LONGEST_NAME}, which"
+                " leave room for the names of its files"
             )
         named = root / manifest.name
         if (named / MANIFEST).is_file() and (
             other := read_object(named / MANIFEST).get("kind")
         ) != manifest.kind:
             raise BadInput(
-                f"{named} is the name of a {other} run: give this {manifest.kind} run another one"
+                f"{named} is the name of a {other} run: give this {manifest.kind} run another name,"
+                " or another folder of runs"
             )
         return cls(root / f"{manifest.name}-{manifest.identity[:8]}")
 
@@ -100,7 +101,10 @@ class RunDirectory:
             if not is_begun and (
                 path.is_file() or (path.is_dir() and not all(map(_is_leftover, path.iterdir())))
             ):
-                raise BadInput(f"{path} is in use: name a place that is empty or new")
+                raise BadInput(
+                    f"{path} is a file, or a directory with files but no manifest.json: name a new"
+                    " or an empty directory"
+                )
             return cls(path).begun(manifest)
 
     def begun(self, manifest: Manifest) -> "RunDirectory":
@@ -125,8 +129,8 @@ class RunDirectory:
             run = RunDirectory(self.path, is_new, is_new and made)
         if run.manifest["identity"] != manifest.identity:
             raise BadInput(
-                f"{self.path} holds the result of other work, or of another state of this program:"
-                " name another place, or move it away"
+                f"{self.path} holds the result of other work, with other settings or inputs or by"
+                " another state of this program: name another place, or move it away"
             )
         return run
 
@@ -175,7 +179,8 @@ class RunDirectory:
     @classmethod
     def open(cls, path: Path, kind: str = "") -> "RunDirectory":
         """Return the existing run at `path`, without links in its path. Raises BadInput if there is
-        no run, or if it is of another kind than `kind`, where that is given."""
+        no run, or if it is of another kind than `kind`, where that is given, and IntegrityFailure
+        if its manifest is damaged."""
         run = cls(path.resolve())
         if (kind_of_run := run.manifest.get("kind", kind)) != kind and kind:
             raise BadInput(f"{path} is of the kind {kind_of_run}, not a {kind} run")
@@ -212,7 +217,10 @@ class RunDirectory:
         try:
             return parse_document(values, Manifest, str(path)).model_dump(mode="json") | values
         except UnicodeEncodeError as error:
-            raise IntegrityFailure(f"{path} holds half a character, which is not text") from error
+            raise IntegrityFailure(
+                f"{path} holds an escape such as \\ud800, half of a character, which this program"
+                " does not write: it was edited or damaged"
+            ) from error
 
     @property
     def other_code(self) -> str:
@@ -287,8 +295,8 @@ class RunDirectory:
             if error.errno not in NO_LINKS:
                 raise
             print(
-                f"note: there are no links here: the run is {self.path}, and {link} does not lead"
-                " to it",
+                f"note: this file system has no links: the run is {self.path}, and {link} does not"
+                " lead to it",
                 file=sys.stderr,
             )
 

@@ -36,7 +36,7 @@ def number(name: str) -> int | None:
     ):
         sentence = (
             f"the environment variable {name} is {text[:40]!r}, not a whole number from"
-            f" {LEAST[name]} on"
+            f" {LEAST[name]} to a million"
         )
         raise BadInput(sentence, on_every_rank=True)
     return int(text)
@@ -48,8 +48,8 @@ def check_numbers() -> None:
     values = {name: number(name) for name in LEAST}
     if (values["RANK"] or 0) >= (values["WORLD_SIZE"] or 1):
         sentence = (
-            "RANK is set, and WORLD_SIZE is not or is not larger: start ranks with torchrun, or"
-            " unset it"
+            "the environment variable RANK is set, and WORLD_SIZE is not or is not larger: start"
+            " ranks with torchrun, or unset both"
         )
         raise BadInput(sentence, on_every_rank=True)
 

@@ -175,7 +175,10 @@ def _train_again(run: Path, segment: Segment, root: Path) -> Path:
             raise IntegrityFailure("the checkpoint is damaged, as a rank says above")
         raise SystemExit(code)
     if not is_sealed(checkpoint_path(again.path, end)):
-        raise Interrupted("stopped before all segments were trained again")
+        raise Interrupted(
+            "the replay was stopped before it had trained the drawn parts of the run again: nothing"
+            " of it is kept, and the same command draws parts anew"
+        )
     return again.path
 
 

@@ -41,8 +41,8 @@ def read_table(directory: Path) -> list[Convention]:
     for name, entry in sealed_files(directory).items():
         if not (directory / name).is_file() or sha256_file(directory / name) != entry["sha256"]:
             raise BadInput(
-                f"{directory / name} is not as it was written: write the oracle again and run on"
-                " that"
+                f"{directory / name} is not as it was written: write the oracle to a new directory"
+                " by --out and run the harness on that"
             )
     with (directory / "table.csv").open(encoding="utf-8", newline="") as file:
         rows = [

@@ -47,7 +47,8 @@ def cached_model(name: str) -> Path:
         return Path(snapshot_download(repository, revision=revision, local_files_only=True))
     except LocalEntryNotFoundError as error:
         raise DataMissing(
-            f"model {name} is not in the hub's cache, and the hub cannot be reached"
+            f"model {name} is not in the hub's cache, and the hub cannot be reached: connect this"
+            " machine, or copy here what `mlm-eval fetch` writes on another and give its path"
         ) from error
 
 

@@ -79,7 +79,10 @@ class Place:
         read_object(directory / CONFIG)
         weight_files(directory)
         if not vocab and not any(map(list, map(directory.glob, TOKENIZERS))):
-            raise BadInput(f"{directory} has no tokenizer: none of {', '.join(TOKENIZERS)}")
+            raise BadInput(
+                f"{directory} has no tokenizer, none of {', '.join(TOKENIZERS)}: put one there, or"
+                " for a GPT-2 name the folder of its vocabulary by --set vocab=FOLDER"
+            )
         return cls(asked, directory, "transformers")
 
     @property
@@ -128,7 +131,10 @@ def _base(directory: Path) -> Path:
 
     base = read_object(directory / ADAPTER).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
-        raise BadInput(f"{directory / ADAPTER} does not name the model that it is an adapter of")
+        raise BadInput(
+            f"{directory / ADAPTER} does not name the model that it is an adapter of: set"
+            " base_model_name_or_path in it"
+        )
     if (directory / CONFIG).is_file():
         raise BadInput(
             f"{directory} holds a model and an adapter of {base}: give each a directory of its own"

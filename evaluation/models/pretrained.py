@@ -313,7 +313,10 @@ class Pretrained:
             ids = (
                 f"the tokenizer of {self.directory} has ids up to {self.tokenizer.vocab_size - 1:,}"
             )
-            raise IntegrityFailure(f"{ids}, but the model has an embedding of {rows:,} rows")
+            raise IntegrityFailure(
+                f"{ids}, but the model has an embedding of {rows:,} rows: one of the two is of"
+                " another model"
+            )
         if padding := rows - self.tokenizer.vocab_size:
             left = (
                 f"{padding:,} rows of the embedding stand for no sub-word: they are left out of the"
@@ -337,7 +340,7 @@ class Pretrained:
             self.model = PretrainedModel(loaded.to(device).eval())
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
             raise BadInput(
-                f"{self.directory} fails inside transformers: {one_line(error)}"
+                f"{self.directory} is loaded but fails inside transformers: {one_line(error)}"
             ) from error
         whole = "equals the whole model on scored rows"
         own = "the model's own logits, which it changes"
@@ -409,7 +412,10 @@ class Pretrained:
         names = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         if config.model_type not in names or config.is_encoder_decoder:
             kind = f"{self.directory} is a {config.model_type}"
-            raise BadInput(f"{kind}, which does not predict tokens from earlier ones")
+            raise BadInput(
+                f"{kind}, which does not predict tokens from earlier ones: give a causal language"
+                " model"
+            )
         if stated.get("auto_map"):
             own = (
                 "modeling code that comes with it is never run: transformers' own"
@@ -444,7 +450,7 @@ class Pretrained:
             needed = f"{count:,} parameters, {size:,.1f} GiB in {str(dtype).removeprefix('torch.')}"
             raise HardwareMissing(
                 f"{self.directory} has {needed}, and the {'GPU' if is_gpu else 'machine'} has"
-                f" {available:,.1f} GiB"
+                f" {available:,.1f} GiB: --set dtype=bf16 takes half of float32"
             )
 
     def _load(self, library: Any, dtype: torch.dtype, **renamed: Any) -> Any:
@@ -479,7 +485,10 @@ class Pretrained:
             for name, theirs, ours in sorted(report["mismatched_keys"])
         ]
         if wrong := [f"tensor {name!r} is missing" for name in missing] + others:
-            raise IntegrityFailure(f"{self.directory}: {wrong[0]} ({len(wrong)} such)")
+            raise IntegrityFailure(
+                f"{self.directory}: {wrong[0]} ({len(wrong)} such), so the weights are incomplete"
+                " or of another model than the configuration"
+            )
         self.checked["weights"] = "the file's tensors are the model's"
         if left:
             unused = (
@@ -529,8 +538,8 @@ class Pretrained:
             ) from error
         if not differs <= MERGED[beside.itemsize]:
             raise BadInput(
-                f"the adapter {self._adapter} cannot be scored: merged into the weights it is"
-                " another model"
+                f"the adapter {self._adapter} cannot be scored: merged into the model's weights it"
+                " gives other logits than beside them"
             )
         self._say(
             "adapter",
@@ -547,7 +556,8 @@ class Pretrained:
             # aminmax passes NaN on, and takes a tenth of the time of isfinite on every element.
             if is_number and not torch.stack(torch.aminmax(tensor)).isfinite().all():
                 raise IntegrityFailure(
-                    f"{self.directory}: tensor {name!r} holds values that are not finite numbers"
+                    f"{self.directory}: tensor {name!r} holds values that are not finite numbers:"
+                    " the training diverged, or the file is damaged"
                 )
             content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             return (

@@ -114,18 +114,20 @@ def score(
     """
     mesh = model.mesh
     if not requests:
-        raise BadInput("there is nothing to score")
+        raise BadInput("there is nothing to score: the text has no sub-word to predict")
     widest = max(len(request.tokens) for request in requests) - 1
     if widest > model.seq_length:
         raise BadInput(
-            f"a request of {widest} tokens does not fit the model's context of {model.seq_length}"
+            f"{widest} tokens of one window or passage are more than the {model.seq_length} that"
+            " the model takes at once: give a shorter --window"
         )
     if not all(
         request.tokens.min() >= 0 and request.tokens.max() < model.vocab_size
         for request in requests
     ):
         raise BadInput(
-            f"the text has token ids beyond the model's vocabulary of {model.vocab_size}"
+            "the text was encoded by another model's tokenizer: it has ids beyond this model's"
+            f" vocabulary of {model.vocab_size}"
         )
     size = 1 if model.is_alone else batch_size
     batches = plan_batches(
@@ -172,7 +174,7 @@ def _workers(model: ScoringModel, workers: int | None) -> int:
     if workers not in (None, 1):
         raise BadInput(
             f"{workers} workers were requested, but a model on a GPU or on several ranks is scored"
-            " by one"
+            " by one: leave workers out of --set"
         )
     return 1
 
@@ -236,8 +238,11 @@ def in_workers(
             for done in as_completed(working):
                 yield working[done], done.result()
         except BrokenProcessPool as error:
-            advice = "if memory ran out, --set a smaller batch_size or fewer workers"
-            raise UserError(f"a scoring worker ended before its work; {advice}") from error
+            advice = (
+                "if memory ran out, --set fewer workers, which keeps what was scored, or a smaller"
+                " batch_size, which begins anew"
+            )
+            raise UserError(f"a scoring worker ended before its work was done; {advice}") from error
         finally:
             # Killed, so that no worker finishes an item that nobody waits for.
             for process in (pool._processes or {}).values():
@@ -284,7 +289,8 @@ def score_in_memory(
             inputs = max(len(request.tokens) for request in requests) - 1
             rows = f"{len(requests)} rows of {inputs:,} tokens"
             raise HardwareMissing(
-                f"{rows} do not fit into the memory of {model.mesh.device}"
+                f"{rows} do not fit into the memory of {model.mesh.device}: --set batch_size=1 or"
+                " dtype=bf16, or give a shorter --window"
             ) from error
     torch.cuda.empty_cache()
     half = len(requests) // 2
@@ -507,7 +513,10 @@ def remembering(model: ScoringModel) -> TransformerXL:
             "this protocol is for a model with memory: a Transformer-XL with memory_length above 0"
         )
     if model.mesh.layout.world_size > 1:
-        raise NoMemory("a text is scored with memory by one rank: leave out its layout")
+        raise NoMemory(
+            "this protocol scores with memory, on one rank alone: leave out --set layout, and start"
+            " it without torchrun"
+        )
     return network
 
 
@@ -526,7 +535,10 @@ def score_with_memory(
     """
     network = remembering(model)
     if max(len(request.tokens) for request in segments) - 1 > model.seq_length:
-        raise BadInput(f"a segment is longer than the model's {model.seq_length} tokens")
+        raise BadInput(
+            f"the window is longer than the {model.seq_length} tokens that the model takes at once:"
+            " leave out --window or give a shorter one"
+        )
     device = model.mesh.device
     states = dict[int, Tensor]()
     parts = []

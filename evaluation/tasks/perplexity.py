@@ -99,7 +99,8 @@ def sliding_stream(
     repeated = len(before) if first == "every" else 0
     if repeated >= seq_length:
         raise BadInput(
-            f"a window of {seq_length} tokens has no room for {shown_first(tokenizer)} and a text"
+            f"a window of {seq_length} tokens has no room for {shown_first(tokenizer)} and a text:"
+            " give a longer --window, or leave out --first every"
         )
     stride = min(stride, seq_length - repeated) if repeated else stride
     windows = sliding_windows(len(tokens), seq_length - repeated, stride)

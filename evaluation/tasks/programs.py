@@ -51,6 +51,7 @@ def program_perplexity(
     if not windows:
         raise BadInput(
             f"{text.source.title} has {len(tokens):,} sub-words, fewer than a window of {window:,}"
+            " or none that this protocol scores: give a longer text or a shorter --window"
         )
     is_target = np.ones(len(tokens), bool)
     is_target[[0, *ends[:-1]]] = False

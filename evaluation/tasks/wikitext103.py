@@ -182,4 +182,7 @@ def _expect(count: int, published: int, what: str) -> None:
     """Raise IntegrityFailure if a count of a WikiText file is not the published one; `what` says in
     the sentence what is counted."""
     if count != published:
-        raise IntegrityFailure(f"WikiText gives {count} {what} here, not the published {published}")
+        raise IntegrityFailure(
+            f"WikiText gives {count} {what} here, not the published {published}: the tokenizer or"
+            " this program was changed"
+        )

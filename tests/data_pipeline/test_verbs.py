@@ -97,7 +97,10 @@ def test_output_is_kept_reused_and_never_overwritten(cli: Command) -> None:
     assert files_of(Path("out")) == before
     Path("mine").mkdir()
     Path("mine/precious.txt").write_text("keep")
-    assert "is in use" in cli("clean", "jsonl:a.jsonl", "mine").err
+    assert (
+        "is a file, or a directory with files but no manifest.json"
+        in cli("clean", "jsonl:a.jsonl", "mine").err
+    )
     assert leftovers(Path("mine")) == ["precious.txt"]
 
 

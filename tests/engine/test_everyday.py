@@ -197,10 +197,10 @@ def test_a_run_is_resumed_by_its_short_name_at_the_layout_that_trained_last(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--set train.lr=1", "unknown key 'train.lr'; here it is train.learning_rate"),
+        ("--set train.lr=1", "unknown key 'train.lr'; this program's key is train.learning_rate"),
         (
             "--set train.gradient_accumulation_steps=4",
-            "here it is train.global_batch_size, the sequences of an update",
+            "this program's key is train.global_batch_size, the sequences of an update",
         ),
         (
             "--lr 3",

@@ -189,7 +189,7 @@ def test_a_package_that_is_missing_or_has_other_names_is_said(
     engine_class("megatron-core")
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "megatron.core", None)
-        with pytest.raises(BadInput, match=r"this needs megatron: pip install 'mlm-repro\[test\]'"):
+        with pytest.raises(BadInput, match=r"this command needs megatron: .*mlm-repro\[test\]"):
             engine_class("megatron-core")
     moved = r"has other names than the version tried, 0\.16\.1: .*"
     with monkeypatch.context() as patch:

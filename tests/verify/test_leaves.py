@@ -170,7 +170,7 @@ def test_a_run_is_not_scored_by_a_checkpoint_of_another(
     seal_training(run)
     done = call({}, *score, run)
     assert done.code == 2
-    assert f"{last(run)} is not from {run.name}" in done.err
+    assert f"{last(run)} is not a checkpoint of {run.name}" in done.err
 
 
 @pytest.mark.parametrize("marker", [{"algorithm": "none"}, {"verified_by": "me"}])
