@@ -112,10 +112,11 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
     cause: Exception | None = None
     try:
         try:
-            signal.signal(signal.SIGINT, partial(_stop, os.getpid()))
-            for number in set(STOPS) - {signal.SIGINT}:
+            stop = partial(_stop, os.getpid())
+            signal.signal(signal.SIGINT, stop)
+            for number in STOPS:
                 if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP on purpose
-                    signal.signal(number, partial(_stop, os.getpid()))
+                    signal.signal(number, stop)
             sys.unraisablehook = _stop_again
             hear_stops()
             refuse_non_text([*arguments, os.getcwd()])
@@ -299,7 +300,7 @@ def _stop(command: int, number: int, frame: object) -> NoReturn:
         _ignore_stops()
         raise _CtrlC
     signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+    signal.raise_signal(number)
     raise SystemExit
 
 
