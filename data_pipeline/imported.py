@@ -40,13 +40,15 @@ def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirect
     tokenizer = Tokenizer.open(config.path, config.end_of_text)
     if (highest := file.tokens.max(initial=0)) >= tokenizer.vocab_size:
         raise BadInput(
-            f"{prefix} has the token {highest}, and the tokenizer {config.path} only"
-            f" {tokenizer.vocab_size:,} tokens"
+            f"the token file {prefix} has the token id {highest}, and the tokenizer {config.path}"
+            f" only {tokenizer.vocab_size:,} tokens: give as --tokenizer the tokenizer that made"
+            " the file"
         )
     documents = len(file.document_index) - 1
     if documents < 2:
         raise BadInput(
-            f"{prefix} has {documents} documents, too few for a training and a validation split"
+            f"the token file {prefix} has {documents} documents, and a dataset needs at least two,"
+            " one for training and one for validation"
         )
     cut = documents - max(1, round(documents / VALID_SHARE))
     bounds = np.concatenate([[0], np.cumsum(file.sizes, dtype=np.int64)])[

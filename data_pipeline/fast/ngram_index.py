@@ -120,7 +120,10 @@ def fold_table() -> NDArray[np.uint32]:
     if (fold[fold[members]] != fold[members]).any() or any(
         WORD.search(letter, 1) for letter in lower
     ):
-        raise ValueError("this Python's lower case is not a fold of single characters")
+        raise ValueError(
+            "the search for test sets cannot run on this Python: in its Unicode data a lower-case"
+            " letter has another lower case, or one letter becomes several; use a released Python"
+        )
     return fold
 
 

@@ -46,8 +46,10 @@ MAX_LINE_BYTES = 256 << 20
 """Longest line or text file that is read, if a recipe sets no other length."""
 BYTES = "surrogateescape"
 """Error handler by which bytes that are not UTF-8 pass through a text."""
-GO_ON = "; with sources.max_bad_files a build leaves out the rest of that many such files"
-AGAIN = "the same command reads it again, and what was finished of other files is kept"
+GO_ON = (
+    "; replace it, or set sources.max_bad_files to the number of such files whose rest a build may"
+    " leave out"
+)
 
 Row = JSON | str
 """A row's fields by the names of their columns, or the reason why the row is not a document."""
@@ -109,9 +111,12 @@ def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -
             # A file with a stamp was read once already, for its digest: it is not damaged.
             if piece.stamp and isinstance(error, OSError) and error.errno:
                 raise Interrupted(
-                    f"{piece.path} can no longer be read ({error.strerror}); {AGAIN}"
+                    f"the input file {piece.path} can no longer be read ({error.strerror}): make it"
+                    " readable and run the same command again, which keeps what was finished"
                 ) from error
-            raise Damaged(f"{piece.path} cannot be read: {error}{GO_ON}") from error
+            raise Damaged(
+                f"the input file {piece.path} cannot be read to its end: {error}{GO_ON}"
+            ) from error
 
 
 def _read_rows(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
@@ -133,7 +138,9 @@ def _read_rows(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
     except (OSError, EOFError, zlib.error, lzma.LZMAError, UserError):
         raise
     except Exception as error:  # libraries of tables and archives have errors of their own
-        raise Damaged(f"{piece.path} is not a readable table or archive: {error}{GO_ON}") from error
+        raise Damaged(
+            f"the input file {piece.path} cannot be read as {piece.kind}: {error}{GO_ON}"
+        ) from error
 
 
 def _csv_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
@@ -183,7 +190,10 @@ def is_table(piece: Piece) -> bool:
 
 def _check_stamp(piece: Piece) -> None:
     if piece.stamp and stamp_of(place_of(piece.path)) != piece.stamp:
-        raise Interrupted(f"{piece.path} was changed while it was read; {AGAIN}")
+        raise Interrupted(
+            f"the input file {piece.path} was changed while it was read, and its new content makes"
+            " another dataset: run the command again when the file stays as it is"
+        )
 
 
 def pieces_within(limit: Limit, pieces: Iterable[Piece], max_line_bytes: int) -> Iterator[Piece]:
@@ -279,7 +289,7 @@ def document_of(piece: Piece, number: int, value: object) -> Document:
     ValueError if it is not an object, has no text, or has metadata that is nested too deeply;
     UnicodeDecodeError if its bytes are not UTF-8."""
     if not isinstance(value, dict):
-        raise ValueError("not a JSON object")
+        raise ValueError("not a JSON object, which has the text under a key")
     text = _value(value, piece.text_key)
     position = f"{piece.name}:{number}"
     if text is None and piece.text_key not in value:
@@ -288,7 +298,7 @@ def document_of(piece: Piece, number: int, value: object) -> Document:
     if isinstance(text, bytes):
         text = text.decode("utf-8")
     if not isinstance(text, str):
-        raise ValueError(f"{piece.text_key} is not a string")
+        raise ValueError(f"{piece.text_key}, the key of the text, has a value that is not a string")
     text = text if text.isascii() else mend_surrogates(text)
     if piece.kind in ("documents", "harvest"):
         own_id = value.get("id")
@@ -315,7 +325,10 @@ def plain(value: Any, depth: int = 0) -> Any:
     URL (RFC 2397) if they are not UTF-8. Raises ValueError for nesting deeper than MAX_DEPTH.
     """
     if depth > MAX_DEPTH:
-        raise ValueError(f"metadata is nested deeper than {MAX_DEPTH} levels")
+        raise ValueError(
+            f"metadata is nested deeper than {MAX_DEPTH} levels in a key that sources.metadata"
+            " names"
+        )
     if isinstance(value, dict):
         return {mend_surrogates(str(key)): plain(inner, depth + 1) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):

@@ -45,7 +45,10 @@ def build_sample_index(
     """
     total = int(sizes.sum(dtype=np.int64))
     if total <= seq_length:
-        raise BadInput(f"the dataset has {total} tokens, fewer than one sample of {seq_length} + 1")
+        raise BadInput(
+            f"a token file of the dataset has {total} tokens, fewer than one sample of"
+            f" model.seq_length + 1 = {seq_length} + 1: use a larger dataset or shorter sequences"
+        )
     epochs = 1
     while (epochs * total - 1) // seq_length < num_samples:
         epochs += 1
@@ -168,7 +171,9 @@ def known_tokens(tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         raise IntegrityFailure(
             f"the dataset has the token {tokens.min() if tokens.min() < 0 else tokens.max()}, and"
-            f" its vocabulary ends at {vocab_size - 1}: build it again with `mlm-data run`",
+            f" the model's vocabulary ends at {vocab_size - 1}: its token files were made with"
+            " another tokenizer or are damaged; move it away and build it again with `mlm-data"
+            " run`",
             on_every_rank=True,
         )
     return tokens
