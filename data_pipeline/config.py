@@ -136,14 +136,14 @@ class DataConfig(_WithFilters):
                 )
         if self.stages[len(self.stages) - len(self.ends_with) :] != self.ends_with:
             raise ValueError(
-                f"`stages` must end with {' and '.join(self.ends_with)}, as every dataset does; to"
-                " run fewer stages, run each by its verb of `mlm-data`"
+                f"`stages` must end with {' and '.join(self.ends_with)}, because `mlm-data run`"
+                " makes a dataset; to run a stage alone, use its verb of `mlm-data`"
             )
         if idle := sorted(BY_NAME.keys() & self.model_fields_set - {*self.stages}):
             raise ValueError(
                 f"there is a section {idle[0]!r}, and `stages` does not name it"
-                f" ({', '.join(self.stages)}): add it to `stages`, or remove the section and its"
-                " settings"
+                f" ({', '.join(self.stages)}): name it there, or remove the section and what --set"
+                " gives it"
             )
         return self
 

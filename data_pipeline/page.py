@@ -28,7 +28,7 @@ def write_page(dataset: Path, out: Path) -> None:
     writes no token files.
     """
     if out.exists():
-        raise BadInput(f"{out} is there already: name a new folder as --page")
+        raise BadInput(f"{out} is there already: give --page a new folder")
     if not (dataset / DATASET).is_file():
         raise BadInput(
             f"{dataset} has no {DATASET}, and --page describes only a dataset with token files,"

@@ -329,8 +329,8 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
     local = [source for source in sources.sources if isinstance(source, FileSource)]
     if len(local) < len(sources.sources):
         raise BadInput(
-            "a rehearsal on the first text predicts it, which reads only files, and"
-            " `sources.names` has a corpus on the Hugging Face hub or installed-docs"
+            "time, memory and disk are predicted by a rehearsal, which reads only files, and"
+            " `sources.names` has a corpus of the Hugging Face hub or installed-docs"
         )
     values = config.model_dump(mode="json", exclude={"sources"}) | {"workers": 1}
     if "deduplicate" in config.stages:

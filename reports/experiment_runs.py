@@ -78,7 +78,8 @@ def sort_runs(paths: Iterable[Path], beside: Iterable[Path] = ()) -> tuple[Path,
     if others or not reproductions:
         names = ", ".join(path.name for path in (own, *others)) if reproductions else "none"
         raise BadInput(
-            f"a page is made of exactly one reproduction; the RUNs that are named give: {names}"
+            f"a page is made of exactly one reproduction, and the RUNs that are named give {names}:"
+            " name one reproduction"
         )
     runs = []
     for path in (own, *(path for path in given if path not in named), *beside):

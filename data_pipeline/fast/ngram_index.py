@@ -121,8 +121,9 @@ def fold_table() -> NDArray[np.uint32]:
         WORD.search(letter, 1) for letter in lower
     ):
         raise ValueError(
-            "the search for test sets cannot run on this Python: in its Unicode data a lower-case"
-            " letter has another lower case, or one letter becomes several; use a released Python"
+            "the search for test sets cannot run on this Python, in whose Unicode data a"
+            " lower-case letter has another lower case, or a letter's lower case is several"
+            " letters: use another version of Python"
         )
     return fold
 

@@ -129,9 +129,8 @@ class FileSource:
             ]
         if not files:
             raise BadInput(
-                f"source {self.name}: no file has that path or matches it as a pattern, and no"
-                f" folder has it with files of the kind {self.kind} inside, by the endings of their"
-                " names"
+                f"source {self.name}: there is no file of that path or pattern, and no folder of"
+                f" that path with {self.kind} files in it, by the endings of their names"
             )
         return self._of_splits(root, [*files])
 
@@ -150,8 +149,8 @@ class FileSource:
         self._warn_of(sorted({name for name, _ in listed} - {name for name, _ in files}))
         if not files:
             raise BadInput(
-                f"source {self.name}: no file is at that address or matches it as a pattern, and no"
-                f" folder there has files of the kind {self.kind}, by the endings of their names"
+                f"source {self.name}: there is no file of that address or pattern, and no folder"
+                f" there with {self.kind} files in it, by the endings of their names"
             )
         return self._of_splits(None if "*" in remote.url else remote, files)
 
@@ -173,7 +172,7 @@ class FileSource:
             count = sum(split in others for split in split_of_files)
             self._left_out = f"{read}, without {count:,} files of {', '.join(others)}"
             print(
-                f"note: {self.name} gives {self._left_out}; sources.split names others",
+                f"note: {self.name} gives {self._left_out}; sources.split can name others",
                 file=sys.stderr,
             )
         pairs = list(zip(files, split_of_files, strict=True))
@@ -295,7 +294,7 @@ class FileSource:
         if others and self.kind != "documents":
             names = ", ".join(others[:3])
             print(
-                f"warning: {self.name} leaves {len(others):,} other files out: {names}",
+                f"warning: {self.name} leaves {len(others):,} other files out, such as {names}",
                 file=sys.stderr,
             )
 

@@ -111,8 +111,9 @@ def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -
             # A file with a stamp was read once already, for its digest: it is not damaged.
             if piece.stamp and isinstance(error, OSError) and error.errno:
                 raise Interrupted(
-                    f"the input file {piece.path} can no longer be read ({error.strerror}): make it"
-                    " readable and run the same command again, which keeps what was finished"
+                    f"the input file {piece.path} can no longer be read ({error.strerror}): restore"
+                    " it and run the same command again, which keeps what was finished of other"
+                    " files"
                 ) from error
             raise Damaged(
                 f"the input file {piece.path} cannot be read to its end: {error}{GO_ON}"
@@ -191,7 +192,7 @@ def is_table(piece: Piece) -> bool:
 def _check_stamp(piece: Piece) -> None:
     if piece.stamp and stamp_of(place_of(piece.path)) != piece.stamp:
         raise Interrupted(
-            f"the input file {piece.path} was changed while it was read, and its new content makes"
+            f"the input file {piece.path} was changed while it was read, and changed content makes"
             " another dataset: run the command again when the file stays as it is"
         )
 
@@ -289,16 +290,18 @@ def document_of(piece: Piece, number: int, value: object) -> Document:
     ValueError if it is not an object, has no text, or has metadata that is nested too deeply;
     UnicodeDecodeError if its bytes are not UTF-8."""
     if not isinstance(value, dict):
-        raise ValueError("not a JSON object, which has the text under a key")
+        raise ValueError("not a JSON object, in which the text has a key")
     text = _value(value, piece.text_key)
     position = f"{piece.name}:{number}"
     if text is None and piece.text_key not in value:
         others = ", ".join(name[:NAME_CHARACTERS] for name in list(value)[:NAMES])
-        raise ValueError(f"no {piece.text_key}" + (f", but {others}" if others else ""))
+        raise ValueError(
+            f"no {piece.text_key}, the key of the text" + (f", but {others}" if others else "")
+        )
     if isinstance(text, bytes):
         text = text.decode("utf-8")
     if not isinstance(text, str):
-        raise ValueError(f"{piece.text_key}, the key of the text, has a value that is not a string")
+        raise ValueError(f"{piece.text_key} is not a string, as the text of a document must be")
     text = text if text.isascii() else mend_surrogates(text)
     if piece.kind in ("documents", "harvest"):
         own_id = value.get("id")

@@ -69,8 +69,8 @@ def own_stage(name: str) -> type[Stage]:
             raise TypeError("the class is neither a TextFilter nor a TokenFilter")
     except Exception as error:  # the user's code may raise anything
         raise ValueError(
-            f"the stage {name!r}, a MODULE:CLASS of your own on Python's path or in the working"
-            f" directory, cannot be used: {error}"
+            f"the own stage {name!r} cannot be used: {error}; it must be MODULE:CLASS, found on"
+            " Python's path or in the working directory"
         ) from error
     finally:
         sys.dont_write_bytecode = writes

@@ -170,10 +170,10 @@ def known_tokens(tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64
     """
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         raise IntegrityFailure(
-            f"the dataset has the token {tokens.min() if tokens.min() < 0 else tokens.max()}, and"
-            f" the model's vocabulary ends at {vocab_size - 1}: its token files were made with"
-            " another tokenizer or are damaged; move it away and build it again with `mlm-data"
-            " run`",
+            "the dataset's token files have the token id"
+            f" {tokens.min() if tokens.min() < 0 else tokens.max()}, outside of the model's"
+            f" vocabulary, which ends at {vocab_size - 1}: move the dataset away, and build it"
+            " again with `mlm-data run`",
             on_every_rank=True,
         )
     return tokens

@@ -97,8 +97,8 @@ class TokenFile:
         magic, version, code, sequences, documents = HEADER.unpack(header)
         if magic != MAGIC or version != 1 or code not in DTYPES:
             raise IntegrityFailure(
-                f"{idx_path} is not an index of Megatron-LM's token files, version 1, with integer"
-                " tokens: its first bytes are other ones"
+                f"{idx_path} is not, by its first bytes, an index of Megatron-LM's token files,"
+                " version 1, with integer tokens"
             )
         length = HEADER.size + 12 * sequences + 8 * documents
         # The longer form has a mode, one byte, for each sequence.

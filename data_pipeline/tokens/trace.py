@@ -58,7 +58,7 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
     if config.family != "gpt2":
         raise BadInput(
             f"{run} trains a {config.family}, whose samples are not packed documents: `mlm-data"
-            " trace` shows those of a gpt2 alone"
+            " trace` shows the samples of a gpt2 alone"
         )
     step, taken = _taken(run, iteration, config)
     datasets = trained_datasets(run)
