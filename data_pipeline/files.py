@@ -213,7 +213,8 @@ class Ledger(FileSchema, frozen=False):
                 self.stage(stage["name"]).merge(StageAttrition.model_validate(stage))
 
     def check(self) -> None:
-        """Raise BadInput, with the reasons for the drops, if a stage kept no document."""
+        """Raise BadInput if the sources gave no document, or if a stage kept none, with the reasons
+        for the drops."""
         for stage in self.stages:
             if stage.documents_out:
                 continue

@@ -147,8 +147,8 @@ class Pipeline:
             summary = f"{len(damaged)} of the files are damaged: {'; '.join(damaged)}"
             if len(damaged) > limit:
                 raise BadInput(
-                    f"{summary}; sources.max_bad_files = {limit} allows fewer: replace them, or"
-                    " raise it to leave out the rest of each"
+                    f"{summary}; sources.max_bad_files = {limit} allows fewer: replace the damaged"
+                    " files, or raise that number to leave out the text after the damage"
                 )
             print(f"warning: {summary}; the text after the damage is left out", file=sys.stderr)
         self._check_malformed()

@@ -573,7 +573,8 @@ def _workspace(
 ) -> Iterator[Workspace]:
     """Context manager: make a run's hidden directory for tasks and its workspace, yield the
     workspace, and end its worker processes after the block. Raises BadInput if the disk has less
-    than `room` bytes for the work, Interrupted if the disk fills up or fails within the block."""
+    than `room` bytes for the work, Interrupted for an OSError within the block, such as a full
+    disk."""
     work = run.path / FOLDER
     try:
         work.mkdir(mode=0o700, exist_ok=True)

@@ -85,7 +85,8 @@ def asking_for(what: str) -> Iterator[None]:
         if any(isinstance(cause, errors.GatedRepoError) for cause in causes):
             raise DataMissing(
                 f"{what} on the Hugging Face hub is given only to accounts that accept its terms:"
-                " accept them on its page there, and set HF_TOKEN to a token of that account"
+                " accept them on its page there, and set the environment variable HF_TOKEN to a"
+                " token of that account"
             ) from error
         absent = (
             errors.RepositoryNotFoundError,

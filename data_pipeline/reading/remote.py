@@ -92,7 +92,7 @@ class Remote:
                 time.sleep(pause)
         where = f"broke off at byte {more['start']:,}" if more else "does not answer"
         raise Interrupted(
-            f"{self.url} {where}: {reason}, asked for {len(PAUSES_SECONDS) + 1} times; run the same"
+            f"{self.url} {where}: {reason}, after {len(PAUSES_SECONDS) + 1} attempts; run the same"
             " command again, which keeps what was finished"
         )
 

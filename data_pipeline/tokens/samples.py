@@ -172,8 +172,8 @@ def known_tokens(tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64
         raise IntegrityFailure(
             "the dataset's token files have the token id"
             f" {tokens.min() if tokens.min() < 0 else tokens.max()}, outside of the model's"
-            f" vocabulary, which ends at {vocab_size - 1}: move the dataset away, and build it"
-            " again with `mlm-data run`",
+            f" vocabulary, which ends at {vocab_size - 1}: move the dataset away, and make it again"
+            " with `mlm-data run` or `import`",
             on_every_rank=True,
         )
     return tokens

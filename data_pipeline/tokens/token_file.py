@@ -274,7 +274,8 @@ def merge_token_files(prefixes: Sequence[Path], out: Path) -> None:
     """Write the token files at `prefixes`, one after the other, as one token file at the prefix
     `out`.
 
-    Raises BadInput if `prefixes` is empty or the tokens have different dtypes.
+    Raises BadInput if `prefixes` is empty, a file is missing or the tokens have different dtypes,
+    IntegrityFailure if a file is damaged.
     """
     if not prefixes:
         raise BadInput(f"no token files were given to merge into {out}")

@@ -115,8 +115,8 @@ class Tokenizer:
         """
         if not (directory / FILE_NAME).is_file():
             raise BadInput(
-                f"there is no {FILE_NAME} in {directory}, the tokenizer's folder in a dataset or a"
-                " checkpoint"
+                f"there is no {FILE_NAME} in {directory}, where a dataset or a checkpoint has its"
+                " tokenizer: restore it from a copy"
             )
         return cls._read(directory / FILE_NAME)
 
@@ -162,7 +162,7 @@ class Tokenizer:
             ):
                 raise IntegrityFailure(
                     f"the normalizer in {path} may make a text over {MOST_GROWTH} times longer,"
-                    " which is refused"
+                    " which is refused: take another tokenizer"
                 )
             return cls(backend, end_token or _named_end(path.parent) or END_OF_TEXT)
         except (BadInput, IntegrityFailure):
@@ -388,7 +388,8 @@ def _check_ids(backend: Backend, path: Path) -> None:
     # The library's serialization takes memory for every id up to the last, however few there are.
     if len({*ids}) < count or size > 2 * count or (size > count and _kind(backend) in _kinds()):
         raise IntegrityFailure(
-            f"{path}: the ids of its {len(ids)} tokens have gaps, or one id belongs to two tokens"
+            f"{path}: the ids of its {len(ids)} tokens have gaps, or one id belongs to two tokens;"
+            " take another tokenizer"
         )
 
 

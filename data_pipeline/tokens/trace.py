@@ -133,7 +133,7 @@ def _taken(run: Path, iteration: int, config: _Config) -> tuple[_Batch, int]:
     if left and last.batch_size != config.global_batch_size:
         raise BadInput(
             f"{run} is not complete and its batch still grows, so that its samples, which depend on"
-            " their number in the whole training, are not known yet: trace it once the batch has"
-            " its full size"
+            " their number in the whole training, are not known yet: trace it when the batch has"
+            " its full size, or the run is complete"
         )
     return steps[iteration], last.samples + left * last.batch_size

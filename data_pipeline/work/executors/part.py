@@ -50,7 +50,8 @@ class PartExecutor:
         # waited for them until it gave up.
         if done is None and self.is_over():
             raise Interrupted(
-                "the dataset was written by the other parts while this part waited for them"
+                "the dataset was written by the other parts while this part waited for them:"
+                " nothing is left to do"
             )
         return done
 
