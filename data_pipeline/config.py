@@ -59,13 +59,14 @@ class TokenizerConfig(Config):
     def _gpt2_has_its_size(self) -> Self:
         if self.end_of_text and not self.path:
             raise ValueError(
-                "`tokenizer.end_of_text` names a token of the tokenizer at `tokenizer.path`, and"
-                " there is no such path: give the path, or leave end_of_text out"
+                "`tokenizer.end_of_text` names a token of the tokenizer at `tokenizer.path`, which"
+                " is not set: set it, or leave end_of_text out"
             )
         if self.kind == "gpt2" and self.vocab_size != 50257:
             raise ValueError(
-                f"`tokenizer.vocab_size` = {self.vocab_size} needs `tokenizer.kind` = train or"
-                " words: leave it out for GPT-2's published vocabulary, which has 50257 tokens"
+                f"`tokenizer.vocab_size` = {self.vocab_size} can be set only with `tokenizer.kind`"
+                " = train or words: leave it out, because GPT-2's vocabulary has 50257 tokens and"
+                " a tokenizer at `path` has its own"
             )
         return self
 

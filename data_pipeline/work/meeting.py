@@ -130,8 +130,8 @@ class Meeting:
             if now - heard > self._limit:
                 raise Interrupted(
                     f"part {part} of {self.parts} gave no sign of life for {self._limit} seconds"
-                    f" ({JOIN_SECONDS}), and {state()}: give its command again, and those of all"
-                    " parts that ended; what was finished is kept"
+                    f" ({JOIN_SECONDS} sets how many), and {state()}: give its command again, and"
+                    " those of all parts that ended; what was finished is kept"
                 )
             if now - began > told and not is_quiet():
                 print(
