@@ -133,8 +133,8 @@ class DataConfig(_WithFilters):
         for before, after in pairwise(self.stages):
             if BY_NAME[before].step > BY_NAME[after].step:
                 raise ValueError(
-                    f"`stages` cannot have {before!r} before {after!r}: a build does {ORDER}, in this"
-                    " order"
+                    f"`stages` cannot have {before!r} before {after!r}: a build does {ORDER}, in"
+                    " this order"
                 )
         if self.stages[len(self.stages) - len(self.ends_with) :] != self.ends_with:
             raise ValueError(
