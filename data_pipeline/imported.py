@@ -48,7 +48,7 @@ def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirect
     documents = len(file.document_index) - 1
     if documents < 2:
         raise BadInput(
-            f"the token file {prefix} has {documents} documents, and a dataset needs at least two,"
+            f"the token file {prefix} has {documents} documents, too few for a dataset, which needs"
             " one for training and one for validation"
         )
     cut = documents - max(1, round(documents / VALID_SHARE))

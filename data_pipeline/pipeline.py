@@ -369,9 +369,9 @@ class Pipeline:
         is_split = "split" in self.stages
         if is_split and sum(counts) < 2:
             raise BadInput(
-                "one document is left of the corpus, and the stage split needs two, one for"
-                " training and one for validation: add text to the sources, or loosen the stages"
-                " before"
+                "one document is left of the corpus, too few for the stage split, which needs one"
+                " for training and one for validation: add text to the sources, or loosen the"
+                " stages before"
             )
         shuffle = (
             {"train": config.train, "valid": config.valid, "seed": self.config.seed}

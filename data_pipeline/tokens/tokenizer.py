@@ -209,7 +209,7 @@ class Tokenizer:
         vocabulary: dict[str, int] = model["vocab"]
         if len(vocabulary) != vocab_size - 1:
             raise BadInput(
-                f"the text is too small for a vocabulary of tokenizer.vocab_size = {vocab_size:,}:"
+                f"the text is too small for a vocabulary of {vocab_size:,} (tokenizer.vocab_size):"
                 f" it gives {len(vocabulary) + 1:,} tokens; lower that number, or add text"
             )
         vocabulary[END_OF_TEXT] = vocab_size - 1
@@ -234,7 +234,7 @@ class Tokenizer:
         tokens += [word for word in by_rank if len(word) > 1]
         if len(tokens) < vocab_size:
             raise BadInput(
-                f"the text is too small for a vocabulary of tokenizer.vocab_size = {vocab_size:,}:"
+                f"the text is too small for a vocabulary of {vocab_size:,} (tokenizer.vocab_size):"
                 f" it gives {len(tokens):,} bytes and words; lower that number, or add text"
             )
         return cls(
