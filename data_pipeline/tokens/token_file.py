@@ -220,8 +220,8 @@ class TokenFileWriter:
         other = TokenFile(prefix)
         if other.dtype != self._dtype:
             raise BadInput(
-                f"token file {prefix} holds {other.dtype} tokens, and {self._paths[0].stem}, to"
-                f" which it should be appended, {self._dtype}"
+                f"token file {prefix} holds {other.dtype} tokens, and {self._paths[0].stem}"
+                f" {self._dtype}: only files of one type can be joined"
             )
         join_files([token_paths(prefix)[0]], self._bin)
         self._extend(other.sizes, other.document_index[1:])
