@@ -290,7 +290,7 @@ def document_of(piece: Piece, number: int, value: object) -> Document:
     ValueError if it is not an object, has no text, or has metadata that is nested too deeply;
     UnicodeDecodeError if its bytes are not UTF-8."""
     if not isinstance(value, dict):
-        raise ValueError("not a JSON object, which holds the text under a key")
+        raise ValueError("not a JSON object")
     text = _value(value, piece.text_key)
     position = f"{piece.name}:{number}"
     if text is None and piece.text_key not in value:
