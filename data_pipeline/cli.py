@@ -275,9 +275,15 @@ def _open(dataset: Path) -> Path:
 
     run = RunDirectory.open(dataset)
     if not str(run.manifest.get("kind")).startswith("data"):
-        raise BadInput(f"{dataset} is not a dataset")
+        raise BadInput(
+            f"{dataset} is a run of another kind: name a dataset, or the directory that a verb of"
+            " `mlm-data` wrote"
+        )
     if not is_sealed(run.path):
-        raise IntegrityFailure(f"{dataset} is not complete: build it again")
+        raise IntegrityFailure(
+            f"{dataset} is not complete: run again the command that began it, which manifest.json"
+            " there has under environment.argv"
+        )
     return run.path
 
 

@@ -213,7 +213,8 @@ class Ledger(FileSchema, frozen=False):
                 self.stage(stage["name"]).merge(StageAttrition.model_validate(stage))
 
     def check(self) -> None:
-        """Raise BadInput, with the reasons for the drops, if a stage kept no document."""
+        """Raise BadInput if the sources gave no document, or if a stage kept none, with the reasons
+        for the drops."""
         for stage in self.stages:
             if stage.documents_out:
                 continue
@@ -227,7 +228,8 @@ class Ledger(FileSchema, frozen=False):
             )
             raise BadInput(
                 f"nothing is left of the corpus after the {stage.name} stage, which dropped every"
-                f" document ({reasons})"
+                f" document ({reasons}): loosen that stage's settings, or add other text to the"
+                " sources"
             )
 
     def finish(self, uncounted: Container[str]) -> None:
@@ -352,7 +354,10 @@ def named_datasets(run: Path) -> list[TrainedOn]:
             directory = here or (directory if is_sealed(directory) else folder / directory.name)
             datasets.append(TrainedOn(parent, directory, weight, digest, here is not None))
     except (KeyError, TypeError, ValueError) as error:
-        raise DataMissing(f"the run {run} does not name its dataset") from error
+        raise DataMissing(
+            f"manifest.json of the run {run} does not name a dataset with its digest, as that of a"
+            " training does under config.data.dataset and parents"
+        ) from error
     return datasets
 
 
@@ -364,7 +369,8 @@ def trained_datasets(run: Path) -> list[tuple[Path, float]]:
     for dataset in datasets:
         if not dataset.is_here:
             raise DataMissing(
-                f"the dataset {dataset.place} that {run.name} was trained on is not here, or has"
-                " changed since"
+                f"the dataset that {run.name} was trained on is not at {dataset.place}, or has"
+                " changed since: put the unchanged dataset there, or build it again from its"
+                " recipe with `mlm-data run`"
             )
     return [(dataset.place, dataset.weight) for dataset in datasets]

@@ -32,21 +32,24 @@ def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirect
     their order; the last thirtieth of them, at least one, is for validation.
 
     Prints a warning if documents do not end with the end-of-text token. Raises BadInput if a file
-    or the tokenizer is missing, if there are fewer than two documents, or for a token that the
-    tokenizer does not have; IntegrityFailure if the token file is damaged.
+    or the tokenizer is missing, if there are fewer than two documents, for a token that the
+    tokenizer does not have, or if `out` holds anything else; IntegrityFailure if the token file is
+    damaged.
     """
     assert config.path
     file = TokenFile(prefix)
     tokenizer = Tokenizer.open(config.path, config.end_of_text)
     if (highest := file.tokens.max(initial=0)) >= tokenizer.vocab_size:
         raise BadInput(
-            f"{prefix} has the token {highest}, and the tokenizer {config.path} only"
-            f" {tokenizer.vocab_size:,} tokens"
+            f"the token file {prefix} has the token id {highest}, and the tokenizer {config.path}"
+            f" only {tokenizer.vocab_size:,} tokens: give as --tokenizer the tokenizer that made"
+            " the file"
         )
     documents = len(file.document_index) - 1
     if documents < 2:
         raise BadInput(
-            f"{prefix} has {documents} documents, too few for a training and a validation split"
+            f"the token file {prefix} has {documents} documents, too few for a dataset, which needs"
+            " one for training and one for validation"
         )
     cut = documents - max(1, round(documents / VALID_SHARE))
     bounds = np.concatenate([[0], np.cumsum(file.sizes, dtype=np.int64)])[

@@ -28,11 +28,11 @@ def write_page(dataset: Path, out: Path) -> None:
     writes no token files.
     """
     if out.exists():
-        raise BadInput(f"{out} is there already: name a new folder")
+        raise BadInput(f"{out} is there already: give --page a new folder")
     if not (dataset / DATASET).is_file():
         raise BadInput(
-            f"{dataset} has no token files, as `mlm-data run` writes them: only such a dataset has"
-            " a page"
+            f"{dataset} has no {DATASET}, and --page describes only a dataset with token files,"
+            " which `mlm-data run`, `import` and `tokenize` write"
         )
     ledger = read_document(dataset / LEDGER, Ledger)
     card = read_document(dataset / DATASET, DataCard)

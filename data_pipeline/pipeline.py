@@ -144,13 +144,13 @@ class Pipeline:
         self.finished["prepare"] = prepared
         damaged = list(chain.from_iterable(counts["damaged"] for counts in prepared.counts))
         if damaged:
-            summary = (
-                f"{len(damaged)} of the files are damaged, and the text after the damage is left"
-                f" out: {'; '.join(damaged)}"
-            )
+            summary = f"{len(damaged)} of the files are damaged: {'; '.join(damaged)}"
             if len(damaged) > limit:
-                raise BadInput(f"{summary}; sources.max_bad_files = {limit}")
-            print(f"warning: {summary}", file=sys.stderr)
+                raise BadInput(
+                    f"{summary}; sources.max_bad_files = {limit} allows fewer: replace the damaged"
+                    " files, or raise that number to leave out the text after the damage"
+                )
+            print(f"warning: {summary}; the text after the damage is left out", file=sys.stderr)
         self._check_malformed()
         self.ledger.check()
         return prepared
@@ -173,7 +173,7 @@ class Pipeline:
             f"{bad:,} of {lines:,} lines are not documents, more than sources.max_bad_fraction ="
             f" {limit:g} allows:"
             f" {'; '.join(map('{source}, line {line}: {reason}'.format_map, rows))}; all of them"
-            f" are in {quarantine}"
+            f" are in {quarantine}: correct them, or raise that fraction"
         )
 
     def joined(self, name: str, *stages: str) -> Path:
@@ -369,7 +369,9 @@ class Pipeline:
         is_split = "split" in self.stages
         if is_split and sum(counts) < 2:
             raise BadInput(
-                "one document is left of the corpus, too few for a training and a validation split"
+                "one document is left of the corpus, too few for the stage split, which needs one"
+                " for training and one for validation: add text to the sources, or loosen the"
+                " stages before"
             )
         shuffle = (
             {"train": config.train, "valid": config.valid, "seed": self.config.seed}

@@ -328,7 +328,10 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
     """
     local = [source for source in sources.sources if isinstance(source, FileSource)]
     if len(local) < len(sources.sources):
-        raise BadInput("a rehearsal reads only local files, and not every source is one")
+        raise BadInput(
+            "time, memory and disk are predicted by a rehearsal, which reads only files, and"
+            " `sources.names` has a corpus of the Hugging Face hub or installed-docs"
+        )
     values = config.model_dump(mode="json", exclude={"sources"}) | {"workers": 1}
     if "deduplicate" in config.stages:
         values["deduplicate"]["against"] = []
@@ -570,25 +573,31 @@ def _workspace(
 ) -> Iterator[Workspace]:
     """Context manager: make a run's hidden directory for tasks and its workspace, yield the
     workspace, and end its worker processes after the block. Raises BadInput if the disk has less
-    than `room` bytes for the work, Interrupted if the disk fills up or fails within the block."""
+    than `room` bytes for the work, Interrupted for an OSError within the block, such as a full
+    disk."""
     work = run.path / FOLDER
     try:
         work.mkdir(mode=0o700, exist_ok=True)
         free = shutil.disk_usage(run.path).free
         needed = room - bytes_below(work)
         if needed > free:
-            has = f"{run.path.parent} has {free / 1e9:,.1f} GB of free space"
-            raise BadInput(f"{has}, and the work may take {needed / 1e9:,.1f} GB")
+            raise BadInput(
+                f"{run.path.parent} has {free / 1e9:,.1f} GB of free space, and the work may take"
+                f" {needed / 1e9:,.1f} GB: make room, or name a folder on a larger disk as --runs"
+                " or OUT"
+            )
         with workers:
             yield Workspace(work.resolve(), workers)
     except OSError as error:
         if error.errno in NO_ROOM:
             raise Interrupted(
-                f"{run.path} cannot take more ({error.strerror}): make room, or name another place,"
-                " and give the same command again; what was finished is kept"
+                f"the disk of {run.path} takes no more ({error.strerror}): make room and run the"
+                " same command again, which keeps what was finished; at another place it begins"
+                " anew"
             ) from error
         raise Interrupted(
-            f"{run.path} cannot be written: {error}; the same command continues"
+            f"a file could not be read or written while {run.path} was made: {error}; the same"
+            " command continues from what was finished"
         ) from error
 
 

@@ -52,14 +52,18 @@ def build(
     start = time.monotonic()
     if kept and runs:
         raise BadInput(
-            "--kept shows the results that are kept with the code: name no runs beside it"
+            "--kept shows the results that are kept with the code: name no RUN beside it"
         )
     if out and out.exists() and not (out / SOURCES).is_file():
-        raise BadInput(f"{out} exists and is not a report: name a new folder with --out")
+        raise BadInput(
+            f"{out} exists and is not a report, so that it is not replaced: name a new folder with"
+            " --out"
+        )
     report = _assemble([KEPT[0]] if kept else runs)
     if out is None and report.reproduction.directory.is_relative_to(HOME / "results"):
         raise BadInput(
-            f"{report.reproduction.directory} is kept with the code: name another folder with --out"
+            f"{report.reproduction.directory} is kept with the code, where no page is written: name"
+            " a folder for the page with --out"
         )
     exhibits = report.all_exhibits
     figures = [exhibit for exhibit in exhibits if exhibit.panels]

@@ -21,8 +21,9 @@ def read_engines(run: Path) -> Benchmark:
     for case in result.cases[:1] + [case for case in result.cases if case.series]:
         if len(case.series) != 4 or len({len(series.samples) for series in case.series}) > 1:
             raise BadInput(
-                f"{AGAINST} of {run.name} does not have two engines' {case.name}, difference and"
-                " tolerance"
+                f"{AGAINST} of {run.name} does not have two engines' {case.name}, their difference"
+                " and its tolerance with one value each for every iteration: compare the engines"
+                " again with `mlm-verify against`"
             )
     return result
 

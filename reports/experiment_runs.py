@@ -69,14 +69,18 @@ def sort_runs(paths: Iterable[Path], beside: Iterable[Path] = ()) -> tuple[Path,
         if kind not in ("", "reproduction", "experiment", EXPERIMENTS, ABLATION, AGAINST):
             advice = f": `mlm-report run {path}` writes its page" if kind == "training" else ""
             raise BadInput(
-                f"{path} is neither a reproduction nor a run of an experiment, but a {kind}{advice}"
+                f"{path} is neither a reproduction nor a run of an experiment or of `mlm-verify"
+                f" against`, but of the kind {kind}, which the page does not show{advice}"
             )
     named = [path for path, kind in given.items() if kind == "reproduction"]
     reproductions = named or [newest_reproduction(path) for path, kind in given.items() if not kind]
     own, *others = dict.fromkeys(path.resolve() for path in reproductions) or [Path()]
     if others or not reproductions:
         names = ", ".join(path.name for path in (own, *others)) if reproductions else "none"
-        raise BadInput(f"a page is made of one reproduction; named here: {names}")
+        raise BadInput(
+            f"a page is made of exactly one reproduction, and the RUNs that are named give {names}:"
+            " name one reproduction"
+        )
     runs = []
     for path in (own, *(path for path in given if path not in named), *beside):
         runs += [path] if path != own and kind_of(path) else _newest(path)
@@ -89,7 +93,10 @@ def kind_of(path: Path) -> str:
     """Return the kind of the run in a directory as its manifest names it, such as `training`; empty
     if it has no manifest. Raises BadInput if the path is not a directory."""
     if not path.is_dir():
-        raise BadInput(f"{path} is not a directory")
+        raise BadInput(
+            f"{path} is not a directory: name a run or a folder of runs; without a name it is"
+            " `runs` in the working directory"
+        )
     return read_document(path / MANIFEST, Manifest).kind if (path / MANIFEST).exists() else ""
 
 
@@ -113,7 +120,8 @@ def load_experiment_runs(paths: Sequence[Path]) -> tuple[Results, list[Origin]]:
         if not (origin and record.digest and origin.experiment == record.experiment):
             raise IntegrityFailure(
                 f"a number ({record.series}, {record.quantity}) has no digest, or belongs to"
-                " another run or experiment"
+                f" another run or experiment than {record.source}, which its record names: run that"
+                " experiment again"
             )
         by_run[record.source].append(record)
     shown = [

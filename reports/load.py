@@ -81,7 +81,10 @@ def newest_reproduction(runs: Path) -> Path:
     complete = [path for path in reproductions if is_sealed(path)]
     if not complete:
         unfinished = f" ({len(reproductions)} unfinished)" if reproductions else ""
-        raise BadInput(f"there is no complete reproduction (reproduce-*) under {runs}{unfinished}")
+        raise BadInput(
+            f"there is no complete reproduction (reproduce-*) in the folder {runs}{unfinished}:"
+            " name the folder that has one, or make one with `mlm-experiment reproduce`"
+        )
     return max(complete, key=lambda path: str(RunDirectory(path).manifest.get("created", "")))
 
 
@@ -96,8 +99,8 @@ def load_reproduction(directory: Path) -> Reproduction:
     manifest = read_document(RunDirectory.open(directory, "reproduction").path / MANIFEST, Manifest)
     if not is_sealed(directory):
         raise BadInput(
-            f"{directory} has not finished: the same command continues it, and makes its page at"
-            " the end"
+            f"the reproduction {directory} has not finished: give the command that began it again,"
+            " which continues it and makes its page at the end"
         )
     digest = check_seal(directory)
     summary = read_document(directory / SUMMARY, ReproductionSummary)
@@ -107,8 +110,8 @@ def load_reproduction(directory: Path) -> Reproduction:
         is_proven = record.kind == "published" or record.digest or record.source in runs
         if not (is_proven and record.source.strip()):
             raise IntegrityFailure(
-                f"line {number} of {RECORDS} has no source, or its source {record.source!r} is no"
-                " run of this reproduction and it has no digest"
+                f"line {number} of {RECORDS} in {directory} has no source, or its source"
+                f" {record.source!r} is no run of this reproduction and it has no digest"
             )
     results = {
         name: parse_document(values, Result, f"{name} in {EVALUATIONS}")

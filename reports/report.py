@@ -198,8 +198,8 @@ def assemble(inputs: Inputs) -> Report:
     names = Counter(exhibit.name for exhibit in report.all_exhibits)
     if twice := [name for name, count in names.items() if count > 1]:
         raise Fault(
-            f"two exhibits of the page have the name {twice[0]}: their files would replace each"
-            " other"
+            f"two exhibits of the page have the name {twice[0]}, and the files of one would replace"
+            " those of the other: no page was written"
         )
     return report
 

@@ -89,7 +89,9 @@ def read_documents(path: Path) -> list[list[str]]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"the test set {path} cannot be read: {cause(error)}") from error
+        raise BadInput(
+            f"the test set {path} cannot be read as UTF-8 text: {cause(error)}"
+        ) from error
     if path.suffix == ".jsonl":
         grouped = [
             [_text(path, number, line)] for number, line in enumerate(lines, 1) if line.strip()
@@ -126,7 +128,8 @@ def _text(path: Path, number: int, line: str) -> str:
         record = None
     if not isinstance(record, dict) or not isinstance(record.get("text"), str):
         raise BadInput(
-            f"the test set {path}, line {number}, is not a JSON object with a string `text`"
+            f"the test set {path}, line {number}, is not a JSON object with a string `text`, as"
+            " each line of a .jsonl test set must be"
         )
     return str(record["text"])
 

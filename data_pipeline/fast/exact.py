@@ -46,7 +46,7 @@ def checked(
             return candidate
         reason = f"differs on {differing!r:.80}"
     print(
-        f"warning: the fast {name} {reason}; its reference is used, which is slower",
+        f"warning: the fast {name} {reason}; its slower reference is used, with the same results",
         file=sys.stderr,
     )
     return reference

@@ -155,7 +155,10 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
     version of ftfy that this was not derived from.
     """
     if not ftfy.__version__.startswith(SUPPORTED):
-        raise RuntimeError(f"ftfy {ftfy.__version__} is not {SUPPORTED}x")
+        raise RuntimeError(
+            f"fast cleaning is written for ftfy {SUPPORTED}x, and ftfy {ftfy.__version__} is"
+            " installed"
+        )
     decoded_once: Callable[[str, TextFixerConfig], tuple[str, object]] = vars(ftfy)[
         "_fix_encoding_one_step_and_explain"
     ]
@@ -199,7 +202,10 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
         if _kinds_of(as_codes(text), kinds) & MARK and any(
             len(run.group()) > MOST_MARKS for run in FIND_MARKS(text)
         ):
-            raise Unfit(f"more than {MOST_MARKS:,} marks on one character")
+            raise Unfit(
+                f"more than {MOST_MARKS:,} accents or other marks on one character, which would"
+                " take too long to clean: the document goes to quarantine"
+            )
         return text if is_normalized(normalization, text) else normalize(normalization, text)
 
     def settle(text: str, entities: bool) -> str | None:
@@ -278,7 +284,10 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
 def _passes() -> Iterator[int]:
     """Yield a number for each of MOST_PASSES allowed passes over a line, then raise Unfit."""
     yield from range(MOST_PASSES)
-    raise Unfit(f"not repaired after {MOST_PASSES} passes")
+    raise Unfit(
+        f"a line is not repaired after {MOST_PASSES} passes of cleaning: its document goes to"
+        " quarantine"
+    )
 
 
 def _segments(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:

@@ -82,7 +82,9 @@ def fast_detect(tables: dict[str, NDArray[Any]]) -> Callable[[str], Detection]:
     languages = tables["languages"].tolist()
     if version("langdetect") != SUPPORTED or len(languages) >= PADDED:
         raise RuntimeError(
-            f"langdetect {version('langdetect')} is not {SUPPORTED} with its {PADDED - 1} profiles"
+            f"fast detection of languages is written for langdetect {SUPPORTED} with at most"
+            f" {PADDED - 1} languages, and langdetect {version('langdetect')} with {len(languages)}"
+            " is installed"
         )
     probabilities = np.zeros(tables["shape"])
     probabilities.flat[tables["places"]] = tables["chances"]

@@ -120,7 +120,11 @@ def fold_table() -> NDArray[np.uint32]:
     if (fold[fold[members]] != fold[members]).any() or any(
         WORD.search(letter, 1) for letter in lower
     ):
-        raise ValueError("this Python's lower case is not a fold of single characters")
+        raise ValueError(
+            "the search for test sets cannot run on this Python, in whose Unicode data a"
+            " lower-case letter has another lower case, or a letter's lower case is several"
+            " letters: use another version of Python"
+        )
     return fold
 
 

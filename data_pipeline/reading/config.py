@@ -97,6 +97,7 @@ class SourcesConfig(Config):
             check_source_name(name)
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(
-                f"source {twice!r} is named twice, and its documents would have the same ids"
+                f"source {twice!r} is named twice, and its documents would have the same ids: name"
+                " it once in `sources.names`"
             )
         return names

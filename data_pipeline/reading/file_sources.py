@@ -40,7 +40,7 @@ from mlm_repro.data_pipeline.reading.splits import SHARD, TRAIN, choose_splits, 
 from mlm_repro.data_pipeline.work.workspace import Workspace
 from mlm_repro.lineage.digest import is_sealed, sealed_files, sha256_json
 from mlm_repro.lineage.environment import available_cores
-from mlm_repro.lineage.errors import BadInput, IntegrityFailure, cause, refuse_non_text
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure, refuse_non_text
 from mlm_repro.lineage.progress import Progress
 from mlm_repro.lineage.remembered import stamp_of
 
@@ -129,7 +129,8 @@ class FileSource:
             ]
         if not files:
             raise BadInput(
-                f"source {self.name}: there is no such file, and no folder with files of this kind"
+                f"source {self.name}: there is no file of that path or pattern, and no folder of"
+                f" that path with {self.kind} files in it, by the endings of their names"
             )
         return self._of_splits(root, [*files])
 
@@ -139,7 +140,8 @@ class FileSource:
         Raises BadInput if there are none, and for `documents`."""
         if self.kind == "documents":
             raise BadInput(
-                f"source {self.name}: a dataset is read from this machine; copy it first"
+                f"source {self.name}: `documents:` takes a folder on this machine and no address:"
+                " copy the dataset here, and name the copy"
             )
         listed = remote.files()
         endings = "" if len(listed) == 1 or "*" in remote.url else SUFFIXES[self.kind]
@@ -147,7 +149,8 @@ class FileSource:
         self._warn_of(sorted({name for name, _ in listed} - {name for name, _ in files}))
         if not files:
             raise BadInput(
-                f"source {self.name}: there is no such file, and no folder with files of this kind"
+                f"source {self.name}: there is no file of that address or pattern, and no folder"
+                f" there with {self.kind} files in it, by the endings of their names"
             )
         return self._of_splits(None if "*" in remote.url else remote, files)
 
@@ -169,7 +172,7 @@ class FileSource:
             count = sum(split in others for split in split_of_files)
             self._left_out = f"{read}, without {count:,} files of {', '.join(others)}"
             print(
-                f"note: {self.name} gives {self._left_out}; sources.split names others",
+                f"note: {self.name} gives {self._left_out}; sources.split can name others",
                 file=sys.stderr,
             )
         pairs = list(zip(files, split_of_files, strict=True))
@@ -276,12 +279,13 @@ class FileSource:
             # A link out of the directory is refused without telling whether its target exists.
             if not any(map(file.resolve().is_relative_to, roots)):
                 raise BadInput(
-                    f"source {self.name}: {file} is a link out of the directory; name its"
-                    " target as the source"
+                    f"source {self.name}: {file} is a link out of the directory; name its target as"
+                    " a source of its own, or remove the link"
                 )
             if not file.exists():
                 raise BadInput(
-                    f"source {self.name}: {file} is a link to {file.readlink()}, which is not there"
+                    f"source {self.name}: {file} is a link to {file.readlink()}, which is not"
+                    " there: restore that file, or remove the link"
                 )
             yield file.relative_to(path).as_posix(), file
         self._warn_of([file.name for file in others])
@@ -290,7 +294,7 @@ class FileSource:
         if others and self.kind != "documents":
             names = ", ".join(others[:3])
             print(
-                f"warning: {self.name} leaves {len(others):,} other files out: {names}",
+                f"warning: {self.name} leaves {len(others):,} other files out, such as {names}",
                 file=sys.stderr,
             )
 
@@ -298,14 +302,23 @@ class FileSource:
         """Return name and path of each file of documents in a directory that mlm-data wrote. Raises
         BadInput if it has none, IntegrityFailure if it is not complete."""
         if not path.is_dir():
-            raise BadInput(f"source {self.name}: there is no such directory")
+            raise BadInput(
+                f"source {self.name}: there is no such directory; a source `documents:PATH`, and a"
+                " path in `deduplicate.against`, is a dataset or what a verb of `mlm-data` wrote"
+            )
         below = [*self._below(path)]
         shards: Files = [(name, file) for name, file in below if file.name.startswith("shard-")]
         shards = shards or [(name, file) for name, file in below if name.startswith("documents/")]
         if shards and not is_sealed(path):
-            raise IntegrityFailure(f"{path} is not complete: run again the command that made it")
+            raise IntegrityFailure(
+                f"{path} is not complete, so that its documents are not read: run again the command"
+                " that made it"
+            )
         if not shards:
-            raise BadInput(f"{path} holds no documents: it has no shard-*.jsonl and no documents/")
+            raise BadInput(
+                f"{path} holds no documents: it has no shard-*.jsonl and no documents/, which"
+                " `mlm-data run` and the verbs but `import`, `tokenize` and `overlap` write"
+            )
         return shards
 
     @cached_property
@@ -324,7 +337,7 @@ class FileSource:
                     *threads.map(lambda file: self._survey(file[0], file[1], progress), self.files)
                 ]
         except OSError as error:
-            raise BadInput(f"source {self.name} cannot be read: {cause(error)}") from error
+            raise BadInput(f"a file of the source {self.name} cannot be read: {error}") from error
 
     def _survey(
         self, name: str, path: Path | Remote, progress: Progress
@@ -357,7 +370,10 @@ class FileSource:
         is_of_lines = self.kind in ("jsonl", "documents") and not is_table(piece)
         digest, newlines, cuts = survey(path, is_of_lines, progress.advance)
         if self.kind == "documents" and digest != self._sealed_digests.get(name):
-            raise IntegrityFailure(f"{path} was changed after it was written")
+            raise IntegrityFailure(
+                f"{path} is not as it was sealed by the command that wrote its directory: restore"
+                " it, or remove that directory and run the command again"
+            )
         return replace(piece, sha256=digest), newlines, cuts
 
     @cached_property
@@ -452,6 +468,6 @@ def _check_column(piece: Piece, schema: Any) -> None:
         )
         columns = ", ".join(f"{field.name} ({field.type})" for field in schema)
         raise BadInput(
-            f"{piece.path} {has}, and sources.text_key must name one of text or bytes; its"
+            f"{piece.path} {has}, and sources.text_key must name a column of text or bytes; its"
             f" columns: {columns}"
         )

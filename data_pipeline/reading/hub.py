@@ -84,7 +84,9 @@ def asking_for(what: str) -> Iterator[None]:
         ]
         if any(isinstance(cause, errors.GatedRepoError) for cause in causes):
             raise DataMissing(
-                f"{what} is behind a gate on the hub: accept its terms there and set HF_TOKEN"
+                f"{what} on the Hugging Face hub is given only to accounts that accept its terms:"
+                " accept them on its page there, and set the environment variable HF_TOKEN to a"
+                " token of that account"
             ) from error
         absent = (
             errors.RepositoryNotFoundError,
@@ -92,13 +94,14 @@ def asking_for(what: str) -> Iterator[None]:
             errors.EntryNotFoundError,
         )
         if any(isinstance(cause, absent) for cause in causes):
-            raise DataMissing(f"the Hugging Face hub has no {what}") from error
-        sentence = (
-            f"{what} could not be read from the Hugging Face hub:"
-            f" {str(error).partition(chr(10))[0]}"
-        )
+            raise DataMissing(
+                f"the Hugging Face hub has no {what}, or keeps it private: correct the name, its"
+                " subset or its revision, or set HF_TOKEN"
+            ) from error
         raise Interrupted(
-            f"{sentence}; run the same command again: files that arrived are kept"
+            f"{what} could not be read from the Hugging Face hub:"
+            f" {str(error).partition(chr(10))[0]}; run the same command again: files that arrived"
+            " are kept"
         ) from error
 
 

@@ -146,7 +146,10 @@ def run_time_distributions(package: str) -> dict[str, Distribution]:
     try:
         queue = [distribution(package)]
     except PackageNotFoundError as error:
-        why = f"{package} is not installed, so its documentation cannot be found: pip install -e ."
+        why = (
+            f"{package} is not installed, so that installed-docs cannot tell which packages it"
+            " needs: run `pip install -e .` in its checkout"
+        )
         raise DataMissing(why) from error
     needed: dict[str, Distribution] = {}
     while queue:

@@ -61,7 +61,7 @@ def _expand(chunks: Iterable[bytes], kind: str) -> Iterator[tuple[bytes, int]]:
             chunk = frame.unused_data
             yield content, start
     if frame is None or not frame.eof:
-        raise EOFError("the file is cut off")
+        raise EOFError("the file is cut off: its compressed content does not come to an end")
 
 
 def survey(

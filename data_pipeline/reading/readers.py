@@ -46,8 +46,10 @@ MAX_LINE_BYTES = 256 << 20
 """Longest line or text file that is read, if a recipe sets no other length."""
 BYTES = "surrogateescape"
 """Error handler by which bytes that are not UTF-8 pass through a text."""
-GO_ON = "; with sources.max_bad_files a build leaves out the rest of that many such files"
-AGAIN = "the same command reads it again, and what was finished of other files is kept"
+GO_ON = (
+    "; replace it, or set sources.max_bad_files to the number of such files whose rest a build may"
+    " leave out"
+)
 
 Row = JSON | str
 """A row's fields by the names of their columns, or the reason why the row is not a document."""
@@ -109,9 +111,13 @@ def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -
             # A file with a stamp was read once already, for its digest: it is not damaged.
             if piece.stamp and isinstance(error, OSError) and error.errno:
                 raise Interrupted(
-                    f"{piece.path} can no longer be read ({error.strerror}); {AGAIN}"
+                    f"the input file {piece.path} can no longer be read ({error.strerror}): restore"
+                    " it and run the same command again, which keeps what was finished of other"
+                    " files"
                 ) from error
-            raise Damaged(f"{piece.path} cannot be read: {error}{GO_ON}") from error
+            raise Damaged(
+                f"the input file {piece.path} cannot be read to its end: {error}{GO_ON}"
+            ) from error
 
 
 def _read_rows(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
@@ -133,7 +139,9 @@ def _read_rows(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
     except (OSError, EOFError, zlib.error, lzma.LZMAError, UserError):
         raise
     except Exception as error:  # libraries of tables and archives have errors of their own
-        raise Damaged(f"{piece.path} is not a readable table or archive: {error}{GO_ON}") from error
+        raise Damaged(
+            f"the input file {piece.path} cannot be read as {piece.kind}: {error}{GO_ON}"
+        ) from error
 
 
 def _csv_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
@@ -183,7 +191,10 @@ def is_table(piece: Piece) -> bool:
 
 def _check_stamp(piece: Piece) -> None:
     if piece.stamp and stamp_of(place_of(piece.path)) != piece.stamp:
-        raise Interrupted(f"{piece.path} was changed while it was read; {AGAIN}")
+        raise Interrupted(
+            f"the input file {piece.path} was changed while it was read, and changed content makes"
+            " another dataset: run the command again when the file stays as it is"
+        )
 
 
 def pieces_within(limit: Limit, pieces: Iterable[Piece], max_line_bytes: int) -> Iterator[Piece]:
@@ -284,11 +295,13 @@ def document_of(piece: Piece, number: int, value: object) -> Document:
     position = f"{piece.name}:{number}"
     if text is None and piece.text_key not in value:
         others = ", ".join(name[:NAME_CHARACTERS] for name in list(value)[:NAMES])
-        raise ValueError(f"no {piece.text_key}" + (f", but {others}" if others else ""))
+        raise ValueError(
+            f"no {piece.text_key}, the key of the text" + (f", but {others}" if others else "")
+        )
     if isinstance(text, bytes):
         text = text.decode("utf-8")
     if not isinstance(text, str):
-        raise ValueError(f"{piece.text_key} is not a string")
+        raise ValueError(f"{piece.text_key} is not a string, as the text of a document must be")
     text = text if text.isascii() else mend_surrogates(text)
     if piece.kind in ("documents", "harvest"):
         own_id = value.get("id")
@@ -315,7 +328,10 @@ def plain(value: Any, depth: int = 0) -> Any:
     URL (RFC 2397) if they are not UTF-8. Raises ValueError for nesting deeper than MAX_DEPTH.
     """
     if depth > MAX_DEPTH:
-        raise ValueError(f"metadata is nested deeper than {MAX_DEPTH} levels")
+        raise ValueError(
+            f"metadata is nested deeper than {MAX_DEPTH} levels in a key that sources.metadata"
+            " names"
+        )
     if isinstance(value, dict):
         return {mend_surrogates(str(key)): plain(inner, depth + 1) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):

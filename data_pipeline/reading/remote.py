@@ -69,26 +69,32 @@ class Remote:
                 )
             except ImportError as error:
                 raise ExtraMissing(
-                    f"{self.url} needs a library: {install_command('remote')} ({error})"
+                    f"{self.url} needs a library that is not installed: {install_command('remote')}"
+                    f" ({error})"
                 ) from error
             except Exception as error:  # the file systems raise errors of many libraries
                 # fsspec says so of an unknown protocol, and has no class of error for it.
                 if isinstance(error, ValueError) and "rotocol" in str(error):
                     raise BadInput(
-                        f"{self.url} is not an address that can be read: {error}"
+                        f"{self.url} is not an address that can be read, because of its protocol:"
+                        f" {error}"
                     ) from error
                 # fsspec's HTTP client raises FileNotFoundError for any failure of a connection too,
                 # with the failure as its cause.
                 if isinstance(error, FileNotFoundError) and isinstance(
                     error.__cause__, (FileNotFoundError, type(None))
                 ):
-                    raise BadInput(f"{self.url}: there is no such file") from error
+                    raise BadInput(
+                        f"{self.url}: there is no such file or folder at that address"
+                    ) from error
                 reason = str(error).partition("\n")[0] or type(error).__name__
             if pause is not None:
                 time.sleep(pause)
         where = f"broke off at byte {more['start']:,}" if more else "does not answer"
-        again = f"asked for {len(PAUSES_SECONDS) + 1} times; the same command continues"
-        raise Interrupted(f"{self.url} {where}: {reason}, {again}")
+        raise Interrupted(
+            f"{self.url} {where}: {reason}, after {len(PAUSES_SECONDS) + 1} attempts; run the same"
+            " command again, which keeps what was finished"
+        )
 
     def stat(self) -> SimpleNamespace:
         """Return an object with the size, `st_size`, and, in the field of the inode, a digest of
@@ -96,7 +102,10 @@ class Remote:
         the size."""
         facts = self._ask("info")
         if facts.get("size") is None:
-            raise BadInput(f"{self.url}: the server does not say its size; fetch the file first")
+            raise BadInput(
+                f"{self.url}: the server does not say the file's size, without which it is not"
+                " read; download it, and name the local file as the source"
+            )
         mark = sha256_json([str(facts.get(name)) for name in MARKS])
         return SimpleNamespace(st_ino=mark, st_size=int(facts["size"]), st_ctime_ns=0)
 

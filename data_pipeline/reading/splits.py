@@ -51,7 +51,10 @@ def _listed(path: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise BadInput(f"{path} does not list the splits of its data set: {error}") from error
+        raise BadInput(
+            f"{path} does not list the splits of its data set under `splits` in JSON: {error};"
+            " restore it, or remove it, and the names of the files tell the splits"
+        ) from error
 
 
 def _cached(name: str, listed_in: dict[str, list[str]]) -> str:
@@ -93,6 +96,8 @@ def choose_splits(
         return splits
     chosen = [*wanted] or [TRAIN]
     if missing := [split for split in chosen if split not in splits]:
-        has = f"source {source} has no split {missing[0]}, but {', '.join(splits)}"
-        raise BadInput(f"{has}; sources.split names those to read")
+        raise BadInput(
+            f"source {source} has no split {missing[0]}, but {', '.join(splits)}: name the splits"
+            " to read in sources.split"
+        )
     return chosen

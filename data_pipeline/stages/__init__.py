@@ -66,9 +66,12 @@ def own_stage(name: str) -> type[Stage]:
     try:
         filter_class: type[Stage] = getattr(import_module(module), class_name)
         if not issubclass(filter_class, TextFilter | TokenFilter):
-            raise TypeError("it is neither a TextFilter nor a TokenFilter")
+            raise TypeError("the class is neither a TextFilter nor a TokenFilter")
     except Exception as error:  # the user's code may raise anything
-        raise ValueError(f"the own stage {name!r} cannot be used: {error}") from error
+        raise ValueError(
+            f"the own stage {name!r} cannot be used: {error}; it must be MODULE:CLASS, found on"
+            " Python's path or in the working directory"
+        ) from error
     finally:
         sys.dont_write_bytecode = writes
     filter_class.name = name

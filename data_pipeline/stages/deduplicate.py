@@ -80,12 +80,15 @@ class DeduplicateConfig(Stage):
     @model_validator(mode="after")
     def _finds_pairs(self) -> Self:
         if self.against and self.rule != "verified":
-            raise ValueError("`against` can be used only with rule = verified")
+            raise ValueError(
+                "`deduplicate.against` can be used only with `deduplicate.rule` = verified"
+            )
         if self.rule == "verified" and round(self.expected_recall, 2) < self.min_recall:
             raise ValueError(
-                f"{self.banding[0]} bands of {self.banding[1]} rows find {self.expected_recall:.1%}"
-                f" of the pairs at threshold = {self.threshold}: leave bands and rows out, or"
-                " accept that with min_recall"
+                f"{self.banding[0]} bands of {self.banding[1]} rows are expected to find"
+                f" {self.expected_recall:.1%} of the pairs at threshold = {self.threshold}, and"
+                f" min_recall = {self.min_recall} in `deduplicate`: leave bands and rows out, raise"
+                " the threshold, or lower min_recall"
             )
         return self
 

@@ -44,8 +44,10 @@ class Language(TextFilter):
         known = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
         for code in [keep] if isinstance(keep, str) else keep:
             if code not in known:
-                has = f"langdetect knows no language {code!r}, but {', '.join(known)}"
-                raise ValueError(f"{has}; to keep every language leave the stage out of `stages`")
+                raise ValueError(
+                    f"`language.keep` has {code!r}, which langdetect does not know, but"
+                    f" {', '.join(known)}; to keep every language leave the stage out of `stages`"
+                )
         return keep
 
     @classmethod

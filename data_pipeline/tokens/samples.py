@@ -45,7 +45,10 @@ def build_sample_index(
     """
     total = int(sizes.sum(dtype=np.int64))
     if total <= seq_length:
-        raise BadInput(f"the dataset has {total} tokens, fewer than one sample of {seq_length} + 1")
+        raise BadInput(
+            f"a token file of the dataset has {total} tokens, fewer than one sample of"
+            f" model.seq_length + 1 = {seq_length} + 1: use a larger dataset or shorter sequences"
+        )
     epochs = 1
     while (epochs * total - 1) // seq_length < num_samples:
         epochs += 1
@@ -167,8 +170,10 @@ def known_tokens(tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64
     """
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         raise IntegrityFailure(
-            f"the dataset has the token {tokens.min() if tokens.min() < 0 else tokens.max()}, and"
-            f" its vocabulary ends at {vocab_size - 1}: build it again with `mlm-data run`",
+            "the dataset's token files have the token id"
+            f" {tokens.min() if tokens.min() < 0 else tokens.max()}, outside of the model's"
+            f" vocabulary, which ends at {vocab_size - 1}: move the dataset away, and make it again"
+            " with `mlm-data run` or `import`",
             on_every_rank=True,
         )
     return tokens

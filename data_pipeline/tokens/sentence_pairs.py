@@ -122,7 +122,8 @@ class PairSamples:
         self.index = self._map()
         if not len(self.index):
             raise BadInput(
-                "no document of the token file has two sentences, and a BERT is trained on pairs"
+                f"no document of the token file {file.prefix} has two sentences, and a BERT is"
+                " trained on pairs of them: build the dataset from other text"
             )
         self._order: tuple[int, NDArray[np.int64]] = (-1, np.empty(0, np.int64))
 

@@ -84,18 +84,29 @@ class TokenFile:
         bin_path, idx_path = token_paths(prefix)
         for path in (bin_path, idx_path):
             if not path.is_file():
-                raise BadInput(f"token file {path} does not exist")
+                raise BadInput(
+                    f"token file {path} does not exist: a prefix PREFIX stands for PREFIX.bin and"
+                    " PREFIX.idx"
+                )
         with idx_path.open("rb") as file:
             header = file.read(HEADER.size)
         if len(header) < HEADER.size:
-            raise IntegrityFailure(f"{idx_path} is too short to be a token index")
+            raise IntegrityFailure(
+                f"{idx_path} is too short to be the index of a token file: copy or make it again"
+            )
         magic, version, code, sequences, documents = HEADER.unpack(header)
         if magic != MAGIC or version != 1 or code not in DTYPES:
-            raise IntegrityFailure(f"{idx_path} is not a version 1 token index with integer tokens")
+            raise IntegrityFailure(
+                f"{idx_path} is not, by its first bytes, an index of Megatron-LM's token files,"
+                " version 1, with integer tokens"
+            )
         length = HEADER.size + 12 * sequences + 8 * documents
         # The longer form has a mode, one byte, for each sequence.
         if idx_path.stat().st_size not in (length, length + sequences):
-            raise IntegrityFailure(f"{idx_path} is not as long as its header says")
+            raise IntegrityFailure(
+                f"{idx_path} is not as long as its first bytes say: it was cut off or changed, so"
+                " copy or make it again"
+            )
         index = np.asarray(np.memmap(idx_path, np.uint8, "r"))[HEADER.size :]
         self.dtype = np.dtype(DTYPES[code]).newbyteorder("<")
         self.sizes = index[: 4 * sequences].view("<i4").copy()
@@ -129,11 +140,15 @@ class TokenFile:
             ends = end + np.cumsum(self.sizes[batch], dtype=np.int64) * self.dtype.itemsize
             expected = ends - self.sizes[batch].astype(np.int64) * self.dtype.itemsize
             if self.sizes[batch].min() < 0 or not np.array_equal(self._offsets[batch], expected):
-                raise IntegrityFailure(f"{idx_path} lists sequences that do not lie back to back")
+                raise IntegrityFailure(
+                    f"{idx_path} is damaged: the sequences that it lists leave gaps, overlap or"
+                    " have a negative length; copy or make it again"
+                )
             end = int(ends[-1])
         if end != bin_path.stat().st_size:
             raise IntegrityFailure(
-                f"{bin_path} does not hold the tokens that {idx_path.name} lists"
+                f"{bin_path} is longer or shorter than the tokens that {idx_path.name} lists: one"
+                " of the two is damaged or of another dataset"
             )
         if (
             not len(starts)
@@ -142,7 +157,8 @@ class TokenFile:
             or (starts[1:] < starts[:-1]).any()
         ):
             raise IntegrityFailure(
-                f"{idx_path} lists documents that do not cover its sequences in order"
+                f"{idx_path} is damaged: its documents do not cover all of its sequences in order;"
+                " copy or make it again"
             )
 
 
@@ -185,10 +201,13 @@ class TokenFileWriter:
         lengths = np.asarray(sizes, np.int32)
         fits = values.dtype == self._dtype or not values.size
         if not fits and (values.min() < self._limits.min or values.max() > self._limits.max):
-            raise ValueError(f"a token lies outside {self._dtype}")
+            raise ValueError(
+                f"a token id lies outside {self._dtype}, the numbers that the token file can hold"
+            )
         if lengths.sum(dtype=np.int64) != values.size or (lengths < 0).any():
             raise ValueError(
-                f"sizes add up to {lengths.sum(dtype=np.int64)} and not to {values.size} tokens"
+                f"sizes of sequences add up to {lengths.sum(dtype=np.int64)} and not to"
+                f" {values.size} tokens, or one is negative"
             )
         self._bin.write(np.ascontiguousarray(values, self._dtype).data)
         self._extend(
@@ -202,7 +221,7 @@ class TokenFileWriter:
         if other.dtype != self._dtype:
             raise BadInput(
                 f"token file {prefix} holds {other.dtype} tokens, and {self._paths[0].stem}"
-                f" {self._dtype}"
+                f" {self._dtype}: only files of one type can be joined"
             )
         join_files([token_paths(prefix)[0]], self._bin)
         self._extend(other.sizes, other.document_index[1:])
@@ -255,10 +274,11 @@ def merge_token_files(prefixes: Sequence[Path], out: Path) -> None:
     """Write the token files at `prefixes`, one after the other, as one token file at the prefix
     `out`.
 
-    Raises BadInput if `prefixes` is empty or the tokens have different dtypes.
+    Raises BadInput if `prefixes` is empty, a file is missing or the tokens have different dtypes,
+    IntegrityFailure if a file is damaged.
     """
     if not prefixes:
-        raise BadInput(f"there are no token files to merge into {out}")
+        raise BadInput(f"no token files were given to merge into {out}")
     with TokenFileWriter(out, TokenFile(prefixes[0]).dtype) as writer:
         for prefix in prefixes:
             writer.add_file(prefix)

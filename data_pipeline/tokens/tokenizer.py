@@ -29,10 +29,6 @@ from mlm_repro.lineage.processes import heard
 END_OF_TEXT = "<|endoftext|>"
 FILE_NAME = "tokenizer.json"
 CONFIG_NAME = "tokenizer_config.json"
-FOR_SENTENCEPIECE = (
-    f"transformers makes {FILE_NAME} from a SentencePiece model: AutoTokenizer, then"
-    " save_pretrained"
-)
 OTHER_IDS = (
     "dropout",
     "continuing_subword_prefix",
@@ -90,7 +86,10 @@ class Tokenizer:
                 if token.special
             ][:NAMES]
             others = f"; its special tokens are {', '.join(special)}" if special else ""
-            raise BadInput(f"the vocabulary has no {end_token} token to end a text{others}")
+            raise BadInput(
+                f"the vocabulary has no {end_token} token to end a text{others}: a recipe names"
+                " another one as tokenizer.end_of_text, and `mlm-data import` takes --end-of-text"
+            )
         self._backend: Any = backend
         self._backend.encode_special_tokens = True
         self._backend.no_truncation()
@@ -115,7 +114,10 @@ class Tokenizer:
         or makes a text many times longer.
         """
         if not (directory / FILE_NAME).is_file():
-            raise BadInput(f"there is no {FILE_NAME} in {directory}")
+            raise BadInput(
+                f"there is no {FILE_NAME} in {directory}, where a dataset or a checkpoint has its"
+                " tokenizer: restore it from a copy"
+            )
         return cls._read(directory / FILE_NAME)
 
     @classmethod
@@ -133,10 +135,17 @@ class Tokenizer:
             if file and file.name == "merges.txt":
                 return cls.from_gpt2_files(file.with_name("vocab.json"), file)
             if file is None or file.suffix != ".json":
-                raise BadInput(f"there is no {FILE_NAME} and no merges.txt. {FOR_SENTENCEPIECE}")
+                raise BadInput(
+                    f"it is neither a {FILE_NAME} nor a dataset or a folder with one, or with"
+                    f" merges.txt and vocab.json; transformers makes {FILE_NAME} from a"
+                    " SentencePiece model: AutoTokenizer, then save_pretrained"
+                )
             return cls._read(file, end_token)
         except (BadInput, IntegrityFailure) as error:
-            raise BadInput(f"tokenizer.path = {path}: {error}") from error
+            raise BadInput(
+                f"the tokenizer at {path} (tokenizer.path of a recipe, or --tokenizer) cannot be"
+                f" used: {error}"
+            ) from error
 
     @classmethod
     def _read(cls, path: Path, end_token: str | None = None) -> Self:
@@ -151,12 +160,17 @@ class Tokenizer:
                 backend.normalizer
                 and _growth(parse_json(backend.normalizer.__getstate__())) > MOST_GROWTH
             ):
-                raise IntegrityFailure(f"the normalizer in {path} makes a text many times longer")
+                raise IntegrityFailure(
+                    f"the normalizer in {path} may make a text over {MOST_GROWTH} times longer,"
+                    " which is refused: take another tokenizer"
+                )
             return cls(backend, end_token or _named_end(path.parent) or END_OF_TEXT)
         except (BadInput, IntegrityFailure):
             raise
         except Exception as error:  # the library raises bare Exception
-            raise IntegrityFailure(f"{path} is not a readable tokenizer: {error}") from error
+            raise IntegrityFailure(
+                f"{path} is not a tokenizer that the library `tokenizers` can read: {error}"
+            ) from error
 
     @classmethod
     def from_gpt2_files(cls, vocab_json: Path, merges_txt: Path) -> Self:
@@ -195,8 +209,8 @@ class Tokenizer:
         vocabulary: dict[str, int] = model["vocab"]
         if len(vocabulary) != vocab_size - 1:
             raise BadInput(
-                f"the text is too small for a vocabulary of {vocab_size:,}: it gives"
-                f" {len(vocabulary) + 1:,} tokens"
+                f"the text is too small for a vocabulary of {vocab_size:,} (tokenizer.vocab_size):"
+                f" it gives {len(vocabulary) + 1:,} tokens; lower that number, or add text"
             )
         vocabulary[END_OF_TEXT] = vocab_size - 1
         return cls(_byte_level(vocabulary, model["merges"]))
@@ -220,8 +234,8 @@ class Tokenizer:
         tokens += [word for word in by_rank if len(word) > 1]
         if len(tokens) < vocab_size:
             raise BadInput(
-                f"the text is too small for a vocabulary of {vocab_size:,}: it gives"
-                f" {len(tokens):,} bytes and words"
+                f"the text is too small for a vocabulary of {vocab_size:,} (tokenizer.vocab_size):"
+                f" it gives {len(tokens):,} bytes and words; lower that number, or add text"
             )
         return cls(
             _byte_level(
@@ -373,7 +387,10 @@ def _check_ids(backend: Backend, path: Path) -> None:
     size = ids[-1] + 1
     # The library's serialization takes memory for every id up to the last, however few there are.
     if len({*ids}) < count or size > 2 * count or (size > count and _kind(backend) in _kinds()):
-        raise IntegrityFailure(f"{path}: its {len(ids)} token ids have gaps, or occur twice")
+        raise IntegrityFailure(
+            f"{path}: the ids of its {len(ids)} tokens have gaps, or one id belongs to two tokens;"
+            " take another tokenizer"
+        )
 
 
 def _growth(step: JSON) -> int:

@@ -56,7 +56,10 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
     manifest = RunDirectory.open(run, "training").manifest
     config = parse_document(manifest["config"], _Config, f"{run / MANIFEST}")
     if config.family != "gpt2":
-        raise BadInput(f"{run} trains a {config.family}, whose samples are not packed documents")
+        raise BadInput(
+            f"{run} trains a {config.family}, whose samples are not packed documents: `mlm-data"
+            " trace` shows the samples of a gpt2 alone"
+        )
     step, taken = _taken(run, iteration, config)
     datasets = trained_datasets(run)
     blended = (blend(split_prefixes(directory, "train"), weight) for directory, weight in datasets)
@@ -67,8 +70,9 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
     dp = read_document(summary, _Summary).dp if summary.is_file() else None
     if not step.batch_size <= step.samples <= taken:
         raise BadInput(
-            f"metrics.jsonl of {run} cannot be right: {step.samples:,} samples up to and with a"
-            f" batch of {step.batch_size:,}, and {taken:,} in the whole training"
+            f"metrics.jsonl of {run} cannot be right: after iteration {iteration:,} with a batch of"
+            f" {step.batch_size:,} it counts {step.samples:,} samples, and {taken:,} in the whole"
+            " training"
         )
     for index in range(step.batch_size):
         number = step.samples - step.batch_size + index
@@ -113,7 +117,7 @@ def _taken(run: Path, iteration: int, config: _Config) -> tuple[_Batch, int]:
     try:
         lines = [orjson.loads(line) for line in read_bytes(run / "metrics.jsonl").splitlines()]
     except (OSError, ValueError) as error:
-        raise BadInput(f"{run} has no metrics that can be read: {error}") from error
+        raise BadInput(f"metrics.jsonl of {run} cannot be read: {error}") from error
     iterations = [line for line in lines if isinstance(line, dict) and line.get("kind") == "train"]
     steps = {
         step.iteration: step
@@ -121,12 +125,15 @@ def _taken(run: Path, iteration: int, config: _Config) -> tuple[_Batch, int]:
     }
     if iteration not in steps:
         raise BadInput(
-            f"{run} has no iteration {iteration:,}: its metrics go to {max(steps, default=0):,}"
+            f"{run} has no iteration {iteration:,}, which --step asks for: its metrics.jsonl goes"
+            f" to {max(steps, default=0):,}"
         )
     last = steps[max(steps)]
     left = config.iterations - last.iteration
     if left and last.batch_size != config.global_batch_size:
         raise BadInput(
-            f"{run} is not complete and its batch still grows: its samples are not known yet"
+            f"{run} is not complete and its batch still grows, so that its samples, which depend on"
+            " their number in the whole training, are not known yet: trace it when the batch has"
+            " its full size, or the run is complete"
         )
     return steps[iteration], last.samples + left * last.batch_size

@@ -124,13 +124,14 @@ class Meeting:
             self._check(self._sign["facts"], before, signs)
             if ended := [sign["said"] for sign in signs.values() if sign["said"]]:
                 raise Interrupted(
-                    f"part {part} has ended: {ended[0]}; give the commands of all parts again"
+                    f"part {part} has ended: {ended[0]}; give the commands of all parts again,"
+                    " which keep what was finished"
                 )
             if now - heard > self._limit:
                 raise Interrupted(
                     f"part {part} of {self.parts} gave no sign of life for {self._limit} seconds"
-                    f" ({JOIN_SECONDS}), and {state()}: give its command again, and those of all"
-                    " parts that ended"
+                    f" ({JOIN_SECONDS} sets how many), and {state()}: give its command again, and"
+                    " those of all parts that ended; what was finished is kept"
                 )
             if now - began > told and not is_quiet():
                 print(

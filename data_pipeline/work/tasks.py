@@ -77,8 +77,10 @@ def run_task(task: WorkTask, digest: str = "") -> Done:
     not the task's digest here.
     """
     if digest not in ("", task.digest):
-        here = "has other code, libraries or another Python than the machine that gives it work"
-        raise BadInput(f"the worker on {platform.node()} {here}: install the same on both")
+        raise BadInput(
+            f"the Ray worker on {platform.node()} has other code, libraries or another Python than"
+            " the machine that gives it work: install the same on both"
+        )
     if (done := finished(task)) is not None:
         return done
     try:
@@ -90,7 +92,10 @@ def run_task(task: WorkTask, digest: str = "") -> Done:
                 orjson.dumps({"task": task.digest, "counts": counts, "files": files})
             )
     except MemoryError as error:
-        raise Interrupted("there is not enough memory; fewer --workers need less") from error
+        raise Interrupted(
+            "there is not enough memory for a task: run the same command with fewer --workers, and"
+            " it continues from what was finished"
+        ) from error
     return Done(task.output, sha256_json(files), counts)
 
 

@@ -69,8 +69,8 @@ def test_build_and_stats(cli: Command) -> None:
         ("json:x.jsonl", ("did you mean 'jsonl:x.jsonl'",)),
         ("jsonl", ("needs a path",)),
         ("jsonl:", ("needs a path",)),
-        ("jsonl:nowhere.jsonl", ("there is no such file",)),
-        ("parquet:a.jsonl", ("not a readable table",)),
+        ("jsonl:nowhere.jsonl", ("there is no file of that path",)),
+        ("parquet:a.jsonl", ("a.jsonl cannot be read as parquet: ",)),
     ],
 )
 def test_wrong_sources(cli: Command, source: str, parts: tuple[str, ...]) -> None:

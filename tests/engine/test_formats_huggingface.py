@@ -273,7 +273,7 @@ def test_an_untied_head_and_other_heads_are_refused(exported: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda content: content["model"].pop("merges"), "not a readable tokenizer"),
+        (lambda content: content["model"].pop("merges"), "not a tokenizer that the library"),
         (lambda content: content["model"]["vocab"].update(the=5000), "have gaps"),
         (
             lambda content: content.update(added_tokens=[{"content": "<x>", "id": 270}]),

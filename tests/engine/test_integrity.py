@@ -324,7 +324,7 @@ def test_a_token_beyond_the_vocabulary_ends_training_at_any_layout(
     (dataset / "COMPLETE").unlink()
     seal(dataset)
     with pytest.raises(
-        IntegrityFailure, match="the dataset has the token 383, and its vocabulary ends at 289"
+        IntegrityFailure, match="token id 383, outside of the model's vocabulary, which ends at 289"
     ):
         train(small_config(dataset), tmp_path / "serial")
     config = write_toml(tmp_path / "tp2.toml", dataset)
@@ -332,5 +332,5 @@ def test_a_token_beyond_the_vocabulary_ends_training_at_any_layout(
         config, "--set", "parallel.tp=2", "--ranks", 2, "--runs", tmp_path / "divided"
     )
     assert code == 6
-    assert "the dataset has the token 383" in err
+    assert "have the token id 383" in err
     assert not list(tmp_path.glob("*/*/COMPLETE"))

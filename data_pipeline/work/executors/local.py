@@ -77,9 +77,10 @@ class LocalExecutor:
                     losses += 1
                     if losses == ATTEMPTS:
                         raise Interrupted(
-                            f"the worker processes of task {given[0][0].output.name} and the tasks"
-                            f" after it were killed {ATTEMPTS} times, most often for lack of"
-                            " memory; fewer --workers need less"
+                            f"worker processes were killed {ATTEMPTS} times in a row before task"
+                            f" {given[0][0].output.name} was finished, most often for lack of"
+                            " memory; run the same command with fewer --workers, and it continues"
+                            " from what was finished"
                         ) from error
                     self._end()
                     given = deque(

@@ -49,7 +49,10 @@ class PartExecutor:
         # The first part removes the tasks with the work: a part that did not look in time once
         # waited for them until it gave up.
         if done is None and self.is_over():
-            raise Interrupted("the dataset was written by the other parts")
+            raise Interrupted(
+                "the dataset was written by the other parts while this part waited for them:"
+                " nothing is left to do"
+            )
         return done
 
 
@@ -64,6 +67,7 @@ def parse_part(text: str) -> tuple[int, int]:
     part, _, parts = text.partition("/")
     if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
         raise BadInput(
-            f"--part {text}: write the number of the part, from 1, and of all parts, such as 2/8"
+            f"--part {text} is not of the form I/N: write the number of the part, from 1, and of"
+            " all parts, such as 2/8"
         )
     return int(part), int(parts)
