@@ -61,7 +61,9 @@ def read_mnli(path: Path) -> list[LabelledExample]:
         if label == "-":
             continue
         if label not in MNLI_LABELS:
-            raise BadInput(f"{path} line {line}: {label!r} is not one of {', '.join(MNLI_LABELS)}")
+            raise BadInput(
+                f"{path} line {line}: gold_label is {label!r}, not one of {', '.join(MNLI_LABELS)}"
+            )
         examples.append(LabelledExample(((first, second),), MNLI_LABELS.index(label)))
     return examples
 
@@ -103,7 +105,10 @@ def read_race(folder: Path) -> list[LabelledExample]:
     not a passage."""
     files = sorted(folder.rglob("*.txt"))
     if not files:
-        raise DataMissing(f"there are no .txt files in {folder}")
+        raise DataMissing(
+            f"there are no .txt files below {folder}: --data must name the folder of RACE's"
+            " published files"
+        )
     examples = []
     for path in files:
         for line, text in enumerate(_read(path).splitlines(), 1):
@@ -159,7 +164,9 @@ def _read(path: Path) -> str:
     try:
         return read_bytes(path).decode("utf-8")
     except FileNotFoundError as error:
-        raise DataMissing(f"there is no file {path}") from error
+        raise DataMissing(
+            f"there is no file {path}: --data must name the folder of the task's published files"
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} cannot be read: {cause(error)}") from error
 
@@ -212,7 +219,7 @@ def find_task(name: str) -> FineTuneTask:
     """Return the FineTuneTask called `name`, such as `mnli`. Raises BadInput if there is no such
     task."""
     if name not in TASKS:
-        raise BadInput(f"there is no task {name!r}; there are {', '.join(TASKS)}")
+        raise BadInput(f"there is no fine-tuning task {name!r}; there are {', '.join(TASKS)}")
     return TASKS[name]
 
 

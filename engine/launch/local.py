@@ -93,7 +93,7 @@ def launch(work: Callable[[], object], ranks: int) -> int:
                 and code
                 and all(process.exitcode in (None, 0, -signal.SIGTERM) for process in processes)
             ):
-                raise Interrupted(f"stopped before training began; the same command {afterwards()}")
+                raise Interrupted(f"stopped before the work began; the same command {afterwards()}")
             killed = [
                 rank
                 for rank, process in enumerate(processes)

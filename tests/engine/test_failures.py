@@ -82,8 +82,8 @@ def test_ranks_that_disagree_about_the_configuration_stop(dataset: Path, tmp_pat
     assert (code, err) == (
         2,
         (
-            "error: the ranks disagree about their work: train.seed is 1234 on rank 0 and 77 on"
-            " rank 1\n"
+            "error: the ranks were given different configurations: train.seed is 1234 on rank 0 and"
+            " 77 on rank 1\n"
         ),
     )
     assert not list((tmp_path / "runs").glob("*/metrics.jsonl"))
@@ -91,7 +91,10 @@ def test_ranks_that_disagree_about_the_configuration_stop(dataset: Path, tmp_pat
 
 @pytest.mark.parametrize(
     ("rank", "sentence"),
-    [(0, "1 of 2 ranks came within 3 seconds"), (1, "rank 1 of 2 found nobody at 127.0.0.1:")],
+    [
+        (0, "1 of 2 ranks came within 3 seconds"),
+        (1, "rank 1 of 2 could not meet the others at 127.0.0.1:"),
+    ],
 )
 def test_a_rank_that_does_not_come_is_not_waited_for_in_vain(
     rank: int, sentence: str, dataset: Path, tmp_path: Path

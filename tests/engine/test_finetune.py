@@ -451,7 +451,7 @@ def test_the_command(checkpoint: Path, tmp_path: Path) -> None:
     assert found["recipe"]["epochs"] == 1
     with pytest.raises(BadInput, match="unknown key 'epoch'"):
         CliRunner().invoke(app, [*arguments, "--set", "epoch=1"], catch_exceptions=False)
-    with pytest.raises(BadInput, match="there is no task 'glue'"):
+    with pytest.raises(BadInput, match="there is no fine-tuning task 'glue'"):
         CliRunner().invoke(app, ["finetune", "glue", *arguments[2:]], catch_exceptions=False)
     with pytest.raises(BadInput, match="is a gpt2"):
         CliRunner().invoke(
