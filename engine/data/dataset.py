@@ -146,5 +146,6 @@ def _read_vocabulary(directory: Path) -> tuple[int, int, str, int | None]:
         return card.vocab_size, card.padded_vocab_size, sha256_file(file), card.end_of_text
     except OSError as error:
         raise IntegrityFailure(
-            f"the dataset's tokenizer {file} cannot be read: {cause(error)}"
+            f"the dataset's tokenizer {file} cannot be read ({cause(error)}): put it back, or make"
+            " the dataset again with `mlm-data run`"
         ) from error

@@ -123,7 +123,10 @@ def read_race(folder: Path) -> list[LabelledExample]:
                     )
                     examples.append(LabelledExample(pairs, "ABCD".index(answer)))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise BadInput(f"{path} line {line} is not a RACE passage: {error}") from error
+                raise BadInput(
+                    f"{path} line {line} is not a RACE passage, a JSON object with article,"
+                    f" questions, options and answers: {error}"
+                ) from error
     return examples
 
 
@@ -146,7 +149,10 @@ def _rows(
     lines = _read(path).split("\n")
     header = lines[0].rstrip("\r").split("\t")
     if missing := [column for column in columns if column not in header]:
-        raise BadInput(f"{path} has no column {missing[0]!r} in its first line")
+        raise BadInput(
+            f"the first line of {path} names no column {missing[0]!r}: it must be the header of the"
+            " published file, separated by tabs"
+        )
     indices = [header.index(column) for column in columns]
     for number, line in enumerate(lines[1:], 2):
         cells = line.rstrip("\r").split("\t")
@@ -154,7 +160,8 @@ def _rows(
             yield number, [cells[index].strip() for index in indices]
         elif line and not skip_short:
             raise BadInput(
-                f"{path} line {number} has {len(cells)} columns, its header {len(header)}"
+                f"{path} line {number} has {len(cells)} cells separated by tabs, and the header has"
+                f" {len(header)}"
             )
 
 

@@ -220,8 +220,8 @@ class FineTuner:
         )
         if not isinstance(loaded.model, BERT):
             raise BadInput(
-                f"{checkpoint} is a {loaded.config.family}, and only a BERT can be fine-tuned, here"
-                f" for {name}"
+                f"{checkpoint} is a {loaded.config.family}, and only a BERT can be fine-tuned for"
+                f" {name}"
             )
         if self.encoder.pad >= loaded.config.vocab_size:
             raise BadInput(

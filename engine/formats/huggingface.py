@@ -409,7 +409,11 @@ def read_weights(
             listed = {name for name, listed_file in file_of.items() if listed_file == path.name}
             problem = sorted(names ^ listed)
             if file_of and problem:
-                which = "not in the index of the weights" if problem[0] in names else "missing"
+                which = (
+                    "not in the index of the weights"
+                    if problem[0] in names
+                    else "missing, although the index names it"
+                )
                 raise IntegrityFailure(f"{path}: tensor {problem[0]!r} is {which}")
             for name in names:
                 # torch.compile puts `_orig_mod.` before every name.

@@ -351,7 +351,10 @@ def our_names(model: Any, where: object) -> dict[str, Tensor]:
             continue
         ours = NAMES.ours(STACK.sub("decoder.", name), NAMES.parameters, 0)
         if ours is None:
-            raise IntegrityFailure(f"{where}: tensor {name!r} is not one of a GPT-2 of Megatron-LM")
+            raise IntegrityFailure(
+                f"{where}: tensor {name!r} is not one of Megatron-LM's GPT-2, which alone can be"
+                " imported"
+            )
         if ours in tensors:
             raise IntegrityFailure(
                 f"{where}: tensor {name!r} is there a second time, under another name"

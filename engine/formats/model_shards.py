@@ -227,7 +227,9 @@ def read_model(directory: Path, has_weights: bool = True) -> Any:
         config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
         kind = getattr(transformers, (config.architectures or ["none"])[0])
         if not issubclass(kind, transformers.PreTrainedModel):
-            raise TypeError(f"{kind.__name__} is no model")
+            raise TypeError(
+                f"`architectures` names {kind.__name__}, which is not a model of transformers"
+            )
         if not has_weights:
             return kind(config).eval()
         model, report = kind.from_pretrained(

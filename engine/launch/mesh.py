@@ -135,7 +135,8 @@ def join_ranks() -> None:
             came = store.add("mlm/ranks", 0)
     except dist.DistError as error:
         raise RanksMissing(
-            f"rank 0 ended before all {ranks} ranks had come: its own output says why"
+            f"rank 0 or its launcher ended before all {ranks} ranks had come: its own output says"
+            " why"
         ) from error
     if came < ranks:
         raise RanksMissing(

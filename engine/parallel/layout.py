@@ -125,8 +125,8 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
         )
     if ranks % (tp * pp):
         raise BadInput(
-            f"tp × pp = {tp} × {pp} does not divide the {ranks} ranks; with tp = {tp}, pp can be"
-            f" {_divisors(ranks // tp)}, or the number of ranks another"
+            f"tp × pp = {tp} × {pp} does not divide the {ranks} ranks: with tp = {tp}, pp can be"
+            f" {_divisors(ranks // tp)}, or change the number of ranks"
         )
     dp = ranks // (tp * pp)
     if batch_in_microbatches % dp:

@@ -375,8 +375,7 @@ def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, Starting
     if sha256_file(own) != sha256_file(tokenizer / FILE_NAME):
         raise BadInput(
             f"{source}, from which this run starts, has another tokenizer than the dataset"
-            f" {config.data.dataset}: make a dataset with `tokenizer.path = '{own.parent}'` in its"
-            " recipe"
+            f" {config.data.dataset}: make a dataset with `tokenizer.path = '{own}'` in its recipe"
         )
     kind, source = ("continues", checkpoint) if seam else ("init_from", source)
     return config.model_copy(update={"model": ours}), StartingPoint(
@@ -517,28 +516,30 @@ def resolve_begun(
     moved.
 
     Raises IntegrityFailure or BadInput if its dataset, its name, its manifest or the meaning of its
-    settings has changed since it began, or if `changed` has a setting that changes the result. Most
-    errors name the command that goes on in a new run.
+    settings has changed since it began, or if `changed` has a setting outside of the sections
+    `data`, `parallel` and `record`. Most errors name the command that goes on in a new run.
     """
     manifest = directory.manifest
     path = directory.path
-    elsewhere = f"`mlm-train run CONFIG --continue {path}` goes on in a new run"
     wrong = next((item for item in changed if item.partition(".")[0] not in PLACES), None)
     if wrong:
         raise BadInput(
-            f"`mlm-train resume` takes --set only for the sections {', '.join(sorted(PLACES))}, not"
-            f" --set {wrong}; {elsewhere}"
+            f"`mlm-train resume` takes --set only for the sections {', '.join(sorted(PLACES))}:"
+            f" `mlm-train run CONFIG --continue {path} --set {wrong}` goes on in a new run"
         )
     schema = manifest.get("schema_version") or 1  # the first release stated no version
     if schema != SCHEMA:
         raise BadInput(
             f"{path} began with settings that mean something else here (schema {schema} of"
-            f" trainings, this program has {SCHEMA}); {elsewhere}"
+            f" trainings, this program has {SCHEMA}); `mlm-train run CONFIG --continue {path}` goes"
+            " on in a new run"
         )
     try:
         config = read_config(manifest, path / MANIFEST)
     except BadInput as error:
-        raise BadInput(f"{error}; {elsewhere}") from error
+        raise BadInput(
+            f"{error}; `mlm-train run CONFIG --continue {path}` goes on in a new run"
+        ) from error
     if layouts := manifest.get("attempts") or manifest.get("layouts"):
         parallel = parse_config(layouts[-1]["parallel"], ParallelConfig, str(path / MANIFEST))
         config = config.model_copy(update={"parallel": parallel})
@@ -585,6 +586,7 @@ def resolve_begun(
     if run.data.digest != dataset:
         raise IntegrityFailure(
             f"the dataset {config.data.dataset} is not the one that {path} began with, by its"
-            f" digest: put that one back, or {elsewhere}"
+            " digest: put that one back, or go on in a new run with `mlm-train run CONFIG"
+            f" --continue {path}`"
         )
     return replace(run, begun=directory)

@@ -263,7 +263,7 @@ def test_a_config_of_another_model_is_refused(
 
 
 def test_an_untied_head_and_other_heads_are_refused(exported: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="n_head is 4, but 3 were given"):
+    with pytest.raises(BadInput, match="n_head is 4, and --heads or --set heads= says 3"):
         import_checkpoint(exported, tmp_path / "back", heads=3)
     change_weights(exported, **{"lm_head.weight": lambda t: t["transformer.wte.weight"] + 1})
     with pytest.raises(BadInput, match="only a model in which the two are equal"):
