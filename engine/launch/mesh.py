@@ -83,7 +83,7 @@ def join_ranks() -> None:
     nothing for one rank and for ranks that are threads; a group that exists stays.
 
     Raises RanksMissing if not every rank came in time, BadInput if RANK, MASTER_ADDR or MASTER_PORT
-    is missing or MLM_JOIN_SECONDS is no number.
+    is missing or unusable, or MLM_JOIN_SECONDS is no number.
     """
     ranks = launched_world_size()
     if ranks == 1 or current_rank():

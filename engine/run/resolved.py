@@ -467,8 +467,8 @@ def read_run_config(
     """Return the configuration of a shipped model or a TOML file, or its twin.
 
     With `twin`, overrides of `twin.` are factors by which it is shrunk; all others apply after
-    that. Raises BadInput if there is no such model or file, if the file is not TOML, or if it or an
-    override has an unknown key or a value that is refused.
+    that. Raises BadInput if there is no such model or file, if the file is not TOML, if it or an
+    override has an unknown key or a value that is refused, or for the twin of a growing batch.
     """
     path = find_file(model, Shipped.MODEL)
     if not twin:

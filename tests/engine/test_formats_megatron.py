@@ -480,7 +480,7 @@ def truncate(folder: Path) -> None:
         ),
         (
             rewritten(lambda known: words(known).chunks.extend(words(known).chunks)),
-            "shards of tensor 'embedding.word_embeddings.weight' in",
+            "parts of tensor 'embedding.word_embeddings.weight' in",
         ),
         (
             rewritten(
