@@ -169,8 +169,8 @@ class TrainingStep:
         if captured != own:
             self.model.graphs = None
             announce(
-                "CUDA graphs are not used, so that steps take longer: with them loss and gradient"
-                f" norm are {captured}, without them {own}"
+                "CUDA graphs are not used, so that steps take longer: with them summed loss and"
+                f" gradient norm are {captured}, without them {own}"
             )
 
     def _computed(self, microbatches: Sequence[PipelineInput]) -> list[float] | str:

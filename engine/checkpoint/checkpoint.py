@@ -306,8 +306,8 @@ class CheckpointWriter:
                 return cast(Ancestor, mesh.world.gather_objects(ancestor)[0])
         except OSError as error:
             raise Interrupted(
-                f"the checkpoint {path} cannot be written ({error.strerror}): make room and give"
-                " the same command again; earlier checkpoints are kept"
+                f"the checkpoint {path} cannot be written ({error.strerror}): make room or mend the"
+                " cause, and give the same command again; earlier checkpoints are kept"
             ) from error
         finally:
             if mesh.is_first:

@@ -186,7 +186,8 @@ def compare(part: TensorPart, whole: Array, rank: str, tolerance: float) -> Tens
     )
     if expected.shape != part.value.shape:
         where = (
-            f"on {rank}: it lies at {list(part.start)} to {list(part.end)} of {list(whole.shape)}"
+            f"on {rank}: a part of it is at {list(part.start)} to {list(part.end)}, and the whole"
+            f" has shape {list(whole.shape)}"
         )
         return TensorDifference(np.inf, part.iteration, part.tensor, where, 0, tolerance)
     distance = np.abs(part.value.astype(np.float64) - expected)

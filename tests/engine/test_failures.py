@@ -69,7 +69,8 @@ def test_a_nan_on_one_rank_is_found(
     )
     assert code == 3, err
     assert err.startswith(
-        "error: iteration 3: loss nan, gradient norm nan; the weights were not updated; "
+        "error: training ends at iteration 3: loss nan, gradient norm nan; the weights were not"
+        " updated, and earlier checkpoints are kept; "
     )
     assert sum(line.startswith("error: ") for line in err.splitlines()) == 1, err
     for sentence in sentences:
@@ -202,6 +203,6 @@ def test_a_disk_that_is_full_is_told_and_the_run_goes_on_where_it_has_room(
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert said.startswith("error: the checkpoint "), done.stderr
     assert (
-        "cannot be written (No space left on device): make room and give the same command again"
-        in said
+        "cannot be written (No space left on device): make room or mend the cause, and give the"
+        " same command again" in said
     )
