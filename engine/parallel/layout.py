@@ -100,7 +100,7 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
     ):
         if size % tp:
             pad = (
-                ", or pad the dataset's vocabulary with its tokenizer.tp"
+                ", or pad the vocabulary for it with `tokenizer.tp` of the dataset's recipe"
                 if what == "vocabulary rows"
                 else ""
             )
@@ -153,8 +153,9 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
     if config.parallel.shard_parameters:
         if config.model.family != "gpt2" or tp * pp > 1 or config.parallel.shard_optimizer:
             raise BadInput(
-                "parallel.shard_parameters (ZeRO stage 3) divides a GPT-2 over data-parallel ranks"
-                " alone: set parallel.tp = 1, parallel.pp = 1 and parallel.shard_optimizer = false"
+                "parallel.shard_parameters (ZeRO stage 3) is only for a GPT-2 on data-parallel"
+                " ranks: leave it out, or set parallel.tp = 1, parallel.pp = 1 and"
+                " parallel.shard_optimizer = false"
             )
         # FSDP2 would pad what does not divide; checkpoints need equal shards.
         for name in ("hidden_size", "seq_length", "padded_vocab_size"):
