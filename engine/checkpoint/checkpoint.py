@@ -91,16 +91,17 @@ class Probe(FileSchema):
         relatively, by more than `TOLERANCE` allows: the weights changed, or this machine
         miscomputes.
         """
-        change = f"{loss!r} here and was {self.loss!r} when the checkpoint was saved"
         if not math.isclose(loss, self.loss, rel_tol=TOLERANCE.get(self.precision, 1e-4)):
             raise IntegrityFailure(
-                f"{where}: the model's loss on the samples in {PROBE} is {change}: the weights"
-                " changed, or this machine miscomputes"
+                f"{where}: the model's loss on the samples in {PROBE} is {loss!r}, and was"
+                f" {self.loss!r} when the checkpoint was saved: the weights changed, or this"
+                " machine miscomputes"
             )
         if computed_on == self.computed_on and loss != self.loss:
             return (
-                f"the model's loss on the samples in {PROBE} is {change}, on the same layout and"
-                " machine: training will not go on bit for bit as before"
+                f"the model's loss on the samples in {PROBE} is {loss!r}, and was {self.loss!r}"
+                " when the checkpoint was saved, on the same layout and machine: training will not"
+                " go on bit for bit as before"
             )
         return None
 

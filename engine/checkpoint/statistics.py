@@ -182,7 +182,8 @@ def check_loaded(
             numbers, vars(parse_document(stored[name], TensorNumbers, f"{FILE}, {name}"))
         ):
             raise IntegrityFailure(
-                f"{directory}: tensor {name!r} is not what was saved: {difference}"
+                f"{directory}: tensor {name!r} is not what was saved: {difference}; its file"
+                " changed, or this machine misreads it"
             )
 
 

@@ -122,7 +122,7 @@ def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None =
     `whole` exactly once: none may be missing, overlap, lie outside or have another number of dims.
     Without `whole` the tensor ends where the boxes end. `what` names the tensor in the message."""
     if not boxes:
-        raise IntegrityFailure(f"{what} is in no file and on no rank")
+        raise IntegrityFailure(f"no part of {what} is in a file or on a rank")
     dims = {len(whole or boxes[0][0]), *map(len, chain.from_iterable(boxes))}
     if len(dims) > 1:
         raise IntegrityFailure(f"the parts of {what} have different numbers of dims")

@@ -409,12 +409,11 @@ def read_weights(
             listed = {name for name, listed_file in file_of.items() if listed_file == path.name}
             problem = sorted(names ^ listed)
             if file_of and problem:
-                which = (
-                    "not in the index of the weights"
-                    if problem[0] in names
-                    else "missing, although the index names it"
+                which = "in the file alone" if problem[0] in names else "in the index alone"
+                raise IntegrityFailure(
+                    f"{path} and the index of the weights do not agree: tensor {problem[0]!r} is"
+                    f" {which}"
                 )
-                raise IntegrityFailure(f"{path}: tensor {problem[0]!r} is {which}")
             for name in names:
                 # torch.compile puts `_orig_mod.` before every name.
                 short = name.removeprefix("_orig_mod.").removeprefix(prefix)

@@ -132,7 +132,10 @@ def _newest(directory: Path) -> Path:
     with reading(path):
         word = read_bytes(path, 1000).decode("utf-8").strip()
     if word != "release" and not re.fullmatch(r"[0-9]{1,9}", word):
-        raise IntegrityFailure(f"{path} holds {word[:40]!r}, neither an iteration nor `release`")
+        raise IntegrityFailure(
+            f"{path} holds {word[:40]!r}, and not the number of an iteration or `release`, as"
+            " Megatron-LM writes there"
+        )
     iteration = directory / (word if word == "release" else f"iter_{int(word):07d}")
     if not iteration.is_dir():
         raise IntegrityFailure(
@@ -250,7 +253,8 @@ def _read_config(
     for name, size in sizes.items():
         if args.get(name, size) != size:
             raise IntegrityFailure(
-                f"{first.path}: {name} is {args[name]!r} in its arguments, {size} in its tensors"
+                f"{first.path}: {name} is {args[name]!r} in the arguments that Megatron-LM stored,"
+                f" and {size} in the tensors: they are not of one model"
             )
     written = args.get("num_attention_heads")
     if written is None and heads is None:

@@ -85,8 +85,8 @@ def read_vocabulary(directory: Path) -> tuple[Tokenizer, list[Path]]:
         return Tokenizer.load(directory), [path]
     if not (directory / VOCABULARY).is_file():
         raise BadInput(
-            f"{directory} has neither {FILE_NAME} nor {VOCABULARY} with {MERGES}: name a directory"
-            " that has the two (--vocab, or --set vocab=)"
+            f"{directory} has no tokenizer, neither {FILE_NAME} nor {VOCABULARY} with {MERGES}:"
+            " name a directory that has the last two (--vocab, or --set vocab=)"
         )
     return read_vocabulary_files(directory)
 

@@ -249,8 +249,8 @@ def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
     """
     if layout.world_size != launched_world_size():
         raise BadInput(
-            f"{layout} needs {layout.world_size} ranks, and {launched_world_size()} were started:"
-            " start as many, or change the layout"
+            f"the layout {layout} needs {layout.world_size} ranks, and {launched_world_size()} were"
+            " started: start as many, or change the layout"
         )
     thread = current_rank()
     device = local_device()

@@ -314,8 +314,8 @@ def test_an_index_and_its_files_must_agree(exported: Path, tmp_path: Path) -> No
     (exported / "model.safetensors").rename(exported / "a.safetensors")
     index = exported / "model.safetensors.index.json"
     for places, sentence in (
-        (dict.fromkeys(names[1:], "a.safetensors"), "is not in the index"),
-        (dict.fromkeys([*names, "z"], "a.safetensors"), "tensor 'z' is missing"),
+        (dict.fromkeys(names[1:], "a.safetensors"), "is in the file alone"),
+        (dict.fromkeys([*names, "z"], "a.safetensors"), "tensor 'z' is in the index alone"),
         (dict.fromkeys(names, "b.safetensors"), "b.safetensors cannot be read"),
         ({}, "has no weight_map"),
     ):

@@ -320,7 +320,7 @@ def test_what_other_libraries_allow_is_not_used(vocab: Path, tmp_path: Path) -> 
         (
             {"args": arguments(num_layers=5)},
             IntegrityFailure,
-            "num_layers is 5 in its arguments, 4 in its tensors",
+            "num_layers is 5 in the arguments that Megatron-LM stored, and 4 in the tensors",
         ),
         ({"args": arguments(num_attention_heads=5)}, BadInput, "num_heads = 5"),
         ({"args": {"num_layers": 4}}, IntegrityFailure, "is not an argparse.Namespace"),
@@ -395,7 +395,7 @@ def test_directories_that_do_not_fit_together(vocab: Path, tmp_path: Path) -> No
     with pytest.raises(IntegrityFailure, match="of tensor-parallel rank 1, pipeline stage 0"):
         import_checkpoint(saved, tmp_path / "out", vocab)
     for word, sentence in (
-        ("../70", "neither an iteration"),
+        ("../70", "and not the number of an iteration"),
         ("71", "iter_0000071, which is not a directory"),
     ):
         (saved / "latest_checkpointed_iteration.txt").write_text(word)
@@ -489,7 +489,7 @@ def truncate(folder: Path) -> None:
             "lies outside the whole tensor",
         ),
         (rewritten(leave), "which is not a plain name of a file"),
-        (rewritten(lambda known: words(known).chunks.clear()), "is in no file"),
+        (rewritten(lambda known: words(known).chunks.clear()), "no part of tensor"),
         (
             rewritten(lambda known: vars(words(known)).update(size=torch.Size([1 << 40, 24]))),
             "some are missing",
