@@ -294,13 +294,13 @@ def _derive(values: dict[str, JSON], given: _Given) -> list[str]:
     return [
         f"--{name} {given.text(name)} has no counterpart here: {why}"
         for name, must, why in (
-            ("attention-dropout", model["dropout"], "it is --hidden-dropout"),
+            ("attention-dropout", model["dropout"], "it always equals --hidden-dropout"),
             (
                 "ffn-hidden-size",
                 str(4 * given.number("hidden-size")),
-                "it is four times --hidden-size",
+                "it is always four times --hidden-size",
             ),
-            ("max-position-embeddings", model["seq_length"], "it is --seq-length"),
+            ("max-position-embeddings", model["seq_length"], "it always equals --seq-length"),
         )
         if given.has(name) and not _equal(must, [given.text(name)])
     ]
