@@ -127,7 +127,8 @@ def test_a_parameter_without_a_role_is_named() -> None:
     model.layers["1"].input_layernorm = nn.LayerNorm(24)
     model.scale = nn.Parameter(torch.ones(()))
     with pytest.raises(
-        TypeError, match=r"what scale is: declare it in GPT2\.roles, as one of Role\.WEIGHT"
+        TypeError,
+        match=r"of parameter scale is not declared: give it in GPT2\.roles, as one of Role\.WEIGHT",
     ):
         sharded_parameters(model, model.mesh)
 
