@@ -127,7 +127,7 @@ def reading(place: Path) -> Iterator[None]:
         IndexError,
         StopIteration,
     ) as error:
-        raise IntegrityFailure(f"{place} is damaged or cannot be read: {cause(error)}") from error
+        raise IntegrityFailure(f"{place} cannot be read: {cause(error)}") from error
 
 
 def read_into(directory: Path, index: dict[str, Entry], wanted: Wanted) -> None:

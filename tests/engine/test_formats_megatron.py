@@ -362,7 +362,7 @@ def change(path: Path, name: str, value: Any) -> None:
         (
             "layers.1.mlp.gate.bias",
             torch.zeros(1),
-            "'encoder.layers.1.mlp.gate.bias' is not one of a GPT-2",
+            "'encoder.layers.1.mlp.gate.bias' is not one of Megatron-LM's GPT-2",
         ),
         ("layers.1.input_norm.bias", torch.zeros(24), "is there a second time"),
         ("final_layernorm.bias", torch.zeros(24, device="meta"), "not a dense tensor on the CPU"),
@@ -380,7 +380,7 @@ def test_tensors_that_do_not_fit_are_named(
 def test_directories_that_do_not_fit_together(vocab: Path, tmp_path: Path) -> None:
     saved = save(tmp_path / "save", rough_model(), 3, tp=2)
     newest = saved / "iter_0000070"
-    with pytest.raises(BadInput, match="give it"):
+    with pytest.raises(BadInput, match="name a directory with vocab"):
         import_checkpoint(saved, tmp_path / "out")
     with pytest.raises(BadInput, match="has no vocab"):
         import_checkpoint(saved, tmp_path / "out", saved)
