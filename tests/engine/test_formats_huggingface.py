@@ -292,7 +292,7 @@ def test_a_damaged_tokenizer_is_refused(
         import_checkpoint(exported, tmp_path / "back")
     for name in ("tokenizer.json", "vocab.json"):
         (exported / name).unlink()
-    with pytest.raises(BadInput, match="give it"):
+    with pytest.raises(BadInput, match="name a directory that has the last two"):
         import_checkpoint(exported, tmp_path / "back")
 
 
