@@ -75,13 +75,17 @@ def run(
     unknown = next((word for word in (str(config), *(others or ())) if word.startswith("-")), None)
     if unknown:
         key = RunConfig.other_names.get(
-            unknown.partition("=")[0].lstrip("-").replace("-", "_"), "section.key"
+            unknown.partition("=")[0].lstrip("-").replace("-", "_"), "one that --dry-run prints"
         )
         raise BadInput(
-            f"there is no option {unknown}: --set changes a key of the configuration, here {key}"
+            f"`mlm-train run` has no option {unknown}: it takes a setting of the recipe as --set"
+            f" KEY=VALUE, and here it is {key}"
         )
     if others:
-        raise BadInput(f"{others[0]!r} is one argument too many: give one configuration")
+        raise BadInput(
+            f"{others[0]!r} is one argument too many: `mlm-train run` takes one model or TOML file,"
+            " and every setting needs --set before it"
+        )
     resolved = read_run(config, overrides or [], twin, launched_ranks() or ranks, earlier)
     if dry_run:
         if resolved.dataset:
@@ -122,7 +126,10 @@ def _train(run: "ResolvedRun", runs: Path, same_code: bool, threads: bool = Fals
     check_torch()
     other = (run.begun or run.directory(runs)).other_code
     if other and same_code:
-        raise BadInput(f"{other}: without --same-code the run goes on, and notes it")
+        raise BadInput(
+            f"{other}: --same-code refuses a run on which other code worked last; without it the"
+            " run goes on, and its manifest notes the code"
+        )
     if not launched_ranks():
         directory = run.begin(runs)
         if directory.is_at_rest:
@@ -243,7 +250,10 @@ def shard_hf(
 
     _announce_conversion(directory)
     if not (directory / CONFIG).is_file():
-        raise BadInput(f"{directory} has no {CONFIG}: it is not a Hugging Face directory")
+        raise BadInput(
+            f"{directory} has no {CONFIG}, so it is not a Hugging Face directory: `mlm-train"
+            " export` makes one of a checkpoint"
+        )
     from mlm_repro.engine.formats.model_shards import shard_model
 
     print("\n".join([*shard_model(directory, out, tp), f"written: {out}"]))
@@ -365,7 +375,7 @@ def to_megatron_(config: Model, overrides: Overrides = None, twin: Twin = False)
     line = to_megatron(read_run(config, overrides or [], twin).config)
     print(shlex.join(line.words))
     for key in line.missing:
-        print(f"warning: Megatron-LM has no {key}", file=sys.stderr)
+        print(f"warning: the printed flags do not express {key}", file=sys.stderr)
 
 
 def _announce_conversion(directory: Path) -> None:

@@ -85,8 +85,10 @@ class BertConfig(FamilySection):
         """Raise ValueError if the context is shorter than 5 tokens: a pair needs [CLS], two [SEP]
         and a token of each part."""
         if model.seq_length < 5:
-            needed = "[CLS], [SEP], [SEP] and a token of each part"
-            raise ValueError(f"seq_length = {model.seq_length} has no room for {needed}")
+            raise ValueError(
+                f"seq_length = {model.seq_length} is too short for a BERT: [CLS], two [SEP] and a"
+                " token of each of two texts need 5"
+            )
 
 
 class TransformerXLConfig(FamilySection):
@@ -111,20 +113,28 @@ class TransformerXLConfig(FamilySection):
         outside the vocabulary, and a hidden size that is odd or that `div_value` does not divide
         once for each cutoff."""
         if (self.head_dim or 1) * model.num_heads > LARGEST_SIZE:
-            raise ValueError(f"num_heads × head_dim is above {LARGEST_SIZE:,}")
+            raise ValueError(
+                f"num_heads × transformer_xl.head_dim is above {LARGEST_SIZE:,}, the largest width"
+                " that a model can have: make one of them smaller"
+            )
         cutoffs = list(self.cutoffs)
         if cutoffs != sorted({*cutoffs}) or not all(
             0 < cutoff < model.vocab_size for cutoff in cutoffs
         ):
-            raise ValueError(f"cutoffs = {cutoffs} must rise and lie between 0 and vocab_size")
+            raise ValueError(
+                f"transformer_xl.cutoffs = {cutoffs} must rise, and each must be above 0 and below"
+                f" vocab_size = {model.vocab_size}"
+            )
         if model.hidden_size % self.div_value ** len(cutoffs):
             raise ValueError(
-                f"hidden_size = {model.hidden_size} cannot be divided {len(cutoffs)} times by"
-                " div_value"
+                f"hidden_size = {model.hidden_size} cannot be divided by transformer_xl.div_value"
+                f" once for each of the {len(cutoffs)} cutoffs: make it a multiple of div_value to"
+                " that power"
             )
         if model.hidden_size % 2:
             raise ValueError(
-                f"hidden_size = {model.hidden_size} must be even, for sines and cosines"
+                f"hidden_size = {model.hidden_size} must be even in a transformer-xl, whose"
+                " positions have as many sines as cosines"
             )
 
     def shrink(self, scale: "TwinScale") -> Self:
@@ -180,8 +190,9 @@ class ModelConfig(Config):
             )
         if self.padded_vocab_size < self.vocab_size:
             raise ValueError(
-                f"padded_vocab_size = {self.padded_vocab_size} is below vocab_size ="
-                f" {self.vocab_size}"
+                f"padded_vocab_size = {self.padded_vocab_size}, the number of rows of the"
+                f" embedding, is below vocab_size = {self.vocab_size}: set padded_vocab_size too,"
+                " to that or more"
             )
         # An option of another family would have no effect, and nobody would hear of it.
         for name, section in self:
@@ -190,7 +201,10 @@ class ModelConfig(Config):
                 and section is not self.section
                 and section != type(section)()
             ):
-                raise ValueError(f"{name} is not for family = {self.family!r}")
+                raise ValueError(
+                    f"the options in [model.{name}] have no effect on family = {self.family!r}:"
+                    " leave them out, or set the family that they belong to"
+                )
         self.section.check(self)
         return self
 
@@ -353,9 +367,10 @@ class TrainConfig(Config):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.global_batch_size % self.microbatch_size:
-            batch = f"global_batch_size = {self.global_batch_size}"
-            micro = f"microbatch_size = {self.microbatch_size}"
-            raise ValueError(f"{batch} is not a multiple of {micro}")
+            raise ValueError(
+                f"global_batch_size = {self.global_batch_size} is not a multiple of microbatch_size"
+                f" = {self.microbatch_size}"
+            )
         # Not a Literal: an optimizer is added in the table alone (`docs/extend/optimizer.md`).
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(
@@ -363,47 +378,54 @@ class TrainConfig(Config):
             )
         if self.decay == "exponential" and not self.min_learning_rate:
             raise ValueError(
-                "an exponential schedule begins at min_learning_rate, which must be above 0"
+                "decay = 'exponential' rises from min_learning_rate to learning_rate: set"
+                " min_learning_rate above 0"
             )
         if self.rampup_batch_size:
             start, increment, samples = self.rampup_batch_size
             # Each size on the way has to be whole microbatches, and the last one the global batch.
-            shown = f"rampup_batch_size = {[start, increment, samples]}"
+            shown = [start, increment, samples]
             size = self.microbatch_size
             if start > self.global_batch_size or (self.global_batch_size - start) % increment:
-                steps = (
-                    f"global_batch_size = {self.global_batch_size} from {start} in steps of"
-                    f" {increment}"
+                raise ValueError(
+                    f"rampup_batch_size = {shown}: {start} plus steps of {increment} never gives"
+                    f" global_batch_size = {self.global_batch_size}; choose numbers that do"
                 )
-                raise ValueError(f"{shown} does not reach {steps}")
             if start % size or increment % size:
                 raise ValueError(
-                    f"{shown}: start and increment must be multiples of microbatch_size = {size}"
+                    f"rampup_batch_size = {shown}: its first two numbers, start and increment, must"
+                    f" be multiples of microbatch_size = {size}"
                 )
         if self.continues and self.continues.iteration >= self.iterations:
-            done = f"{self.continues.run} has {self.continues.iteration} already"
-            raise ValueError(f"iterations = {self.iterations} leaves nothing to train: {done}")
+            raise ValueError(
+                f"iterations = {self.iterations} counts from the start of the continued run, and"
+                f" {self.continues.run} has {self.continues.iteration} already: set"
+                " train.iterations above that"
+            )
         name = "decay_iterations" if self.decay_iterations else "iterations"
         end = self.decay_iterations or self.iterations
         parts = [self.warmup_iterations, self.decay_iterations, self.wsd_iterations]
         # Updates are whole; only a clock of samples can stop within a batch.
         if self.clock == "updates" and any(isinstance(part, float) for part in parts):
             raise ValueError(
-                "warmup_iterations, decay_iterations and wsd_iterations must be whole numbers with"
-                " clock = 'updates'"
+                "warmup_iterations, decay_iterations and wsd_iterations must be whole numbers"
+                " unless clock = 'samples'"
             )
         if (self.decay == "WSD") != (self.wsd_iterations is not None):
             raise ValueError(
-                "wsd_iterations, the length of its fall, goes with decay = 'WSD' and with no other"
+                "decay = 'WSD' needs wsd_iterations, the length of its fall, and no other decay"
+                " takes wsd_iterations: set both or neither"
             )
         if self.wsd_iterations and self.wsd_iterations + self.warmup_iterations > end:
             raise ValueError(
-                f"wsd_iterations = {self.wsd_iterations} and the warm-up do not fit into {name} ="
-                f" {end}"
+                f"wsd_iterations = {self.wsd_iterations} and warmup_iterations ="
+                f" {self.warmup_iterations} are together more than {name} = {end}, the whole"
+                " schedule: make one of them smaller"
             )
         if self.warmup_iterations >= end:
             raise ValueError(
-                f"warmup_iterations = {self.warmup_iterations} is not below {name} = {end}"
+                f"warmup_iterations = {self.warmup_iterations} must be below {name} = {end}, where"
+                " the schedule ends"
             )
         if self.decay == "clipped-cosine" and 3 * self.warmup_iterations > 2 * end:
             raise ValueError(
@@ -412,11 +434,10 @@ class TrainConfig(Config):
                 f" once: make it at most {end // 2}, or set decay = 'cosine'"
             )
         if self.decay != "constant" and self.min_learning_rate > self.learning_rate:
-            floor = f"min_learning_rate = {self.min_learning_rate:g}"
-            peak = f"learning_rate = {self.learning_rate:g}"
             raise ValueError(
-                f"{floor}, the floor of the schedule, is above {peak}, its peak: set"
-                " min_learning_rate too"
+                f"min_learning_rate = {self.min_learning_rate:g}, the floor of the schedule, is"
+                f" above its peak, learning_rate = {self.learning_rate:g}: set min_learning_rate"
+                " lower too"
             )
         return self
 
@@ -525,14 +546,17 @@ class DataSection(Config):
             return handler(value)
         except ValidationError as error:
             raise ValueError(
-                f"{value!r} is neither a directory nor a list of [directory, weight] pairs"
+                f"{value!r} is neither the directory of a dataset nor a list of [directory, weight]"
+                " pairs"
             ) from error
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if isinstance(self.dataset, tuple):
             if not self.dataset:
-                raise ValueError("dataset = [] names no dataset")
+                raise ValueError(
+                    "dataset = [] names no dataset: name a directory that `mlm-data run` made"
+                )
             # Checked here, where the directory can be named beside its weight.
             for number, (directory, weight) in enumerate(self.dataset):
                 if not 0 < weight < math.inf:
@@ -540,7 +564,9 @@ class DataSection(Config):
                         f"the weight of dataset {directory}, {weight}, must be above 0 and finite"
                     )
                 if directory in dict(self.dataset[:number]):
-                    raise ValueError(f"dataset {directory} is named twice: give it one weight")
+                    raise ValueError(
+                        f"dataset {directory} is named twice: name it once, with one weight"
+                    )
         return self
 
 
@@ -672,10 +698,12 @@ class RunConfig(Config):
         # It begins the name of a directory, and must not lead out of the folder of runs.
         if not re.fullmatch(r"\w[\w.-]*", self.name):
             raise ValueError(
-                f"name = {self.name!r} cannot name a directory: letters, digits, '-', '_' and"
-                " '.' can"
+                f"name = {self.name!r} begins the name of the run's directory: it must begin with a"
+                " letter, a digit or '_' and have only these, '-' and '.'"
             )
         if isinstance(self.data.dataset, tuple) and self.model.family != "gpt2":
-            family = f"a model of family = {self.model.family!r}"
-            raise ValueError(f"{family} reads one dataset: data.dataset must be one directory")
+            raise ValueError(
+                f"a model of family = {self.model.family!r} reads one dataset: set data.dataset to"
+                " one directory, not to a list"
+            )
         return self

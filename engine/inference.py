@@ -51,7 +51,9 @@ def load_for_inference(
     mesh = mesh or serial_mesh()
     directory = resolve_checkpoint(path)
     if link := next((entry for entry in directory.rglob("*") if entry.is_symlink()), None):
-        raise IntegrityFailure(f"{link} is a symbolic link; a checkpoint contains none")
+        raise IntegrityFailure(
+            f"{link} is a symbolic link, and a checkpoint has none: put there what it leads to"
+        )
     digest = check_seal(directory)
     config = parse_config(
         read_object(directory / CONFIG).get("model", {}), ModelConfig, str(directory / CONFIG)
@@ -63,7 +65,8 @@ def load_for_inference(
     # Checked before a model of that size is built: a damaged number could ask for any memory.
     if len(index) < config.num_layers:
         raise IntegrityFailure(
-            f"{directory} has {len(index)} tensors, too few for its {config.num_layers} layers"
+            f"{directory}: {INDEX} has {len(index)} weights, fewer than the {config.num_layers}"
+            f" layers that {CONFIG} states"
         )
     stage = split_layers(config.num_layers, mesh.layout.pp, chunks=1)[mesh.pp.rank]
     check_entries(
@@ -87,7 +90,10 @@ def load_for_inference(
     model.eval()
     if (probe := read_probe(directory)) and mesh.pp.size == 1:
         if max(map(max, probe.tokens)) >= config.vocab_size:
-            raise IntegrityFailure(f"{directory / PROBE} has tokens beyond the vocabulary")
+            raise IntegrityFailure(
+                f"{directory / PROBE} has a token id outside the model's vocabulary of"
+                f" {config.vocab_size}"
+            )
         tokens = torch.tensor(probe.tokens, device=mesh.device)
         batch = PipelineInput(tokens[:, :-1], tokens[:, 1:])
         with torch.no_grad():
@@ -113,8 +119,10 @@ def check_entries(
     """Raise IntegrityFailure unless a checkpoint's index describes exactly the tensors of `shapes`,
     name → shape. No tensor's file is opened."""
     if unexpected := sorted(index.keys() - shapes.keys()):
-        which = f"tensor {unexpected[0]!r} is unexpected ({len(unexpected)} such tensors)"
-        raise IntegrityFailure(f"{directory}: {which}: is it another model's?")
+        raise IntegrityFailure(
+            f"{directory}: {INDEX} has tensor {unexpected[0]!r}, which the model does not have"
+            f" ({len(unexpected)} such tensors): is it another model's?"
+        )
     for name, shape in shapes.items():
         shards.entry_of(directory, index, name, shape)
 
@@ -138,6 +146,7 @@ def read_whole(directory: Path, index: dict[str, shards.Entry], name: str) -> to
         ) from error
     if list(whole.shape) != index[name]["shape"]:
         raise IntegrityFailure(
-            f"{directory}: {name} has shape {list(whole.shape)}, not {index[name]['shape']}"
+            f"{directory}: tensor {name!r} has shape {list(whole.shape)} in its files, and"
+            f" {index[name]['shape']} in {INDEX}"
         )
     return whole

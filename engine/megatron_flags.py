@@ -76,7 +76,7 @@ def script_or_arguments(given: Sequence[str]) -> list[str]:
         try:
             return read_script(Path(given[0]).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"{given[0]} cannot be read: {cause(error)}") from error
+            raise BadInput(f"{given[0]} cannot be read as a script: {cause(error)}") from error
     return list(given)
 
 
@@ -108,11 +108,16 @@ def read_script(text: str) -> list[str]:
     program, arguments = commands[-1] if commands else ("pretrain_gpt", text)
     # Another program's flags have the same names and mean another model: `pretrain_bert.py`.
     if not program.startswith("pretrain_gpt"):
-        raise BadInput(f"the script runs {program}.py, and only pretrain_gpt.py is translated")
+        raise BadInput(
+            f"the script's last call is of {program}.py, and only a call of pretrain_gpt.py is"
+            " translated"
+        )
     try:
         words = shlex.split(arguments)
     except ValueError as error:
-        raise BadInput(f"the script cannot be read: {error}") from error
+        raise BadInput(
+            f"the arguments in the script cannot be split into words: {error}"
+        ) from error
     end = next((at for at, word in enumerate(words) if re.match(r"[;&|>]|\d>", word)), len(words))
     return [word for word in words[:end] if word != "$@"]
 
@@ -147,13 +152,15 @@ def from_megatron(words: Sequence[str]) -> Translation:
         elif NO_EFFECT.fullmatch(name) or (name in SAME and _equal(SAME[name], flags[name])):
             without_effect.append(shown[name])
         else:
-            missing.append(f"{shown[name]} has no counterpart")
+            missing.append(f"{shown[name]} has no counterpart here")
     refused = sorted(
         sentence for sentence in missing if not NOTED.fullmatch(sentence.split()[0].lstrip("-"))
     )
     if refused:
-        what = f"another model or another training than this engine has: {'; '.join(refused)}"
-        raise BadInput(f"this is {what}. Leave these flags out to translate the others")
+        raise BadInput(
+            "these flags ask for another model or another training than this engine has:"
+            f" {'; '.join(refused)}. Leave them out to translate the others"
+        )
     missing += _start(values, given, shown)
     run = {"name": "megatron", **values, "record": {"loggers": loggers}}
     return Translation(
@@ -182,7 +189,9 @@ class _Given:
             values = self.flags[name]
         if len(values) != 1 or values[0].startswith("$"):
             raise BadInput(
-                f"--{name} needs one value, and the arguments say {' '.join(values) or 'nothing'}"
+                f"--{name} needs one value, and the arguments give it"
+                f" {' '.join(values) or 'nothing'}: write a value there, also in place of a shell"
+                " variable"
             )
         return values[0]
 
@@ -195,7 +204,7 @@ class _Given:
                 return number
         except ValueError:
             pass
-        raise BadInput(f"--{name} is {text!r}, not a number")
+        raise BadInput(f"--{name} is {text!r}, not a finite number")
 
 
 def _count_in_batches(given: _Given) -> JSON:
@@ -223,7 +232,8 @@ def _count_in_batches(given: _Given) -> JSON:
     mixed = [f"--{name}-{other}" for name in names if given.has(f"{name}-{other}")]
     if mixed:
         raise BadInput(
-            f"{mixed[0]} does not go with --train-{unit}: Megatron-LM counts a schedule in one unit"
+            f"{mixed[0]} does not go with --train-{unit}: Megatron-LM takes all lengths of the"
+            f" schedule in one unit, here --…-{unit}"
         )
     if ramp and not in_samples:
         raise BadInput(
@@ -244,8 +254,8 @@ def _count_in_batches(given: _Given) -> JSON:
     if given.has("lr-warmup-fraction"):
         if "lr-warmup" in counted:
             raise BadInput(
-                f"--lr-warmup-fraction does not go with --lr-warmup-{unit}: Megatron-LM takes one"
-                " of them"
+                f"--lr-warmup-fraction does not go with --lr-warmup-{unit}: leave out one of them,"
+                " as Megatron-LM demands"
             )
         warmup = given.number("lr-warmup-fraction") * end
     return {
@@ -282,15 +292,15 @@ def _derive(values: dict[str, JSON], given: _Given) -> list[str]:
     multiple = int(given.number("make-vocab-size-divisible-by", "128"))
     model["padded_vocab_size"] = padded_vocab_size(model["vocab_size"], multiple, tp)
     return [
-        f"--{name} {given.text(name)} has no counterpart: {why}"
+        f"--{name} {given.text(name)} has no counterpart here: {why}"
         for name, must, why in (
-            ("attention-dropout", model["dropout"], "one dropout is for both here"),
+            ("attention-dropout", model["dropout"], "it always equals --hidden-dropout"),
             (
                 "ffn-hidden-size",
                 str(4 * given.number("hidden-size")),
-                "it is four times the hidden size",
+                "it is always four times --hidden-size",
             ),
-            ("max-position-embeddings", model["seq_length"], "it is the sequence length"),
+            ("max-position-embeddings", model["seq_length"], "it always equals --seq-length"),
         )
         if given.has(name) and not _equal(must, [given.text(name)])
     ]
@@ -310,7 +320,8 @@ def _start(values: dict[str, JSON], given: _Given, shown: dict[str, str]) -> lis
         else "; Megatron-LM also loads optimizer and iteration, here they are new"
     )
     return [
-        f"{shown['load']} is train.init_from: put there what `mlm-train import` makes of it{whole}"
+        f"{shown['load']} becomes train.init_from, which takes a checkpoint of this engine: name"
+        f" there the one that `mlm-train import` makes of it{whole}"
     ]
 
 
@@ -321,7 +332,10 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
     Raises BadInput for a model other than GPT-2.
     """
     if config.model.family != "gpt2":
-        raise BadInput(f"a {config.model.family} is not trained by pretrain_gpt.py")
+        raise BadInput(
+            f"the model is a {config.model.family}, and pretrain_gpt.py, whose flags `to-megatron`"
+            " prints, trains only a GPT-2"
+        )
     model = config.model
     train = config.train
     parallel = config.parallel
@@ -370,9 +384,13 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
     keys = [
         key for key in sorted(ours) if key.startswith(sections) and ours[key] != theirs.get(key)
     ]
-    missing = [f"{key} = {ours[key]!r}: the flags mean {theirs.get(key)!r}" for key in keys]
+    missing = [
+        f"{key} = {ours[key]!r}: with them Megatron-LM has {theirs.get(key)!r}" for key in keys
+    ]
     return MegatronFlags(
-        words, missing + ["data.dataset: give --data-path and --split"] * bool(config.data.dataset)
+        words,
+        missing
+        + ["data.dataset: add --data-path and --split yourself"] * bool(config.data.dataset),
     )
 
 
@@ -415,8 +433,8 @@ def _flags(words: Iterable[str]) -> dict[str, list[str]]:
             values.append(word)
         else:
             raise BadInput(
-                f"{word!r} comes before the first flag: give pretrain_gpt.py's arguments, or one"
-                " script"
+                f"{word!r} comes before the first flag: give one script alone, or pretrain_gpt.py's"
+                " arguments, which begin with --"
             )
     return flags
 

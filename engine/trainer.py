@@ -225,9 +225,9 @@ class Trainer:
                 if is_last or stop:
                     self._finish_saving()
                 if stop and not is_last:
-                    then = f"`mlm-train resume {self.directory.path}` goes on from there"
                     raise Interrupted(
-                        f"stopped after iteration {done} of {train.iterations}; {then}"
+                        f"stopped after iteration {done} of {train.iterations}, with a checkpoint"
+                        f" of it; `mlm-train resume {self.directory.path}` goes on from there"
                     )
                 progress.advance(1, self._console(line))
             # Before the last validation: a training without any update is no result.
@@ -359,7 +359,10 @@ class Trainer:
         )
         loss = mesh.pp.all_reduce(mesh.dp.all_reduce(self.model.evaluate(inputs))).item() / count
         if not math.isfinite(loss):
-            raise NotFinite(f"after iteration {iteration} the validation loss is {loss}")
+            raise NotFinite(
+                f"training ends, because the validation loss after iteration {iteration} is {loss};"
+                " earlier checkpoints are kept"
+            )
         # Cut off at e²⁰, as Megatron-LM prints it.
         perplexity = math.exp(min(loss, 20.0))
         return Validation(
@@ -447,7 +450,7 @@ class Trainer:
         NotFinite if none did."""
         done = self.state.iteration
         skipped = self.state.iteration - self.state.optimizer_steps
-        lower = "a lower train.initial_loss_scale or precision = 'bf16' or 'fp32' avoids it"
+        lower = "a lower train.initial_loss_scale, or train.precision = 'bf16' or 'fp32', avoids it"
         why = (
             f"gradients overflowed in fp16: {lower}"
             if self.step.scaler
@@ -455,10 +458,10 @@ class Trainer:
         )
         if skipped == done:
             raise NotFinite(
-                f"none of the {done} iterations made an update, so nothing was trained: {why}"
+                f"none of the {done} iterations changed the weights, so nothing was trained: {why}"
             )
         if skipped > done / 10:
-            note(f"warning: {skipped} of {done} iterations made no update: {why}")
+            note(f"warning: {skipped} of {done} iterations did not change the weights: {why}")
 
     def _console(self, line: Step) -> str:
         """Return an iteration as text for the progress line: mean loss of the last iterations,

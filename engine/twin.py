@@ -24,7 +24,8 @@ def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
     """
     if config.train.rampup_batch_size:
         raise BadInput(
-            "a growing batch has no twin: leave train.rampup_batch_size out and set it on the twin"
+            "a growing batch has no twin: take train.rampup_batch_size out of the recipe's file;"
+            " with --twin, --set train.rampup_batch_size=… then gives the twin one"
         )
     scale = scale or TwinScale()
     model = config.model

@@ -77,28 +77,31 @@ class Probe(FileSchema):
     @classmethod
     def _is_a_batch(cls, tokens: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
         if len(set(map(len, tokens))) != 1 or not 2 <= len(tokens[0]) <= LENGTH + 1:
-            raise ValueError(f"the sequences are not of one length from 2 to {LENGTH + 1}")
+            raise ValueError(
+                f"the token sequences do not all have one length, which is from 2 to {LENGTH + 1}"
+            )
         return tokens
 
     def compare(self, loss: float, where: object, computed_on: JSON | None = None) -> str | None:
-        """Compare `loss`, which the loaded model has on the samples, with the stored loss; `where`
-        begins the messages. Return a warning as text if the losses are near but not equal although
-        `computed_on` (`describe_computation` here) equals the stored one, else None.
+        """Compare `loss`, which the loaded model has on the samples, with the stored loss. Return
+        a warning as text if the losses are near but not equal although `computed_on`
+        (`describe_computation` here) equals the stored one, else None.
 
-        Raises IntegrityFailure if the losses differ, relatively, by more than `TOLERANCE` allows:
-        the weights changed, or this machine miscomputes.
+        Raises IntegrityFailure, with `where` first in its message, if the losses differ,
+        relatively, by more than `TOLERANCE` allows: the weights changed, or this machine
+        miscomputes.
         """
-        change = (
-            f"the loss on the probe's samples is {loss!r} and was {self.loss!r} when it was saved"
-        )
         if not math.isclose(loss, self.loss, rel_tol=TOLERANCE.get(self.precision, 1e-4)):
             raise IntegrityFailure(
-                f"{where}: {change}: the weights changed, or this machine miscomputes"
+                f"{where}: the model's loss on the samples in {PROBE} is {loss!r}, and was"
+                f" {self.loss!r} when the checkpoint was saved: the weights changed, or this"
+                " machine miscomputes"
             )
         if computed_on == self.computed_on and loss != self.loss:
             return (
-                f"{change}, on the same layout and machine: training will not go on bit for bit as"
-                " before"
+                f"the model's loss on the samples in {PROBE} is {loss!r}, and was {self.loss!r}"
+                " when the checkpoint was saved, on the same layout and machine: training will not"
+                " go on bit for bit as before"
             )
         return None
 
@@ -303,9 +306,9 @@ class CheckpointWriter:
                     ancestor = sealed.result()
                 return cast(Ancestor, mesh.world.gather_objects(ancestor)[0])
         except OSError as error:
-            advice = "make room and give the same command again; earlier checkpoints are kept"
             raise Interrupted(
-                f"the checkpoint {path} cannot be written ({error.strerror}): {advice}"
+                f"the checkpoint {path} cannot be written ({error.strerror}): make room or mend the"
+                " cause, and give the same command again; earlier checkpoints are kept"
             ) from error
         finally:
             if mesh.is_first:
@@ -324,11 +327,15 @@ class CheckpointWriter:
         def measured() -> Iterator[torch.Tensor]:
             for name in sorted(own):  # the order of a file; the index has the model's
                 if self._is_given_up:
-                    raise Interrupted(f"{path} is left unfinished: its checkpoint was given up")
+                    raise Interrupted(
+                        f"{path} is left unfinished, because training has ended with an error; this"
+                        " checkpoint is not kept"
+                    )
                 numbers[name] = statistics.measure(self._copies[name], own[name])
                 if lost := numbers[name][3]:
                     raise Diverged(
-                        f"{name} holds {lost} numbers that are not finite: no checkpoint is written"
+                        f"tensor {name!r} holds {lost} numbers that are not finite: this checkpoint"
+                        " is not written, and earlier ones are kept"
                     )
                 yield self._copies[name]
 
@@ -465,8 +472,8 @@ def resume(
                 # Set aside and not deleted: it is the only evidence of what a disk or a memory did.
                 os.replace(bad, aside)
                 said = (
-                    f"warning: {failure}; it is kept as {aside.name}, and training goes on from"
-                    f" {path.name}"
+                    f"warning: {failure}; that checkpoint is kept as {aside.name}, and training"
+                    f" goes on from {path.name}"
                 )
                 print(said, file=sys.stderr)
         mesh.world.barrier()
@@ -493,7 +500,10 @@ def start_from(
     """
     with optimizer.mesh.all_or_none():
         if read_digest(path) != digest:
-            raise IntegrityFailure(f"{path} has changed since the run that starts from it began")
+            raise IntegrityFailure(
+                f"the checkpoint {path} is not the one that this run began from: put that one back"
+                " to resume, or begin a new run with `mlm-train run`"
+            )
     if is_whole:
         return load_checkpoint(path, parameters, optimizer)[0]
     _check_files(path, optimizer.mesh, is_read=lambda name: True)
@@ -582,7 +592,8 @@ def _read_state(path: Path) -> TrainingState:
         )
     except (TypeError, KeyError) as error:
         raise IntegrityFailure(
-            f"{path / STATE} does not describe the progress of a run: {error}"
+            f"{path / STATE} does not have the values of a training's progress ({error}): the"
+            " checkpoint is damaged"
         ) from error
 
 

@@ -165,7 +165,8 @@ def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
     formats = {name: dtype for dtype, name in NAMES.items()}
     if stored not in formats:
         raise IntegrityFailure(
-            f"{directory}: {name} holds {stored} numbers, not one of {', '.join(formats)}"
+            f"{directory}: tensor {name!r} holds {stored} numbers, and a checkpoint's format is one"
+            f" of {', '.join(formats)}"
         )
     return formats[stored]
 
@@ -175,19 +176,28 @@ def entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[i
     and file names. Raises IntegrityFailure if the index has no such entry, one of a shape other
     than `shape`, or one that does not name files of the checkpoint."""
     if name not in index:
-        raise IntegrityFailure(f"{directory}: tensor {name!r} is missing")
+        raise IntegrityFailure(
+            f"{directory}: {INDEX} has no tensor {name!r}, which the model or its optimizer needs"
+        )
     entry = index[name]
     if not isinstance(entry, dict) or not _is_list_of(entry.get("shape"), int):
-        raise IntegrityFailure(f"{directory}: {INDEX} does not describe tensor {name!r}")
+        raise IntegrityFailure(
+            f"{directory}: the entry of tensor {name!r} in {INDEX} has no list of sizes as its"
+            " shape"
+        )
     if tuple(entry["shape"]) != shape:
         raise IntegrityFailure(
-            f"{directory}: {name} has shape {entry['shape']}, the model's is {list(shape)}"
+            f"{directory}: tensor {name!r} has shape {entry['shape']} in {INDEX}, and the model"
+            f" needs {list(shape)}: is it another model's?"
         )
     if not _is_list_of(entry.get("files"), str) or entry.get("dim") not in (
         None,
         *range(len(shape)),
     ):
-        raise IntegrityFailure(f"{directory}: {INDEX} does not say where tensor {name!r} is")
+        raise IntegrityFailure(
+            f"{directory}: the entry of tensor {name!r} in {INDEX} has no list of file names, or no"
+            " valid dim"
+        )
     for file in entry["files"]:
         check_file_name(directory, file)
     return entry
@@ -199,7 +209,8 @@ def check_file_name(directory: Path, name: str) -> None:
     checkpoint."""
     if not FILE_NAME.fullmatch(name):
         raise IntegrityFailure(
-            f"{directory}: the index names {name!r}, which is not a file of the checkpoint"
+            f"{directory}: {INDEX} names the file {name!r}, which is not a plain name of a file in"
+            " the checkpoint"
         )
 
 
@@ -251,8 +262,8 @@ def _read_part(
     size, rest = divmod(parameter.global_shape[dim], len(files))
     if rest:
         raise IntegrityFailure(
-            f"{name} has {parameter.global_shape[dim]} rows in the divided dim, which the"
-            f" {len(files)} files of the index cannot hold in equal parts"
+            f"tensor {name!r} has size {parameter.global_shape[dim]} in the dim along which it is"
+            f" divided, and {INDEX} names {len(files)} files for it, which cannot hold equal parts"
         )
     start, end, _ = cut[dim].indices(parameter.global_shape[dim])
     for number, source in enumerate(files):
@@ -270,9 +281,8 @@ def _read_part(
 def _copy(name: str, target: Tensor, source: Tensor) -> None:
     # `copy_` would convert integers, and broadcast another shape, in silence.
     if source.shape != target.shape or not source.is_floating_point():
-        holds = (
-            f"{source.dtype} of shape {list(source.shape)}, not weights of shape"
-            f" {list(target.shape)}"
+        raise IntegrityFailure(
+            f"the file of tensor {name!r} holds {source.dtype} of shape {list(source.shape)} where"
+            f" the model reads floating-point numbers of shape {list(target.shape)}"
         )
-        raise IntegrityFailure(f"{name}: a file holds {holds}")
     target.copy_(source)

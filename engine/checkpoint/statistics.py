@@ -145,7 +145,8 @@ def check_written(
                 measure(opened.get_tensor(name), parameters.get(name)), to_json(numbers)
             ):
                 raise IntegrityFailure(
-                    f"{file}: tensor {name!r} was not written as it is in memory: {difference}"
+                    f"{file}: tensor {name!r}, read back, is not what was in memory: {difference};"
+                    " the checkpoint is not kept"
                 )
 
 
@@ -174,12 +175,15 @@ def check_loaded(
         measured |= _merge_over(loaded[next(iter(divided))][0].axis, divided)
     for name, numbers in measured.items():
         if name not in stored:
-            raise IntegrityFailure(f"{directory}: {FILE} does not have tensor {name!r}")
+            raise IntegrityFailure(
+                f"{directory}: {FILE} has no entry for tensor {name!r} of the checkpoint"
+            )
         if difference := differs(
             numbers, vars(parse_document(stored[name], TensorNumbers, f"{FILE}, {name}"))
         ):
             raise IntegrityFailure(
-                f"{directory}: tensor {name!r} is not what was saved: {difference}"
+                f"{directory}: tensor {name!r} is not what was saved: {difference}; its file"
+                " changed, or this machine misreads it"
             )
 
 

@@ -95,7 +95,8 @@ class StreamMemory:
                 saved |= {name: file.get_tensor(name) for name in needed & {*file.keys()}}
         if missing := needed - saved.keys():
             raise IntegrityFailure(
-                f"{directory} lacks the memory of {len(missing)} pairs of a layer and a stream"
+                f"{directory} is damaged: its memory-*.safetensors lack {len(missing)} of the"
+                " states that a transformer-xl carries on, one for each layer and stream of text"
             )
         for places, layer in wanted:
             states = torch.stack([saved[f"{layer}.{place}"] for place in places], dim=1)

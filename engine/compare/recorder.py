@@ -98,7 +98,10 @@ def read_names(name: str) -> NameMap:
     path = SHIPPED / f"{name}.toml"
     if not path.is_file() and not (path := Path(name)).is_file():
         known = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.toml")))
-        raise BadInput(f"there is no name map {name}: give a TOML file or one of {known}")
+        raise BadInput(
+            f"there is no name map {name}, which translates an engine's names of tensors: give a"
+            f" TOML file or one of {known}"
+        )
     return load_config(path, NameMap)
 
 

@@ -122,19 +122,19 @@ def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None =
     `whole` exactly once: none may be missing, overlap, lie outside or have another number of dims.
     Without `whole` the tensor ends where the boxes end. `what` names the tensor in the message."""
     if not boxes:
-        raise IntegrityFailure(f"{what} has no shards")
+        raise IntegrityFailure(f"no part of {what} is in a file or on a rank")
     dims = {len(whole or boxes[0][0]), *map(len, chain.from_iterable(boxes))}
     if len(dims) > 1:
-        raise IntegrityFailure(f"the shards of {what} have different numbers of dims")
+        raise IntegrityFailure(f"the parts of {what} have different numbers of dims")
     shape = whole or tuple(map(max, zip(*(end for _, end in boxes), strict=True)))
     for box in boxes:
         if any(not 0 <= low <= high <= size for low, high, size in zip(*box, shape, strict=True)):
-            raise IntegrityFailure(f"a shard of {what} lies outside it")
+            raise IntegrityFailure(f"a part of {what} lies outside the whole tensor")
     held = sum(math.prod(b - a for a, b in zip(*box, strict=True)) for box in boxes)
     size = math.prod(shape)
     if held < size:
         raise IntegrityFailure(
-            f"shards of {what} hold {held} of its {size} elements: some are missing"
+            f"the parts of {what} hold {held} of its {size} elements: some are missing"
         )
     # Elements are marked: comparing boxes pair by pair would be quadratic in their number.
     if len(boxes) > 1:
@@ -143,7 +143,8 @@ def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None =
             is_held[tuple(map(slice, start, end))] = True
         if held > size or not is_held.all():
             raise IntegrityFailure(
-                f"shards of {what} overlap: they hold {held} elements, and it has {size}"
+                f"the parts of {what} overlap: together they hold {held} elements, and the whole"
+                f" tensor has {size}"
             )
 
 
@@ -185,7 +186,8 @@ def compare(part: TensorPart, whole: Array, rank: str, tolerance: float) -> Tens
     )
     if expected.shape != part.value.shape:
         where = (
-            f"on {rank}: it lies at {list(part.start)} to {list(part.end)} of {list(whole.shape)}"
+            f"on {rank}: a part of it is at {list(part.start)} to {list(part.end)}, and the whole"
+            f" has shape {list(whole.shape)}"
         )
         return TensorDifference(np.inf, part.iteration, part.tensor, where, 0, tolerance)
     distance = np.abs(part.value.astype(np.float64) - expected)

@@ -112,7 +112,10 @@ def validation_text(parts: Sequence[tuple[TokenFile, float]], seq_length: int) -
     sizes = np.array([(len(file.tokens) - 1) // seq_length for file in files])
     if sizes.min() < 1:
         tokens = len(files[sizes.argmin()].tokens)
-        raise BadInput(f"the validation split has {tokens} tokens, fewer than {seq_length} + 1")
+        raise BadInput(
+            f"a token file of the dataset's validation split has {tokens} tokens, and one sequence"
+            f" needs {seq_length} + 1: make the split larger or model.seq_length smaller"
+        )
     # One draw more than there are sequences, so that some dataset is exhausted in it.
     datasets, numbers = blending_indices(
         normalized([weight for _, weight in parts]), int(sizes.sum()) + 1

@@ -61,7 +61,9 @@ def read_mnli(path: Path) -> list[LabelledExample]:
         if label == "-":
             continue
         if label not in MNLI_LABELS:
-            raise BadInput(f"{path} line {line}: {label!r} is not one of {', '.join(MNLI_LABELS)}")
+            raise BadInput(
+                f"{path} line {line}: gold_label is {label!r}, not one of {', '.join(MNLI_LABELS)}"
+            )
         examples.append(LabelledExample(((first, second),), MNLI_LABELS.index(label)))
     return examples
 
@@ -103,7 +105,10 @@ def read_race(folder: Path) -> list[LabelledExample]:
     not a passage."""
     files = sorted(folder.rglob("*.txt"))
     if not files:
-        raise DataMissing(f"there are no .txt files in {folder}")
+        raise DataMissing(
+            f"there are no .txt files below {folder}: --data must name the folder of RACE's"
+            " published files"
+        )
     examples = []
     for path in files:
         for line, text in enumerate(_read(path).splitlines(), 1):
@@ -118,7 +123,10 @@ def read_race(folder: Path) -> list[LabelledExample]:
                     )
                     examples.append(LabelledExample(pairs, "ABCD".index(answer)))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise BadInput(f"{path} line {line} is not a RACE passage: {error}") from error
+                raise BadInput(
+                    f"{path} line {line} is not a RACE passage, a JSON object with article,"
+                    f" questions, options and answers: {error}"
+                ) from error
     return examples
 
 
@@ -141,7 +149,10 @@ def _rows(
     lines = _read(path).split("\n")
     header = lines[0].rstrip("\r").split("\t")
     if missing := [column for column in columns if column not in header]:
-        raise BadInput(f"{path} has no column {missing[0]!r} in its first line")
+        raise BadInput(
+            f"the first line of {path} names no column {missing[0]!r}: it must be the header of the"
+            " published file, separated by tabs"
+        )
     indices = [header.index(column) for column in columns]
     for number, line in enumerate(lines[1:], 2):
         cells = line.rstrip("\r").split("\t")
@@ -149,7 +160,8 @@ def _rows(
             yield number, [cells[index].strip() for index in indices]
         elif line and not skip_short:
             raise BadInput(
-                f"{path} line {number} has {len(cells)} columns, its header {len(header)}"
+                f"{path} line {number} has {len(cells)} cells separated by tabs, and the header has"
+                f" {len(header)}"
             )
 
 
@@ -159,7 +171,9 @@ def _read(path: Path) -> str:
     try:
         return read_bytes(path).decode("utf-8")
     except FileNotFoundError as error:
-        raise DataMissing(f"there is no file {path}") from error
+        raise DataMissing(
+            f"there is no file {path}: --data must name the folder of the task's published files"
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} cannot be read: {cause(error)}") from error
 
@@ -212,7 +226,7 @@ def find_task(name: str) -> FineTuneTask:
     """Return the FineTuneTask called `name`, such as `mnli`. Raises BadInput if there is no such
     task."""
     if name not in TASKS:
-        raise BadInput(f"there is no task {name!r}; there are {', '.join(TASKS)}")
+        raise BadInput(f"there is no fine-tuning task {name!r}; there are {', '.join(TASKS)}")
     return TASKS[name]
 
 

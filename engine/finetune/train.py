@@ -98,8 +98,9 @@ class PairEncoder:
         )
         if (path := next(filter(Path.is_file, candidates), None)) is None:
             raise BadInput(
-                f"{checkpoint} has no tokenizer: neither its folder tokenizer nor huggingface has"
-                f" {FILE_NAME}, and there is no huggingface/vocab.txt"
+                f"{checkpoint} has no tokenizer: there is no {FILE_NAME} in its folders tokenizer"
+                " and huggingface, and no huggingface/vocab.txt; import the weights from a"
+                " directory with one"
             )
         read: Any = BertWordPieceTokenizer if path.suffix == ".txt" else Backend.from_file
         backend = read(str(path))
@@ -219,12 +220,13 @@ class FineTuner:
         )
         if not isinstance(loaded.model, BERT):
             raise BadInput(
-                f"{checkpoint} is a {loaded.config.family}, and only a BERT is fine-tuned for"
+                f"{checkpoint} is a {loaded.config.family}, and only a BERT can be fine-tuned for"
                 f" {name}"
             )
         if self.encoder.pad >= loaded.config.vocab_size:
             raise BadInput(
-                f"the tokenizer of {checkpoint} lacks one of {', '.join(SPECIAL_TOKENS)}"
+                f"the tokenizer of {checkpoint} lacks one of {', '.join(SPECIAL_TOKENS)}, and the"
+                " model's vocabulary has no room for them"
             )
         self.task = TASKS[name]
         self.recipe = recipe
@@ -280,8 +282,8 @@ class FineTuner:
                 gradient = training.run([inputs], learning_rate(train, step + 1))
                 if not gradient.is_finite:
                     raise UserError(
-                        f"step {step + 1}: the gradient is no longer a number; try a lower learning"
-                        " rate"
+                        f"fine-tuning ends at step {step + 1}, because the loss or gradient is not"
+                        " finite, and keeps nothing: try a lower --set learning_rate="
                     )
                 progress.advance(1, f"loss {gradient.loss:.3f}")
 

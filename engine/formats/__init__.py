@@ -95,15 +95,18 @@ def check_tensors(
     if problem := sorted(tensors.keys() ^ expected.keys()):
         which = "unexpected" if problem[0] in tensors else "missing"
         raise IntegrityFailure(
-            f"{where}: tensor {problem[0]!r} is {which} (missing or unexpected: {len(problem)})"
+            f"{where}: tensor {problem[0]!r} is {which} for a model of these settings"
+            f" ({len(problem)} are missing or unexpected)"
         )
     for name, shape in expected.items():
         if tuple(tensors[name].shape) != shape:
-            shapes = f"{list(tensors[name].shape)}, the model's is {list(shape)}"
-            raise IntegrityFailure(f"{where}: tensor {name!r} has shape {shapes}")
+            raise IntegrityFailure(
+                f"{where}: tensor {name!r} has shape {list(tensors[name].shape)}, and a model of"
+                f" these settings has {list(shape)}"
+            )
         if not tensors[name].is_floating_point():
             raise IntegrityFailure(
-                f"{where}: tensor {name!r} holds {tensors[name].dtype}, not weights"
+                f"{where}: tensor {name!r} holds {tensors[name].dtype}, not floating-point numbers"
             )
 
 
@@ -116,7 +119,8 @@ def check_settings(
     for key, allowed in required.items():
         if (value := values.get(key, allowed[0])) not in allowed:
             raise BadInput(
-                f"{where}: {key} is {value!r}; a model with {allowed[0]!r} can be imported"
+                f"{where}: {key} is {value!r}; only a model with one of {list(allowed)} can be"
+                " imported"
             )
 
 

@@ -84,7 +84,10 @@ def read_published(
     """
     check_published(directory)
     if vocab is not None and not vocab.is_dir():
-        raise BadInput(f"there is no vocabulary directory {vocab}")
+        raise BadInput(
+            f"there is no directory {vocab}, from which the vocabulary was to come (--vocab, or"
+            " --set vocab=)"
+        )
     read = read_megatron if is_megatron(directory) else read_huggingface
     return read(directory, vocab, heads)
 
@@ -113,6 +116,6 @@ def check_weights(model: StageModel, written: Imported, where: Path) -> None:
         if not torch.equal(ours, theirs):
             largest = (ours - theirs).abs().max()
             raise IntegrityFailure(
-                f"{where}: the export does not hold the checkpoint's model: {name} is off by"
-                f" {largest:.1e}"
+                f"the export of {where} is not kept: read back, its {name} differs from the"
+                f" checkpoint's by up to {largest:.1e}"
             )

@@ -165,8 +165,8 @@ def format_of(config: ModelConfig, where: Path) -> Format:
     ).section
     if section != config.section:
         raise BadInput(
-            f"{where} cannot be written for transformers: it has {config.section}, and a model of"
-            f" transformers has {section}"
+            f"{where} cannot be written for transformers: its options are {config.section}, and a"
+            f" model of transformers has {section}"
         )
     return theirs
 
@@ -189,8 +189,8 @@ def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
         entries = max(entries, tokenizer.special_ids[-1] + 1)
     if entries != config.vocab_size:
         raise IntegrityFailure(
-            f"the tokenizer of {loaded.directory} has {entries} entries, its model"
-            f" {config.vocab_size}"
+            f"{loaded.directory} cannot be exported: its tokenizer has {entries} entries, and its"
+            f" model's vocabulary {config.vocab_size}"
         )
     tensors = dict(loaded.model.float().named_parameters())
     save_file(named_as_theirs(tensors, config), directory / WEIGHTS, metadata={"format": "pt"})
@@ -272,8 +272,8 @@ def our_tensors(
     for name, copy in copies.items():
         if not is_tied(copy, tensors[theirs.tied[name]]):
             raise BadInput(
-                f"{directory}: {name} differs from {theirs.tied[name]}; only tied models can be"
-                " read"
+                f"{directory}: {name} differs from {theirs.tied[name]}; only a model in which the"
+                " two are equal can be imported"
             )
     ours = {}
     words = tensors[theirs.words]
@@ -302,10 +302,12 @@ def read_huggingface(
     values = read_object(path)
     kind = str(values.get("model_type", "gpt2"))
     if (theirs := FORMATS.get(kind)) is None:
-        raise BadInput(f"{path}: model_type is {kind!r}; this engine runs {' and '.join(FORMATS)}")
+        raise BadInput(
+            f"{path}: model_type is {kind!r}; only {' and '.join(FORMATS)} can be imported"
+        )
     for key in (*theirs.sizes.values(), "vocab_size"):
         if type(values.get(key)) is not int:
-            raise IntegrityFailure(f"{path}: {key} is {values.get(key)!r}, not a number")
+            raise IntegrityFailure(f"{path}: {key} is {values.get(key)!r}, not a whole number")
     tensors, files = read_weights(directory, theirs.prefix, theirs.buffers)
     rows = values["vocab_size"]
     is_gpt2 = kind == "gpt2"
@@ -324,7 +326,8 @@ def read_huggingface(
     config = our_config(values, kind, tokenizer.vocab_size if tokenizer and is_gpt2 else rows, path)
     if heads is not None and heads != config.num_heads:
         raise BadInput(
-            f"{path}: {theirs.sizes['num_heads']} is {config.num_heads}, but {heads} were given"
+            f"{path}: {theirs.sizes['num_heads']} is {config.num_heads}, and --heads or --set"
+            f" heads= says {heads}: leave that out"
         )
     stored = (
         config.model_copy(update={"vocab_size": rows, "padded_vocab_size": rows})
@@ -352,8 +355,8 @@ def our_config(values: JSON, kind: str, vocab_size: int, path: Path) -> ModelCon
     inner = values.get(theirs.inner, theirs.default_inner)
     if inner not in (None, 4 * sizes["hidden_size"]):
         raise BadInput(
-            f"{path}: {theirs.inner} is {inner!r}; four times {theirs.sizes['hidden_size']} can be"
-            " imported"
+            f"{path}: {theirs.inner} is {inner!r}; it must be four times"
+            f" {theirs.sizes['hidden_size']} to be imported"
         )
     ours = sizes | {
         "family": kind,
@@ -406,13 +409,19 @@ def read_weights(
             listed = {name for name, listed_file in file_of.items() if listed_file == path.name}
             problem = sorted(names ^ listed)
             if file_of and problem:
-                which = "not in the index" if problem[0] in names else "missing"
-                raise IntegrityFailure(f"{path}: tensor {problem[0]!r} is {which}")
+                which = "in the file alone" if problem[0] in names else "in the index alone"
+                raise IntegrityFailure(
+                    f"{path} and the index of the weights do not agree: tensor {problem[0]!r} is"
+                    f" {which}"
+                )
             for name in names:
                 # torch.compile puts `_orig_mod.` before every name.
                 short = name.removeprefix("_orig_mod.").removeprefix(prefix)
                 if short in tensors:
-                    raise IntegrityFailure(f"{path}: tensor {name!r} is there twice")
+                    raise IntegrityFailure(
+                        f"{path}: tensor {name!r} is there a second time, perhaps under a name with"
+                        " another prefix"
+                    )
                 if not re.fullmatch(buffers, short):
                     tensors[short] = file.get_tensor(name)
     return tensors, [index, *files] if file_of else files
@@ -424,8 +433,10 @@ def _read_index(path: Path) -> dict[str, str]:
     name of a `.safetensors` file."""
     file_of = read_object(path).get("weight_map")
     if not isinstance(file_of, dict) or not file_of:
-        raise IntegrityFailure(f"{path} has no weight_map")
+        raise IntegrityFailure(f"{path} is not an index of weights: it has no weight_map")
     for name in file_of.values():
         if not isinstance(name, str) or not WEIGHT_FILE.fullmatch(name):
-            raise IntegrityFailure(f"{path} names {name!r}, which is not a file of the directory")
+            raise IntegrityFailure(
+                f"{path} names {name!r}, which is not a plain name of a .safetensors file"
+            )
     return file_of

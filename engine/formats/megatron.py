@@ -94,8 +94,8 @@ def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None)
         vocab = directory
     if vocab is None:
         raise BadInput(
-            f"{directory} is a Megatron-LM checkpoint, which has no vocabulary: give it (--vocab,"
-            " or --set vocab=)"
+            f"{directory} is a Megatron-LM checkpoint and has no vocabulary: name a directory with"
+            " vocab.json and merges.txt (--vocab, or --set vocab=)"
         )
     tokenizer, vocabulary_files = read_vocabulary_files(vocab)
     newest = directory if (directory / METADATA).is_file() else _newest(directory)
@@ -105,7 +105,10 @@ def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None)
     paths = files_of(newest) or list(chain.from_iterable(grid))
     for file in chain.from_iterable(files):
         if (file.version, file.args is None) != (first.version, first.args is None):
-            raise IntegrityFailure(f"{file.path} is not of the same checkpoint as {first.path}")
+            raise IntegrityFailure(
+                f"{file.path} and {first.path} are not of one checkpoint: their checkpoint versions"
+                " differ, or only one has arguments"
+            )
         if file.args is not None:
             require_gpt2(file.args, file.path)
     config = _read_config(files, tokenizer, heads)
@@ -129,10 +132,16 @@ def _newest(directory: Path) -> Path:
     with reading(path):
         word = read_bytes(path, 1000).decode("utf-8").strip()
     if word != "release" and not re.fullmatch(r"[0-9]{1,9}", word):
-        raise IntegrityFailure(f"{path} holds {word[:40]!r}, neither an iteration nor `release`")
+        raise IntegrityFailure(
+            f"{path} holds {word[:40]!r}, and not the number of an iteration or `release`, as"
+            " Megatron-LM writes there"
+        )
     iteration = directory / (word if word == "release" else f"iter_{int(word):07d}")
     if not iteration.is_dir():
-        raise IntegrityFailure(f"{path} names {iteration.name}, which does not exist")
+        raise IntegrityFailure(
+            f"{path} names {iteration.name}, which is not a directory beside it: write there the"
+            " number of one that is"
+        )
     return iteration
 
 
@@ -150,15 +159,22 @@ def _find_files(directory: Path) -> list[list[Path]]:
         if match := re.fullmatch(r"mp_rank_([0-9]{2,3})(?:_([0-9]{3}))?", folder.name):
             key = int(match[2] or 0), int(match[1])
             if key in ranks:
-                raise IntegrityFailure(f"{folder} and {ranks[key].parent} are the same rank")
+                raise IntegrityFailure(
+                    f"{folder} and {ranks[key].parent} are both the directory of one rank: take one"
+                    " of them away"
+                )
             ranks[key] = folder / FILE
     if not ranks:
-        raise IntegrityFailure(f"{directory} has no mp_rank_* directories")
+        raise IntegrityFailure(
+            f"{directory} has neither mp_rank_* directories nor {METADATA}, one of which a"
+            " Megatron-LM checkpoint has"
+        )
     pp, tp = (max(key[i] for key in ranks) + 1 for i in (0, 1))
     for key in product(range(pp), range(tp)):
         if key not in ranks or not ranks[key].is_file():
             raise IntegrityFailure(
-                f"{directory} has no {FILE} of tensor rank {key[1]}, pipeline stage {key[0]}"
+                f"{directory} has no {FILE} of tensor-parallel rank {key[1]}, pipeline stage"
+                f" {key[0]}"
             )
     return [[ranks[stage, rank] for rank in range(tp)] for stage in range(pp)]
 
@@ -173,13 +189,18 @@ def _read_rank(path: Path) -> RankFile:
     """
     content = read_torch_dist(path.parent) if path.name == METADATA else read_torch_file(path)
     if not isinstance(content, dict):
-        raise IntegrityFailure(f"{path} does not hold a Megatron-LM checkpoint")
+        raise IntegrityFailure(
+            f"{path} does not hold a dict, as a file of a Megatron-LM checkpoint does"
+        )
     if "model" not in content:
         if "model0" in content:
             raise BadInput(
-                f"{path} is divided into interleaved pipeline stages, which cannot be imported"
+                f"{path} is divided into interleaved pipeline stages, which cannot be imported:"
+                " save it with one stage a rank"
             )
-        raise IntegrityFailure(f"{path} does not hold a model")
+        raise IntegrityFailure(
+            f"{path} has no entry 'model', so it is not a Megatron-LM checkpoint"
+        )
     version = content.get("checkpoint_version", 0)
     if not isinstance(version, int | float) or version not in (0, 1, 2, 3):
         raise BadInput(
@@ -187,7 +208,10 @@ def _read_rank(path: Path) -> RankFile:
         )
     args = content.get("args")
     if args is not None and not isinstance(args, Namespace):
-        raise IntegrityFailure(f"{path}: its arguments are not a namespace")
+        raise IntegrityFailure(
+            f"{path}: its entry 'args' is not an argparse.Namespace, as which Megatron-LM stores"
+            " its arguments"
+        )
     if args is not None:
         args = {
             name: value
@@ -216,7 +240,9 @@ def _read_config(
     for file in stages:
         for name in (WORDS, POSITIONS):
             if name not in file.tensors or file.tensors[name].dim() != 2:
-                raise IntegrityFailure(f"{file.path}: tensor {name!r} is missing or misshapen")
+                raise IntegrityFailure(
+                    f"{file.path}: tensor {name!r} is missing or is not a matrix"
+                )
     sizes = {
         "num_layers": sum(stage[0].layers for stage in files),
         "hidden_size": first.tensors[WORDS].size(1),
@@ -227,16 +253,20 @@ def _read_config(
     for name, size in sizes.items():
         if args.get(name, size) != size:
             raise IntegrityFailure(
-                f"{first.path}: {name} is {args[name]!r} in its arguments, {size} in its tensors"
+                f"{first.path}: {name} is {args[name]!r} in the arguments that Megatron-LM stored,"
+                f" and {size} in the tensors: they are not of one model"
             )
     written = args.get("num_attention_heads")
     if written is None and heads is None:
         raise BadInput(
-            f"{first.path} does not say how many attention heads it has: give the number (--heads,"
-            " or --set heads=)"
+            f"{first.path} does not say how many attention heads its model has: give the number"
+            " (--heads, or --set heads=)"
         )
     if written is not None and heads is not None and written != heads:
-        raise BadInput(f"{first.path} has {written} attention heads, but {heads} were given")
+        raise BadInput(
+            f"{first.path} has {written} attention heads, and --heads or --set heads= says {heads}:"
+            " leave that out"
+        )
     num_heads = heads if written is None else written
     values = {
         "num_layers": sizes["num_layers"],
@@ -252,8 +282,8 @@ def _read_config(
     config = parse_config(values, ModelConfig, str(first.path))
     if config.num_heads % len(stages):
         raise BadInput(
-            f"{first.path}: {config.num_heads} heads do not divide over {len(stages)}"
-            " tensor-parallel ranks"
+            f"{first.path}: {config.num_heads} attention heads cannot lie on {len(stages)}"
+            " tensor-parallel ranks: the number of heads is wrong"
         )
     return config
 
@@ -280,8 +310,8 @@ def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, Tensor
             check_tensors(tensors, shapes, file.path)
             if head is not None and not is_tied(head, words.tensors[WORDS]):
                 raise BadInput(
-                    f"{file.path}: its output layer is not the word embedding; tied models can be"
-                    " imported"
+                    f"{file.path}: its output layer is not the word embedding; only a model in"
+                    " which they are one can be imported"
                 )
         for local, parameter in wanted.items():
             shards = [file.tensors[local] for file in stage]
@@ -318,22 +348,27 @@ def our_names(model: Any, where: object) -> dict[str, Tensor]:
     GPT-2 had, for two names of one tensor, and for a value that is not a tensor on the CPU.
     """
     if not isinstance(model, dict):
-        raise IntegrityFailure(f"{where}: its model is not a state dict")
+        raise IntegrityFailure(f"{where}: its entry 'model' is not a dict of tensors")
     tensors = {}
     for name, value in flatten(model).items():
         if name.endswith("_extra_state"):
             continue
         ours = NAMES.ours(STACK.sub("decoder.", name), NAMES.parameters, 0)
         if ours is None:
-            raise IntegrityFailure(f"{where}: tensor {name!r} is unexpected")
+            raise IntegrityFailure(
+                f"{where}: tensor {name!r} is not one of Megatron-LM's GPT-2, which alone can be"
+                " imported"
+            )
         if ours in tensors:
-            raise IntegrityFailure(f"{where}: tensor {name!r} is there twice")
+            raise IntegrityFailure(
+                f"{where}: tensor {name!r} is there a second time, under another name"
+            )
         if (
             not isinstance(value, Tensor)
             or value.layout != torch.strided
             or value.device.type != "cpu"
         ):
-            raise IntegrityFailure(f"{where}: {name!r} is not a tensor with values")
+            raise IntegrityFailure(f"{where}: {name!r} is not a dense tensor on the CPU")
         tensors[ours] = value.detach()
     return tensors
 
@@ -363,11 +398,12 @@ def require_gpt2(args: JSON, where: object) -> None:
     check_settings(args, REQUIRED, where)
     if args.get("num_experts"):
         raise BadInput(
-            f"{where}: num_experts is {args['num_experts']!r}; a dense model can be imported"
+            f"{where}: num_experts is {args['num_experts']!r}; only a model without experts can be"
+            " imported"
         )
     choices = [args[name] for name in ("bias_gelu_fusion", "openai_gelu") if name in args]
     if choices and not any(choices):
         raise BadInput(
-            f"{where}: the model was trained with the exact GeLU; one with GPT-2's tanh can be"
+            f"{where}: the model was trained with the exact GeLU; only one with GPT-2's tanh can be"
             " imported"
         )

@@ -185,7 +185,7 @@ def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
     if not any(division.how == "columns" for division in plan.parameters.values()):
         raise BadInput(
             f"{directory}: transformers has no plan of columns and rows for a"
-            f" {type(model).__name__}; without one {', '.join(NAMES)} can be divided"
+            f" {type(model).__name__}; without one only {', '.join(NAMES)} can be divided"
         )
     repeated = (
         dict(model.named_parameters(remove_duplicate=False)).keys()
@@ -227,7 +227,9 @@ def read_model(directory: Path, has_weights: bool = True) -> Any:
         config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
         kind = getattr(transformers, (config.architectures or ["none"])[0])
         if not issubclass(kind, transformers.PreTrainedModel):
-            raise TypeError(f"{kind.__name__} is no model")
+            raise TypeError(
+                f"`architectures` names {kind.__name__}, which is not a model of transformers"
+            )
         if not has_weights:
             return kind(config).eval()
         model, report = kind.from_pretrained(
@@ -235,13 +237,15 @@ def read_model(directory: Path, has_weights: bool = True) -> Any:
         )
     except Exception as error:  # the library raises errors of many kinds
         raise BadInput(
-            f"{directory / CONFIG}: transformers cannot build its model ({one_line(error)})"
+            f"transformers cannot build the model of {directory / CONFIG} with its weights"
+            f" ({one_line(error)})"
         ) from error
     kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
     wrong = sorted(map(str, chain.from_iterable(report[kind] for kind in kinds)))
     if wrong:
         raise BadInput(
-            f"{directory}: tensor {wrong[0]} does not fit the model ({len(wrong)} such tensors)"
+            f"{directory}: tensor {wrong[0]} is missing, unexpected or of another shape than"
+            f" {CONFIG} gives ({len(wrong)} such tensors)"
         )
     return model.eval()
 
@@ -258,13 +262,18 @@ def load_rank(
     """
     plan = read_document(directory / PLAN, TensorPlan)
     if axis.size != plan.tp:
-        raise BadInput(f"{directory} is divided over {plan.tp} ranks, not {axis.size}")
+        raise BadInput(
+            f"{directory} is divided over {plan.tp} ranks, and {axis.size} were started: start as"
+            " many, or divide the model again (mlm-train shard-hf --tp)"
+        )
     tensors = load_file(directory / _file(axis.rank))
     whole = read_model(directory / FOLDER, has_weights=False)
     formats = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
     whole = whole.to(dtype or (formats.pop() if len(formats) == 1 else torch.float32))
     if missing := dict(whole.named_parameters()).keys() - tensors.keys():
-        raise IntegrityFailure(f"{directory / _file(axis.rank)} has no tensor {min(missing)}")
+        raise IntegrityFailure(
+            f"{directory / _file(axis.rank)} has no tensor {min(missing)}, which the model needs"
+        )
     model = divide(whole, plan, axis, seed)
     model.load_state_dict(tensors, strict=False)  # a parameter of several names has one tensor
     return model
@@ -320,12 +329,13 @@ def _check(directory: Path, model: nn.Module, tp: int) -> str:
         difference = max(float((output - whole).abs().max()) for output in ranks)
     except (RuntimeError, ValueError) as error:
         raise BadInput(
-            f"a {type(model).__name__} cannot be divided: its parts do not run (error: {error})"
+            f"a {type(model).__name__} cannot be divided over {tp} ranks, and nothing was written:"
+            f" its parts do not run ({error})"
         ) from error
     if not difference <= TOLERANCE * max(1.0, float(whole.abs().max())):
         raise BadInput(
-            f"a {type(model).__name__} cannot be divided: its parts give other outputs, by"
-            f" {difference:.3g}"
+            f"a {type(model).__name__} cannot be divided over {tp} ranks, and nothing was written:"
+            f" its parts give other outputs than the whole, by {difference:.3g}"
         )
     return (
         f"{tp} ranks answer as the whole model does in float64: largest difference {difference:.1e}"

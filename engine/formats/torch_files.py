@@ -144,7 +144,8 @@ def _read_pickle(path: Path) -> Any:
 
 def _refused(path: Path, name: str) -> IntegrityFailure:
     return IntegrityFailure(
-        f"{path} asks to call {name}, which no checkpoint needs: nothing in it was run"
+        f"{path} names {name}, which is not among what a checkpoint may load: the file is refused,"
+        " and nothing in it was run"
     )
 
 
@@ -178,13 +179,13 @@ def read_torch_dist(directory: Path) -> JSON:
     path = directory / METADATA
     known = _read_pickle(path)
     if not isinstance(known, metadata.Metadata):
-        raise IntegrityFailure(f"{path} cannot be read: it does not describe a checkpoint")
+        raise IntegrityFailure(f"{path} is not the metadata of a distributed checkpoint")
     try:
         for index, info in known.storage_data.items():
             if not re.fullmatch(r"\w[\w.-]*", info.relative_path):
                 raise ValueError(
-                    f"{index.fqn} lies at {info.relative_path!r}, which is not a file of the"
-                    " directory"
+                    f"{index.fqn} lies at {info.relative_path!r}, which is not a plain name of a"
+                    " file in the directory"
                 )
         tensors = {}
         for name, tensor in known.state_dict_metadata.items():

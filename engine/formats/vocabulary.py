@@ -85,8 +85,8 @@ def read_vocabulary(directory: Path) -> tuple[Tokenizer, list[Path]]:
         return Tokenizer.load(directory), [path]
     if not (directory / VOCABULARY).is_file():
         raise BadInput(
-            f"{directory} has neither {FILE_NAME} nor {VOCABULARY} with {MERGES}: give it (--vocab,"
-            " or --set vocab=)"
+            f"{directory} has no tokenizer, neither {FILE_NAME} nor {VOCABULARY} with {MERGES}:"
+            " name a directory that has the last two (--vocab, or --set vocab=)"
         )
     return read_vocabulary_files(directory)
 
@@ -101,7 +101,9 @@ def read_vocabulary_files(directory: Path) -> tuple[Tokenizer, list[Path]]:
     merges = directory / MERGES
     for path in (vocabulary, merges):
         if not path.is_file():
-            raise BadInput(f"there is no {path.name} in {directory}")
+            raise BadInput(
+                f"{directory} has no {path.name}, and a vocabulary needs {VOCABULARY} and {MERGES}"
+            )
     try:
         return Tokenizer.from_gpt2_files(vocabulary, merges), [vocabulary, merges]
     except BadInput as error:
@@ -112,5 +114,7 @@ def check_vocabulary(tokenizer: Tokenizer, rows: int, where: object) -> None:
     """Raise IntegrityFailure if the tokenizer has more entries than the word embedding has `rows`;
     fewer are allowed. `where` begins the message."""
     if tokenizer.vocab_size > rows:
-        entries = f"the tokenizer has {tokenizer.vocab_size} entries"
-        raise IntegrityFailure(f"{where}: {entries}, the word embedding only {rows} rows")
+        raise IntegrityFailure(
+            f"{where}: the tokenizer has {tokenizer.vocab_size} entries, more than the {rows} rows"
+            " of the word embedding: is it another model's?"
+        )

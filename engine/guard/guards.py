@@ -130,8 +130,9 @@ class FiniteGuard(Guard):
             return False
         where = diagnose(self._step, iteration.microbatches)
         raise NotFinite(
-            f"iteration {iteration.number + 1}: loss {gradient.loss}, gradient norm"
-            f" {gradient.norm}; the weights were not updated" + (f"; {where}" if where else "")
+            f"training ends at iteration {iteration.number + 1}: loss {gradient.loss}, gradient"
+            f" norm {gradient.norm}; the weights were not updated, and earlier checkpoints are kept"
+            + (f"; {where}" if where else "")
         )
 
 
@@ -329,8 +330,8 @@ class ReplicaGuard(Guard):
                 )
                 who = _describe_parting(ranks, everyone[:, differing[0]].tolist())
                 difference = (
-                    f"{names[differing[0]]}{more} no longer the same on {kind} ranks: {who}; no"
-                    " checkpoint has it"
+                    f"{names[differing[0]]}{more} no longer the same on {kind} ranks: {who}; this"
+                    " is in no checkpoint"
                 )
         differences = list(filter(None, mesh.world.gather_objects(difference)))
         if differences:

@@ -166,7 +166,7 @@ def _is_first_to_say() -> bool:
 def describe_memory(run: ResolvedRun) -> str:
     """Return a table in text, in GiB, of the memory of the run's largest rank by the closed form:
     model and optimizer, activations, a checkpoint's copy if there is one, the total, and the total
-    with each remedy. Without a remedy a last line says that no setting needs less."""
+    with each remedy. Without a remedy a last line says that none needs clearly less."""
     memory = run.memory
     offered = remedies(run)
     rows = [("model and optimizer", memory.state), ("activations", memory.activations)]
@@ -175,7 +175,15 @@ def describe_memory(run: ResolvedRun) -> str:
     rows += [(f"with {change}", size) for change, size in offered]
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:{width}}  {size / 2**30:10.3f} GiB" for name, size in rows]
-    return "\n".join(lines if offered else [*lines, "no setting needs less: take a smaller model"])
+    return "\n".join(
+        lines
+        if offered
+        else [
+            *lines,
+            "no smaller microbatch, recomputation or division over ranks needs clearly less: take"
+            " a smaller model",
+        ]
+    )
 
 
 def remedies(run: ResolvedRun) -> list[tuple[str, int]]:

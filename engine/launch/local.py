@@ -44,7 +44,7 @@ def launch(work: Callable[[], object], ranks: int) -> int:
 
     The ranks inherit all imports, and run one thread each. This process touches no GPU. If a rank
     fails, the others are ended. SIGTERM and Ctrl-C are passed on; on Linux the ranks do not outlive
-    this process. Raises Interrupted if the ranks were stopped before training began or a signal
+    this process. Raises Interrupted if the ranks were stopped before the work began or a signal
     ended one.
     """
     from mlm_repro.engine.launch.mesh import STACK_SIGNAL
@@ -93,15 +93,17 @@ def launch(work: Callable[[], object], ranks: int) -> int:
                 and code
                 and all(process.exitcode in (None, 0, -signal.SIGTERM) for process in processes)
             ):
-                raise Interrupted(f"stopped before training began; the same command {afterwards()}")
+                raise Interrupted(f"stopped before the work began; the same command {afterwards()}")
             killed = [
                 rank
                 for rank, process in enumerate(processes)
                 if (process.exitcode or 0) < 0 and not stopped
             ]
             if killed and code == Interrupted.exit_code:
-                ended = f"rank {killed[0]} {ended_by(processes[killed[0]].exitcode or 0)}"
-                raise Interrupted(f"{ended}; the same command {afterwards()}")
+                raise Interrupted(
+                    f"rank {killed[0]} {ended_by(processes[killed[0]].exitcode or 0)}; the same"
+                    f" command {afterwards()}"
+                )
             return code
         finally:
             # What did not end in time says where it stands before it is killed; a stopped process

@@ -83,7 +83,7 @@ def join_ranks() -> None:
     nothing for one rank and for ranks that are threads; a group that exists stays.
 
     Raises RanksMissing if not every rank came in time, BadInput if RANK, MASTER_ADDR or MASTER_PORT
-    is missing or MLM_JOIN_SECONDS is no number.
+    is missing or unusable, or MLM_JOIN_SECONDS is no number.
     """
     ranks = launched_world_size()
     if ranks == 1 or current_rank():
@@ -95,11 +95,13 @@ def join_ranks() -> None:
     rank, host, port = (os.environ.get(name, "") for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
     if not (rank.isdigit() and host and port.isdigit()):
         raise BadInput(
-            "WORLD_SIZE is set but RANK, MASTER_ADDR or MASTER_PORT is not: start ranks with"
-            " torchrun"
+            "the environment has WORLD_SIZE, but no usable RANK, MASTER_ADDR or MASTER_PORT: start"
+            " the ranks with torchrun, or unset WORLD_SIZE"
         )
     if not (waits := os.environ.get(JOIN_SECONDS, "300")).isdigit():
-        raise BadInput(f"{JOIN_SECONDS} = {waits!r} is not a whole number of seconds")
+        raise BadInput(
+            f"the environment variable {JOIN_SECONDS} is {waits!r}, not a whole number of seconds"
+        )
     agent_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     deadline = time.monotonic() + int(waits)
     try:
@@ -115,7 +117,8 @@ def join_ranks() -> None:
         )
     except dist.DistError as error:
         alone = RanksMissing(
-            f"rank {rank} of {ranks} found nobody at {host}:{port} within {waits} seconds"
+            f"rank {rank} of {ranks} could not meet the others at {host}:{port} within {waits}"
+            " seconds: check that they have started, and MASTER_ADDR and MASTER_PORT"
         )
         alone.on_every_rank = True  # rank 0, which speaks to the user, did not start
         raise alone from error
@@ -131,9 +134,15 @@ def join_ranks() -> None:
             time.sleep(0.02)
             came = store.add("mlm/ranks", 0)
     except dist.DistError as error:
-        raise RanksMissing(f"rank 0 left before all {ranks} ranks came") from error
+        raise RanksMissing(
+            f"rank 0 or its launcher ended before all {ranks} ranks had come: its own output says"
+            " why"
+        ) from error
     if came < ranks:
-        raise RanksMissing(f"{came} of {ranks} ranks came within {waits} seconds")
+        raise RanksMissing(
+            f"only {came} of {ranks} ranks came within {waits} seconds: start the others, or let"
+            f" ranks wait longer with {JOIN_SECONDS}"
+        )
     # A rank that hangs in a collective can be asked where.
     faulthandler.register(STACK_SIGNAL)
     backend = "gloo"
@@ -173,7 +182,9 @@ def telling_of_lost_ranks() -> Iterator[None]:
             raise _hanging(error) from error
         if not any(words in text for words in PEER_GONE):
             raise
-        raise RankLost(f"another rank ended; the same command {afterwards()}") from error
+        raise RankLost(
+            f"another rank ended during the work; the same command {afterwards()}"
+        ) from error
 
 
 def _hanging(error: RuntimeError) -> RankLost:
@@ -215,8 +226,10 @@ def check_agreement(config: dict[str, Any]) -> None:
             first = flat[0].get(key)
             differing = other.get(key)
             if first != differing:
-                values = f"{key} is {first!r} on rank 0 and {differing!r} on rank {rank}"
-                raise BadInput(f"the ranks disagree about their work: {values}")
+                raise BadInput(
+                    f"the ranks were given different configurations: {key} is {first!r} on rank 0"
+                    f" and {differing!r} on rank {rank}"
+                )
 
 
 def local_device() -> torch.device:
@@ -236,7 +249,8 @@ def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
     """
     if layout.world_size != launched_world_size():
         raise BadInput(
-            f"{layout} needs {layout.world_size} ranks but {launched_world_size()} were started"
+            f"the layout {layout} needs {layout.world_size} ranks, and {launched_world_size()} were"
+            " started: start as many, or change the layout"
         )
     thread = current_rank()
     device = local_device()

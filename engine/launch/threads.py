@@ -181,7 +181,8 @@ class World:
         if not self._awake and len(self._ended) < self.size:
             waiting = sorted(set(range(self.size)) - self._ended)
             error = RuntimeError(
-                f"deadlock: {len(waiting)} of {self.size} ranks wait, rank {waiting[0]} among them"
+                f"deadlock: {len(waiting)} of {self.size} ranks wait, rank {waiting[0]} among them,"
+                " and no rank computes that could answer them"
             )
             self.fail(error, None)
 

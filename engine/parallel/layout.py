@@ -70,11 +70,10 @@ def split_layers(num_layers: int, pp: int, chunks: int) -> list[PipelineStage]:
     computes the output head. Raises BadInput when there are fewer layers than stages.
     """
     if num_layers < (stages := pp * chunks):
-        needs = (
-            f"pp = {pp} with {chunks} chunk{'s' if chunks > 1 else ''} needs at least {stages}"
-            " layers"
+        raise BadInput(
+            f"pp = {pp} × chunks = {chunks} makes {stages} pipeline stages, and the model has only"
+            f" {num_layers} layers: make parallel.pp or parallel.chunks smaller"
         )
-        raise BadInput(f"{needs}; the model has {num_layers}")
     least, extra = divmod(num_layers, stages)
     starts = [stage * least + min(stage, extra) for stage in range(stages + 1)]
     return [
@@ -101,12 +100,12 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
     ):
         if size % tp:
             pad = (
-                ", or pad the dataset's vocabulary with its tokenizer.tp"
+                ", or pad the vocabulary for it with `tokenizer.tp` of the dataset's recipe"
                 if what == "vocabulary rows"
                 else ""
             )
             raise BadInput(
-                f"tp = {tp} does not divide the {size} {what}; it can be {_divisors(size)}{pad}"
+                f"tp = {tp} does not divide the {size} {what}; tp can be {_divisors(size)}{pad}"
             )
     if config.parallel.sequence_parallel and not config.model.section.divides_sequence:
         raise BadInput(
@@ -115,47 +114,55 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
         )
     if config.model.transformer_xl.cutoffs and tp * pp > 1:
         raise BadInput(
-            "an adaptive embedding is not divided: set parallel.tp = 1 and parallel.pp = 1"
+            "a transformer-xl with cutoffs has an adaptive embedding, which is not divided: set"
+            " parallel.tp = 1 and parallel.pp = 1"
         )
     if config.parallel.sequence_parallel and config.model.seq_length % tp:
         length = config.model.seq_length
-        cannot = f"sequence parallelism cannot divide seq_length = {length} by tp = {tp}"
-        raise BadInput(f"{cannot}; tp can be {_divisors(length)}")
+        raise BadInput(
+            f"parallel.sequence_parallel cannot divide seq_length = {length} by tp = {tp}; tp can"
+            f" be {_divisors(length)}"
+        )
     if ranks % (tp * pp):
-        product = f"tp × pp = {tp} × {pp} does not divide the {ranks} ranks"
-        raise BadInput(f"{product}; with tp = {tp}, pp can be {_divisors(ranks // tp)}")
+        raise BadInput(
+            f"tp × pp = {tp} × {pp} does not divide the {ranks} ranks: with tp = {tp}, pp can be"
+            f" {_divisors(ranks // tp)}, or change the number of ranks"
+        )
     dp = ranks // (tp * pp)
     if batch_in_microbatches % dp:
         batch = (
-            "the largest divisor of the growing batch"
+            "the largest common divisor of the growing batch's sizes"
             if config.train.rampup_batch_size
             else "the global batch"
         )
         raise BadInput(
-            f"{batch}, {batch_in_microbatches} × microbatch_size = {config.train.microbatch_size},"
-            f" does not divide over {dp} data-parallel ranks: make microbatch_size smaller, or the"
-            f" ranks one of {_divisors(batch_in_microbatches)} (× tp × pp)"
+            f"{batch}, {batch_in_microbatches} times microbatch_size ="
+            f" {config.train.microbatch_size}, does not divide over {dp} data-parallel ranks: make"
+            " microbatch_size smaller, or the number of ranks tp × pp times one of"
+            f" {_divisors(batch_in_microbatches)}"
         )
     # Every size of a growing batch has to fit the schedule, not only the last.
     grows_interleaved = config.train.rampup_batch_size and config.parallel.schedule == "interleaved"
     if grows_interleaved and batch_in_microbatches // dp % pp:
         raise BadInput(
-            f"the interleaved schedule needs multiples of pp = {pp} microbatches, and the growing"
-            f" batch has {batch_in_microbatches // dp} for each data-parallel rank, or a multiple"
-            " of that"
+            f"parallel.schedule = 'interleaved' needs a multiple of pp = {pp} microbatches on each"
+            " data-parallel rank, and not every batch size of train.rampup_batch_size gives one:"
+            " change its numbers, or set schedule = '1f1b' and chunks = 1"
         )
     # A parameter is divided over one axis at most (`ShardedParameter`), here the data axis.
     if config.parallel.shard_parameters:
         if config.model.family != "gpt2" or tp * pp > 1 or config.parallel.shard_optimizer:
             raise BadInput(
-                "parallel.shard_parameters (ZeRO stage 3) divides a GPT-2 over data-parallel ranks"
-                " alone: set parallel.tp = 1, parallel.pp = 1 and parallel.shard_optimizer = false"
+                "parallel.shard_parameters (ZeRO stage 3) is only for a GPT-2 on data-parallel"
+                " ranks: leave it out, or set parallel.tp = 1, parallel.pp = 1 and"
+                " parallel.shard_optimizer = false"
             )
         # FSDP2 would pad what does not divide; checkpoints need equal shards.
         for name in ("hidden_size", "seq_length", "padded_vocab_size"):
             if (size := getattr(config.model, name)) % dp:
                 raise BadInput(
-                    f"parallel.shard_parameters cannot divide {name} = {size} over {dp} ranks"
+                    f"parallel.shard_parameters cannot divide {name} = {size} over {dp} ranks:"
+                    " choose a number of ranks that divides it"
                 )
     return Layout(tp=tp, pp=pp, dp=dp)
 
@@ -168,7 +175,10 @@ def check_tensor_parallel(model: "ModelConfig", tp: int, where: Path) -> None:
         (model.padded_vocab_size, "vocabulary rows"),
     ):
         if size % tp:
-            raise BadInput(f"tp = {tp} does not divide the {size} {what} of {where}")
+            raise BadInput(
+                f"tp = {tp} does not divide the {size} {what} of {where}; tp can be"
+                f" {_divisors(size)}"
+            )
 
 
 def _divisors(number: int) -> str:

@@ -104,8 +104,8 @@ def sharded_parameters(model: nn.Module, mesh: ParallelMesh) -> list[ShardedPara
         if own_name not in roles:
             known = ", ".join(map(str, Role))
             raise TypeError(
-                f"nothing says what {name} is: declare it in {type(owner).__name__}.roles, as one"
-                f" of {known}"
+                f"the role of parameter {name} is not declared: give it in"
+                f" {type(owner).__name__}.roles, as one of {known}"
             )
         # Declared, not guessed from the name: initial values and weight decay follow from it.
         role = roles[own_name]

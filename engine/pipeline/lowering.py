@@ -132,5 +132,7 @@ def lower(orders: Sequence[Sequence[Compute]], chunks: int) -> Lowered:
             try_start(peer, now)
         try_start(rank, now)
     if any(position[rank] < len(orders[rank]) for rank in range(pp)):
-        raise ValueError("the schedule cannot make progress")
+        raise ValueError(
+            "the schedule cannot proceed: the next pass of each rank waits for one that comes later"
+        )
     return Lowered(programs, timeline)

@@ -36,7 +36,8 @@ def check_schedule(name: ScheduleName, pp: int, chunks: int, microbatches: int) 
     """
     if name != "interleaved" and chunks != 1:
         raise BadInput(
-            f"the {name} schedule has one chunk per rank, not {chunks}; interleaved has several"
+            f"the {name} schedule has one chunk, one stage, on each rank, not {chunks}: interleaved"
+            " is the schedule for several"
         )
     # Microbatches go through the chunks in groups of p, and the order of an incomplete group is not
     # defined.
@@ -45,8 +46,8 @@ def check_schedule(name: ScheduleName, pp: int, chunks: int, microbatches: int) 
             str(count) for count in (microbatches - beyond, microbatches - beyond + pp) if count
         )
         raise BadInput(
-            f"the interleaved schedule needs a multiple of pp = {pp} microbatches, not"
-            f" {microbatches}, such as {near}"
+            f"the interleaved schedule needs a multiple of pp = {pp} microbatches on each"
+            f" data-parallel rank, not {microbatches}: it can have {near}"
         )
 
 

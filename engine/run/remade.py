@@ -116,7 +116,7 @@ def metrics(run: Path) -> Comparisons:
             continue
         last = number
         if not line.keys() <= Step.model_fields.keys() | RETIRED_KEYS:
-            yield f"{METRICS} has a key at {number} that no training measures"
+            yield f"{METRICS}: the line of iteration {number} has a key that no training measures"
         if "samples" not in line:
             continue
         size = schedule.batch_size(number - 1)

@@ -142,7 +142,8 @@ class ResolvedRun:
         Raises BadInput if the configuration names none."""
         if self.dataset is None:
             raise BadInput(
-                "data.dataset is not set: make a dataset with `mlm-data run` and name its directory"
+                "data.dataset is not set: make a dataset with `mlm-data run` and name its"
+                " directory with --set data.dataset=DIRECTORY"
             )
         return self.dataset
 
@@ -241,9 +242,9 @@ class ResolvedRun:
         same = settings_of(theirs.model_copy(update={"train": as_long})) == settings_of(self.config)
         if same and length < train.iterations:
             raise BadInput(
-                f"{named} is complete with {length} iterations: --continue {named} trains the"
-                " rest, with its optimizer; to begin anew, give the run another name with --set"
-                " name=…"
+                f"{named} is complete with {length} iterations, and this recipe has"
+                f" {train.iterations}: --continue {named} trains the rest, with its optimizer; to"
+                " begin anew, give the run another name with --set name=…"
             )
 
     def describe(self) -> str:
@@ -362,18 +363,20 @@ def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, Starting
     if differing:
         name, value, other = differing[0]
         raise BadInput(
-            f"the weights of {source} have another shape: model.{name} is {other} there and {value}"
-            " here"
+            f"the weights of {source}, from which this run starts, are of another model:"
+            f" model.{name} is {other} there and {value} in this run"
         )
     own = checkpoint / "tokenizer" / FILE_NAME
     if not own.is_file():
         raise BadInput(
-            f"{source} has no tokenizer/{FILE_NAME} to make a dataset with: import the weights from"
-            " a directory that has a tokenizer"
+            f"{source}, from which this run starts, has no tokenizer/{FILE_NAME}, so its tokens are"
+            " unknown: import the weights again, from a directory that has a tokenizer"
         )
     if sha256_file(own) != sha256_file(tokenizer / FILE_NAME):
-        other = f"was trained with another tokenizer than {config.data.dataset}"
-        raise BadInput(f"{source} {other}: make a dataset with the tokenizer of these weights")
+        raise BadInput(
+            f"{source}, from which this run starts, has another tokenizer than the dataset"
+            f" {config.data.dataset}: make a dataset with `tokenizer.path = '{own}'` in its recipe"
+        )
     kind, source = ("continues", checkpoint) if seam else ("init_from", source)
     return config.model_copy(update={"model": ours}), StartingPoint(
         kind, source, read_digest(checkpoint)
@@ -415,30 +418,29 @@ def continue_run(config: RunConfig, run: Path) -> RunConfig:
     """
     directory = RunDirectory.open(run, "training")
     if config.model.family == "transformer-xl":
-        cut = (
-            "train.iterations divides the text into its streams, so 20 and 20 iterations would not"
-            " read what 40 read"
-        )
         raise BadInput(
-            f"a transformer-xl is not continued: {cut}; train.init_from starts from its weights"
+            "--continue does not take a transformer-xl: train.iterations divides the text into its"
+            " streams, so 20 and 20 iterations would not read what 40 read; --set"
+            f" train.init_from={run} starts from its weights"
         )
     stated = directory.manifest["config"].get("train", {})
     if unknown := sorted(stated.keys() - TrainConfig.model_fields.keys()):
         print(
-            f"note: {run} has train.{', train.'.join(unknown)}, which this program does not know",
+            f"note: {run} has train.{', train.'.join(unknown)}, which this program does not know"
+            " and leaves out",
             file=sys.stderr,
         )
     if (precision := stated.get("precision")) != config.train.precision:
         raise BadInput(
-            f"{run} was trained in {precision}, and its optimizer continues in that alone: set"
-            " train.precision to it"
+            f"{run} was trained in {precision}, in which alone its optimizer can continue: add"
+            f" --set train.precision={precision}"
         )
     iteration = iteration_of(resolve_checkpoint(directory.path))
     samples = {step.iteration: step.samples for step in read_steps(directory.path)}.get(iteration)
     if samples is None:
         raise BadInput(
-            f"{run}/metrics.jsonl does not say how many samples its {iteration} iterations took:"
-            " train.init_from starts from its weights"
+            f"{run}/metrics.jsonl does not say how many samples its {iteration} iterations took,"
+            f" which --continue needs: --set train.init_from={run} starts from its weights"
         )
     run = run.with_name(directory.path.name) if run.is_symlink() else run
     seam = Seam(run=run, iteration=iteration, samples=samples)
@@ -465,8 +467,8 @@ def read_run_config(
     """Return the configuration of a shipped model or a TOML file, or its twin.
 
     With `twin`, overrides of `twin.` are factors by which it is shrunk; all others apply after
-    that. Raises BadInput if there is no such model or file, if the file is not TOML, or if it or an
-    override has an unknown key or a value that is refused.
+    that. Raises BadInput if there is no such model or file, if the file is not TOML, if it or an
+    override has an unknown key or a value that is refused, or for the twin of a growing batch.
     """
     path = find_file(model, Shipped.MODEL)
     if not twin:
@@ -501,7 +503,7 @@ def read_run(
     ):
         raise BadInput(
             f"model.vocab_size = {stated} contradicts the dataset {config.data.dataset}, with which"
-            f" it is {actual}: leave it out or --set model.vocab_size={actual}"
+            f" it is {actual}: leave it out of the recipe, or --set model.vocab_size={actual}"
         )
     return run
 
@@ -514,29 +516,30 @@ def resolve_begun(
     moved.
 
     Raises IntegrityFailure or BadInput if its dataset, its name, its manifest or the meaning of its
-    settings has changed since it began, or if `changed` has a setting that changes the result. Most
-    errors name the command that goes on in a new run.
+    settings has changed since it began, or if `changed` has a setting outside of the sections
+    `data`, `parallel` and `record`. Most errors name the command that goes on in a new run.
     """
     manifest = directory.manifest
     path = directory.path
-    elsewhere = f"`mlm-train run CONFIG --continue {path}` goes on in a new run"
     wrong = next((item for item in changed if item.partition(".")[0] not in PLACES), None)
     if wrong:
         raise BadInput(
-            f"--set {wrong} would change what the run computes, and `resume` changes only "
-            f"{', '.join(sorted(PLACES))}; {elsewhere}"
+            f"`mlm-train resume` takes --set only for the sections {', '.join(sorted(PLACES))}:"
+            f" `mlm-train run CONFIG --continue {path} --set {wrong}` goes on in a new run"
         )
     schema = manifest.get("schema_version") or 1  # the first release stated no version
     if schema != SCHEMA:
-        other = (
-            f"settings that mean something else here (schema {schema} of trainings, this program"
-            f" has {SCHEMA})"
+        raise BadInput(
+            f"{path} began with settings that mean something else here (schema {schema} of"
+            f" trainings, this program has {SCHEMA}); `mlm-train run CONFIG --continue {path}` goes"
+            " on in a new run"
         )
-        raise BadInput(f"{path} began with {other}; {elsewhere}")
     try:
         config = read_config(manifest, path / MANIFEST)
     except BadInput as error:
-        raise BadInput(f"{error}; {elsewhere}") from error
+        raise BadInput(
+            f"{error}; `mlm-train run CONFIG --continue {path}` goes on in a new run"
+        ) from error
     if layouts := manifest.get("attempts") or manifest.get("layouts"):
         parallel = parse_config(layouts[-1]["parallel"], ParallelConfig, str(path / MANIFEST))
         config = config.model_copy(update={"parallel": parallel})
@@ -546,7 +549,10 @@ def resolve_begun(
         identity = identity_in(manifest)
         dataset = manifest["parents"]["dataset"]
     except (KeyError, TypeError, ValueError) as error:
-        raise IntegrityFailure(f"{path / MANIFEST} lacks a name, identity or dataset") from error
+        raise IntegrityFailure(
+            f"{path / MANIFEST} lacks the run's name, identity or dataset, so the run cannot be"
+            " resumed: put the original file back"
+        ) from error
     if path.name != original:
         raise BadInput(
             f"{path} was renamed: give it its name again with `mv {path}"
@@ -554,7 +560,8 @@ def resolve_begun(
         )
     if manifest["identity"] != identity:
         raise IntegrityFailure(
-            f"{path / MANIFEST} was changed: its identity is not that of its configuration"
+            f"{path / MANIFEST} was edited after the run began: its identity is not that of its"
+            " configuration and inputs; undo the edit to resume"
         )
     # A dataset may have moved since the run began; it is found by its digest.
     locations = tuple((named.place, named.weight) for named in named_datasets(path))
@@ -578,6 +585,8 @@ def resolve_begun(
     run = resolve(config, ranks, origin)
     if run.data.digest != dataset:
         raise IntegrityFailure(
-            f"the dataset {config.data.dataset} has changed since {path} began; {elsewhere}"
+            f"the dataset {config.data.dataset} is not the one that {path} began with, by its"
+            " digest: put that one back, or go on in a new run with `mlm-train run CONFIG"
+            f" --continue {path}`"
         )
     return replace(run, begun=directory)

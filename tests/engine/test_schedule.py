@@ -117,7 +117,7 @@ def test_the_fall_ends_at_its_own_iteration() -> None:
     [
         (
             {"learning_rate": 5e-6},
-            "min_learning_rate = 1e-05, the floor of the schedule, is above learning_rate = 5e-06",
+            "the floor of the schedule, is above its peak, learning_rate = 5e-06",
         ),
         (
             {"iterations": 10, "warmup_iterations": 8},
@@ -134,9 +134,9 @@ def test_the_fall_ends_at_its_own_iteration() -> None:
         ),
         (
             {"iterations": 300, "decay_iterations": 60, "warmup_iterations": 60},
-            "not below decay_iterations = 60",
+            "must be below decay_iterations = 60",
         ),
-        ({"iterations": 9, "warmup_iterations": 9}, "not below iterations = 9"),
+        ({"iterations": 9, "warmup_iterations": 9}, "must be below iterations = 9"),
         ({"learning_rate": 5e-6, "decay": "constant"}, None),
     ],
 )

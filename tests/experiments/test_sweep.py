@@ -80,7 +80,7 @@ def test_the_table_has_the_trainings_losses_and_the_best_is_a_recipe(
         (
             ("model.seq_length=16,6000",),
             (),
-            "the validation split has 5442 tokens, fewer than 6000 + 1",
+            "validation split has 5442 tokens, and one sequence needs 6000 + 1",
         ),
     ],
 )

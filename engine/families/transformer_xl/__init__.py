@@ -141,8 +141,9 @@ def validation_streams(config: RunConfig, parts: TokenFiles, _: Path) -> Validat
     sequences = (len(file.tokens) - 1) // s // streams * streams
     if not sequences:
         raise BadInput(
-            f"the validation split has {len(file.tokens)} tokens, fewer than {streams} streams of"
-            f" {s} + 1"
+            f"the dataset's validation split has {len(file.tokens)} tokens, and a transformer-xl"
+            f" needs {streams} × {s} + 1, a sequence of model.seq_length for each of"
+            " train.global_batch_size streams: make the split larger, or one of these smaller"
         )
     sequence = text_of(
         lambda number: file.tokens[number * s : (number + 1) * s + 1].astype(np.int64)
