@@ -197,7 +197,7 @@ class Engine:
         """Write a checkpoint of the current state into `directory`, as the program itself does. It
         is called after the first iteration, by every rank. By default it raises
         NotImplementedError."""
-        raise NotImplementedError("the program has no `save`")
+        raise NotImplementedError("the program gives no functions `save` and `restore`")
 
     def restore(self, directory: Path) -> None:
         """Load a checkpoint that `save` wrote, on any layout, into an engine that has not trained;

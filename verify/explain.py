@@ -298,7 +298,10 @@ def explain(first: RecordedRun, second: RecordedRun) -> None:
                 f" {replayed.last}; there rounding explains {part:.1g} of the loss"
             )
     if faults:
-        raise Diverged(f"{' and '.join(faults)}: not what the settings compute")
+        raise Diverged(
+            f"{' and '.join(faults)}: what is recorded is not what the run's own settings compute;"
+            " the lines `fault:` above say where"
+        )
     print(_verdict(*judged))
 
 
@@ -324,7 +327,10 @@ def _first_bits(first: RecordedRun, second: RecordedRun) -> int | None:
             print(f"first other bits: {differing[0]}, {where}")
             return number
     if not common:
-        raise BadInput(f"{first.name} and {second.name} have no iteration in common")
+        raise BadInput(
+            f"{first.name} and {second.name} cannot be compared, as no iteration is recorded in"
+            " both"
+        )
     return None
 
 

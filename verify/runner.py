@@ -211,7 +211,10 @@ def on_ranks(
     if refused := outcome.failure.partition("failed: BadInput: ")[2]:
         raise BadInput(refused)
     if outcome.failure:
-        raise Diverged(f"{getattr(kind, '__name__', kind)}: {outcome.failure}")
+        raise Diverged(
+            f"{getattr(kind, '__name__', kind)}, the engine's class, did not end its training:"
+            f" {outcome.failure}"
+        )
     return outcome
 
 
@@ -243,7 +246,10 @@ def run_parity(
     for reason, layouts in others.items():
         print(f"does not fit: {reason}: {', '.join(layout.name for layout in layouts)}")
     if not chosen:
-        raise BadInput(f"no layout of at most {ranks} ranks fits but the serial run")
+        raise BadInput(
+            f"no layout of at most {ranks} ranks fits the configuration, for the reasons above:"
+            " change it, or raise --ranks"
+        )
     model = config.model
     half = (memory_bytes() or 0) / 2
     outputs = (
@@ -292,7 +298,8 @@ def run_parity(
     if wrong:
         raise Diverged(
             wrong[0]
-            + f" ({len(wrong) - 1} more of {len(chosen)} layouts differ)" * (len(wrong) > 1)
+            + f" ({len(wrong) - 1} more of {len(chosen)} layouts differ or fail, see above)"
+            * (len(wrong) > 1)
         )
     print(
         f"{len(chosen)} layouts compute what the serial run computes, within {TOLERANCE:.0e} in"

@@ -90,7 +90,8 @@ class RecordedRun:
         first = self.begin.iteration + 1
         if list(self.steps) != list(range(first, first + len(self.steps))) or not self.steps:
             raise BadInput(
-                f"{path} does not have a line of metrics for each iteration from {first} on"
+                f"{path} cannot be replayed: its metrics.jsonl does not have a line for each"
+                f" iteration from {first} on"
             )
 
     @property

@@ -178,7 +178,10 @@ class Builder:
             or layout.shard_optimizer
             or layout.pp > 1 != layout.world_size // layout.pp > 1
         ):
-            raise BadInput("torch's blocks are run with tp, sp, fsdp and dp, or with pp alone")
+            raise BadInput(
+                "torch's blocks are run with tp, sp, fsdp and dp, or with pp alone: leave the other"
+                " parts out of the layout's name"
+            )
         torch.manual_seed(self.seed)
         model = Decoder(self.fields.tied)
         if layout.pp > 1:
@@ -207,7 +210,8 @@ class Builder:
         }
         if self.fields.tied:
             raise BadInput(
-                "torch's blocks with tp cannot have the embedding as head: --with tied=False"
+                "torch's blocks with tp cannot have the embedding as output head: leave --with"
+                " tied=True out, or layouts with tp"
             )
         if sequence_parallel:
             plan["norm"] = SequenceParallel()

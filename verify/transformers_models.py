@@ -138,7 +138,10 @@ def axes_of(layout: ParityLayout) -> dict[str, int]:
     """Return the layout as keyword arguments of transformers' DistributedConfig, by name. Raises
     BadInput if they cannot state it."""
     if layout.pp * layout.cp > 1 or layout.sequence_parallel or layout.shard_optimizer:
-        raise BadInput("transformers is run with tp, ep, fsdp and dp (copies of what fsdp divides)")
+        raise BadInput(
+            "transformers is run with tp, ep, fsdp and dp (copies of what fsdp divides): leave the"
+            " other parts out of the layout's name"
+        )
     if layout.ep > 1 and layout.fsdp == 1:
         return {"tp_size": layout.tp, "fsdp_size": layout.dp, "ep_size": layout.ep}
     return {

@@ -363,7 +363,7 @@ MADE_AGAIN: list[tuple[str, Edit, str]] = [
     ),
     (f"{REPRODUCTION}/ledger.json", put("stages", 0, documents_out=9), "/ledger.json: sha256 is "),
     (f"{REPRODUCTION}/dataset.json", put(seed=99), "/dataset.json: sha256 is "),
-    (f"{TRAINING}/metrics.jsonl", put(1, loss=1.0), " as it is here: its digest"),
+    (f"{TRAINING}/metrics.jsonl", put(1, loss=1.0), " as it is here: the digest"),
     (
         f"{TRAINING}/metrics.jsonl",
         lambda lines: lines.pop(2),
@@ -407,7 +407,7 @@ IN_SEVERAL: list[tuple[Callable[[Path], None], str]] = [
     (full_size, "355m is called full and is a smaller model"),
     (
         manifest(REPRODUCTION, put("parents", **{TRAINING: ZEROS})),
-        " as it is here: its digest differs",
+        " as it is here: the digest that the run recorded is another",
     ),
     (manifest(REPRODUCTION, put("parents", dataset=ZEROS)), "manifest.json: dataset is 0000"),
     (four_times_the_words, "; its text gives 304"),
@@ -415,7 +415,7 @@ IN_SEVERAL: list[tuple[Callable[[Path], None], str]] = [
     (removed(EVALUATIONS), "wikitext103 in evaluations.jsonl does not fit its schema"),
     (removed(TRAININGS), "kept training 355m is None; "),
     (manifest(TRAINING, put("config", "train", seed=1)), " belongs to another run"),
-    (last_weights, "355m-tiny-387328e9 as it is here: its digest differs"),
+    (last_weights, "355m-tiny-387328e9 as it is here: the digest that the run recorded is another"),
     (
         manifest(TRAINING, put("parents", dataset=ZEROS)),
         " was not made of tiny-1d71ab2f as it is here",
@@ -442,7 +442,7 @@ ON_THE_PAGE: list[tuple[str, Edit, str]] = [
     (
         "sources.json",
         lambda it: it["runs"].append("../gone"),
-        "report was made of gone, which is not there",
+        "report was made of gone, which is not here or not sealed",
     ),
 ]
 
