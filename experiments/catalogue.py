@@ -587,5 +587,7 @@ def ablation_of(experiment: Experiment) -> Ablation:
     """Return the experiment's ablation. Raises BadInput if it has none."""
     if experiment.ablation is None:
         names = ", ".join(other.name for other in load_experiments().values() if other.ablation)
-        raise BadInput(f"{experiment.name} has no ablation; there are {names}")
+        raise BadInput(
+            f"{experiment.name} has no ablation to train; the experiments that have one are {names}"
+        )
     return experiment.ablation

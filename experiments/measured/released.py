@@ -101,8 +101,9 @@ def _found(experiment: Experiment) -> Iterator[tuple[str, Path, bool]]:
             yield name, path, all(file.resolve().name == _digest(file) for file in _weights(path))
     if len(missing) == len(MODELS[experiment.name]):
         raise DataMissing(
-            f"none of {', '.join(missing)} is under ${MODELS_VARIABLE}, in the hub's cache or to be"
-            f" downloaded; with one of them run: mlm-experiment run {experiment.name}"
+            f"none of {', '.join(missing)} is under ${MODELS_VARIABLE} or in the hub's cache, and"
+            " none could be downloaded: put one there and run again: mlm-experiment run"
+            f" {experiment.name}"
         )
 
 

@@ -424,9 +424,12 @@ IN_SEVERAL: list[tuple[Callable[[Path], None], str]] = [
     (both_of_data(put("splits", "valid", bytes=1)), "documents and bytes of its splits"),
 ]
 OF_AN_EXPERIMENT: list[tuple[Callable[[Path], None], str]] = [
-    (simulated(value=163.0), "does not have the numbers that experiment-2021-figure-6-"),
+    (
+        simulated(value=163.0),
+        "does not have the numbers whose digest the manifest of experiment-2021-figure-6-",
+    ),
     (simulated(kind="measured", low=None, high=None), "is of mode simulate and yet calls"),
-    (simulated(source="another-run"), "has records of another run"),
+    (simulated(source="another-run"), "has a record that names another run or experiment"),
     (older_in_place_of_newer, "renamed or copied over another: it began as experiments-"),
 ]
 ON_THE_PAGE: list[tuple[str, Edit, str]] = [
@@ -509,7 +512,10 @@ def test_an_experiment_on_the_page_that_was_edited_or_is_gone_is_named(runs: Pat
     OF_AN_EXPERIMENT[0][0](runs)
     seal_all(runs)
     publish(runs, SIMULATED)
-    is_named("does not have the numbers that experiment-2021-figure-6-", runs / REPRODUCTION)
+    is_named(
+        "does not have the numbers whose digest the manifest of experiment-2021-figure-6-",
+        runs / REPRODUCTION,
+    )
     shutil.rmtree((runs / SIMULATED).resolve())
     is_named("report was made of experiment-2021-figure-6-", runs / REPRODUCTION)
 
@@ -663,7 +669,7 @@ OF_A_KIND: list[tuple[str, str, Edit, str]] = [
         "experiments",
         "records.jsonl",
         put(0, source="another"),
-        "has records of another run, another",
+        "has records of a run that its runs.jsonl does not keep, another",
     ),
     (
         "experiments",
@@ -681,7 +687,7 @@ OF_A_KIND: list[tuple[str, str, Edit, str]] = [
         "experiments",
         "runs.jsonl",
         lambda lines: lines.pop(0),
-        "has records of another run, experiment-2019-bert-",
+        "has records of a run that its runs.jsonl does not keep, experiment-2019-bert-",
     ),
     (
         "experiments",
@@ -693,7 +699,7 @@ OF_A_KIND: list[tuple[str, str, Edit, str]] = [
         "experiments",
         "runs.jsonl",
         lambda lines: lines[0].pop("seal"),
-        " was kept without its seal",
+        " is kept in runs.jsonl without its seal",
     ),
     (
         "against-megatron-core-355m-twin-tp2-*",
