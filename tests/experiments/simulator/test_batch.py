@@ -54,7 +54,7 @@ def test_every_row_is_answered_in_order(tmp_path: Path) -> None:
         "no cluster 'cray-1'",
         "is not gpus = 63",
         "'two' is not a whole number",
-        "micro_batch is empty",
+        "the column micro_batch is missing or empty",
         "",
         "'1e12' is not a whole number of at most a billion",
     ]
