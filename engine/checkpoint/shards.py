@@ -264,8 +264,8 @@ def _read_part(
     size, rest = divmod(parameter.global_shape[dim], len(files))
     if rest:
         raise IntegrityFailure(
-            f"{directory}: {INDEX} names {len(files)} files for {name}, which cannot hold equal"
-            f" parts of its {parameter.global_shape[dim]} rows or columns: the index was changed"
+            f"{directory}: {INDEX} names {len(files)} files for tensor {name!r}, which cannot hold"
+            f" equal parts of its {parameter.global_shape[dim]} rows or columns: it was changed"
         )
     start, end, _ = cut[dim].indices(parameter.global_shape[dim])
     for number, source in enumerate(files):
@@ -288,5 +288,5 @@ def _copy(place: Path, name: str, target: Tensor, source: Tensor) -> None:
             f"{source.dtype} of shape {list(source.shape)}, not floating-point numbers of shape"
             f" {list(target.shape)}"
         )
-        raise IntegrityFailure(f"{place}: the part of {name} that is read from it is {holds}")
+        raise IntegrityFailure(f"{place}: the part of tensor {name!r} in it is {holds}")
     target.copy_(source)
