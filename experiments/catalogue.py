@@ -221,10 +221,8 @@ class Claim(Config):
         return low - slack <= ours.high and ours.low <= high + slack
 
     def _tolerances(self) -> tuple[float, float]:
-        """Return how far below and above the value a measurement may lie, in the claim's unit.
-
-        Rounding may allow more.
-        """
+        """Return a pair of distances, both at least 0 and in the claim's unit: how far below the
+        value a measurement may lie, and how far above it. Rounding may allow more."""
         text = self.allowed.tolerance
         value = abs(float(self.value))
         ends = [float(number) for number in re.findall(r"[\d.]+", text)]

@@ -57,7 +57,8 @@ class WorkedOut(NamedTuple):
 
     numbers: tuple[Worked, ...]
     refused: tuple[Line, ...]
-    """Workloads that cannot run, with the reason."""
+    """A dict for each workload that cannot run: its `experiment`, `series` and `x`, and the
+    `reason`."""
 
 
 def work_out(experiment: Experiment) -> WorkedOut:

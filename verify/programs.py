@@ -267,8 +267,8 @@ def part_of(
 
 
 def _divided(whole: torch.Tensor, like: Any) -> torch.Tensor:
-    """Return this rank's part of a whole tensor, divided as the DTensor `like` is: where the
-    numbers of its own elements lie. A collective."""
+    """Return this rank's part of a whole tensor, with the shape of the local part of the DTensor
+    `like` and divided as that is, even if twice along one dim. A collective."""
     from torch.distributed.tensor import DTensor
 
     # Each element is numbered, and the numbers are gathered: torch alone knows how it divides

@@ -173,8 +173,8 @@ def small_work(
 
 
 def core_fields(texts: Mapping[str, str]) -> JSON:
-    """Return the values of fields of Megatron-Core's configurations from their texts, by name, with
-    two of its fusions off by default.
+    """Return, by name, the values of fields of Megatron-Core's configurations, read from `texts`,
+    which has them as texts by name. Two of its fusions are off unless `texts` sets them.
 
     Raises BadInput for an unknown field, with the nearest name, for a field that the layout sets,
     and for a value of another type.

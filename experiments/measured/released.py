@@ -34,8 +34,8 @@ MODELS_VARIABLE = "MLM_MODELS_DIR"
 OWNER = "openai-community/"
 """Owner of GPT-2's weights on the hub, which does not have Megatron-LM's checkpoint."""
 MODELS = read_toml(Path(__file__).with_name("released.toml"))
-"""Protocol, field of its result and factor to the claim's unit, by experiment, directory, series
-and quantity."""
+"""Nested dicts by experiment, directory, series and quantity; the innermost value is a list: the
+protocol, the field of its result, and the factor that gives the claim's unit."""
 
 
 def measure_released(experiment: Experiment, limit: int | None = None) -> list[Line]:

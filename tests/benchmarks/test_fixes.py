@@ -105,7 +105,7 @@ def test_a_commit_or_line_that_is_not_there_is_refused(clone: Path, tmp_path: Pa
     for text, says in (
         (
             CASE.format(name="a", commit="abcdef123456"),
-            "git rev-parse in clone: fatal: Needed a single revision",
+            "git rev-parse failed in the directory clone: fatal: Needed a single revision",
         ),
         (
             CASE.format(name="a", commit=head)
