@@ -59,7 +59,10 @@ class Beyond(NamedTuple):
     """Row of the word embedding that is farthest off; None for another value."""
 
     def __str__(self) -> str:
-        off = f"{self.what} of iteration {self.iteration} is {self.distance:.2g} from float64"
+        off = (
+            f"{self.what} of iteration {self.iteration} is {self.distance:.2g} away from its replay"
+            " in float64"
+        )
         return f"{off}, and rounding explains at most {self.allowed:.2g}{self.detail}"
 
 
@@ -206,8 +209,8 @@ class Judged:
                     else None
                 )
                 detail = (
-                    f"; it is {float((stored * true).sum()) / (size * size or math.nan):.4g} ×"
-                    " float64"
+                    f"; it is {float((stored * true).sum()) / (size * size or math.nan):.4g} × the"
+                    " replay's"
                 )
                 yield Beyond(iteration, tensor, float(off.norm()), allowed, detail, row)
 

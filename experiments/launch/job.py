@@ -156,7 +156,10 @@ class Job(Config):
                 " line for each node"
             )
         if odd := [name for name in names if not HOST.fullmatch(name)]:
-            raise BadInput(f"{self.hosts} has {odd[0]!r}, which is not a host's name")
+            raise BadInput(
+                f"{self.hosts} has {odd[0]!r}, which is not a host's name such as node1 or"
+                " user@node1"
+            )
         return names
 
     @property
