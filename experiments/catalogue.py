@@ -32,13 +32,14 @@ PAPERS: dict[str, str] = read_toml(CLAIMS / "papers.toml")
 """Titles of the papers, by the first part of the ids of their claims and the names of their
 experiments."""
 FACTS: dict[str, list[str]] = read_toml(CLAIMS / "facts.toml")
-"""Ids of claims by the independent fact that decides them, where that is not what their own
-citation has."""
+"""For each fact, a sentence, the patterns of the ids of claims that hold or fail together by it;
+other claims are grouped by their sentence or citation."""
 UNANSWERED: dict[str, list[JSON]] = read_toml(HERE / "unanswered.toml")
 """Claims that no experiment answers, each with the reason: numbers that a paper quotes from others
 as `context`, and claims that wait for machines, data or weights as `missing`."""
 NEEDS: dict[str, list[str]] = read_toml(CLAIMS / "needs.toml")
-"""Ids of claims by the means that an answer at the published size needs, the least first."""
+"""For each means that an answer at the published size needs, such as "one GPU", the patterns of the
+claims' ids; the least comes first, and the first that matches counts."""
 
 MEASUREMENTS = {
     "activations": "activations:measure_activations",
@@ -54,16 +55,17 @@ MEASUREMENTS = {
     "words": "counted:measure_words",
     "zero-communication": "traffic:measure_sent_bytes",
 }
-"""Module of `mlm_repro.experiments.measured` and its function, by the name that `measures` has in
-experiment.toml."""
+"""Texts `MODULE:FUNCTION`, a module of `mlm_repro.experiments.measured` and its function, by the
+name that `measures` has in experiment.toml."""
 TAKES_LONG = {"released": "scores released weights"}
 """Measurements that `mlm-experiment run --all` leaves out, each with its reason."""
 
 
 Says = Literal["exact", "about", "at most", "at least", "there is", "for all"]
 SAYS: dict[str, dict[str, str]] = read_toml(CLAIMS / "says.toml")
-"""The classes of sentences: `words` that say it, required `relation`, number `of_a_set`, word
-`before` the value."""
+"""For each class of sentences a dict: the `words` that show it, a regular expression; the
+`relation` that our number must have to the value; which number `of_a_set` is meant; and the word
+`before` the shown value."""
 ABOUT = 0.1
 """Largest share by which a number may differ from a published one that is called "about"."""
 

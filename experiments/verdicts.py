@@ -43,7 +43,7 @@ ORDER: tuple[Kind, ...] = ("measured", "counted", "computed", "simulated", "scal
 """Precedence of kinds for a claim with several numbers; within a kind what is worked out, then the
 newest run."""
 NEVER = {"simulate": ("measured", "counted", "scaled"), "scaled": ("measured", "counted")}
-"""Kinds that a run of this mode cannot have made."""
+"""Kinds of numbers that a run cannot have made, by the run's mode."""
 
 Outcome = Literal[
     "confirmed",
@@ -67,7 +67,7 @@ SCALES: dict[Scale, str] = {
     "simulated": "by a cost model that has not seen it",
     "arithmetic": "from the documents' own numbers",
 }
-"""How a claim was tried."""
+"""Ways in which a claim can be tried, each with its meaning."""
 COST_MODEL = "the cost model"
 WORDS: tuple[Outcome, ...] = ("confirmed", "contradicted", "predicted", "not-tried")
 """The outcomes that tables count; predicted is counted out of all predictions."""

@@ -32,8 +32,8 @@ from mlm_repro.lineage.digest import sha256_json
 from mlm_repro.lineage.records import Record
 
 CONSTANT, BUBBLE = "constant throughput", "bubble alone"
-"""Baselines of predictions: every GPU reaches one rate, by the papers' count of operations; the
-bubble of the pipeline is lost besides."""
+"""Names of the rules that predictions are compared with: every GPU reaches one rate, by the papers'
+count of operations; or it does, and the bubble of the pipeline is lost besides."""
 TAILS = (0.05, 0.95)
 
 

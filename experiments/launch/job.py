@@ -49,7 +49,8 @@ MOST_ATTEMPTS_WITHOUT_PROGRESS = 10
 MEETING = (
     '--node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR" --master-port="${MASTER_PORT:-29500}"'
 )
-"""How ranks of several nodes find each other; on a single node torchrun chooses a port itself."""
+"""Options of torchrun by which the ranks of several nodes find each other; on a single node
+torchrun chooses a port itself."""
 NODES = "--nodelist=nodes"
 """Placeholder for the nodes of an attempt, which the script chooses."""
 TIME_LIMIT = r"(\d+-)?\d{1,3}(:[0-5]\d){2}"

@@ -28,8 +28,8 @@ RESULTS = (
     "fits",
     "reason",
 )
-"""`fitted`: true if the cost model was fitted on this very workload. `extrapolated`: how the
-workload lies outside the fitted rows."""
+"""Columns of a prediction, after the workload's own. `fitted`: true if the cost model was fitted on
+this very workload. `extrapolated`: how the workload lies outside the fitted rows."""
 
 
 def simulate_file(rows_path: Path, out: Path) -> tuple[int, int]:
