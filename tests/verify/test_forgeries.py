@@ -428,7 +428,10 @@ OF_AN_EXPERIMENT: list[tuple[Callable[[Path], None], str]] = [
         simulated(value=163.0),
         "does not have the numbers whose digest the manifest of experiment-2021-figure-6-",
     ),
-    (simulated(kind="measured", low=None, high=None), "is of mode simulate and yet calls"),
+    (
+        simulated(kind="measured", low=None, high=None),
+        "was made in mode simulate, which gives no measured",
+    ),
     (simulated(source="another-run"), "has a record that names another run or experiment"),
     (older_in_place_of_newer, "renamed or copied over another: it began as experiments-"),
 ]
