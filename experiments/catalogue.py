@@ -32,14 +32,14 @@ PAPERS: dict[str, str] = read_toml(CLAIMS / "papers.toml")
 """Titles of the papers, by the first part of the ids of their claims and the names of their
 experiments."""
 FACTS: dict[str, list[str]] = read_toml(CLAIMS / "facts.toml")
-"""For each fact, a sentence, the patterns of the ids of claims that hold or fail together by it;
-other claims are grouped by their sentence or citation."""
+"""Lists of patterns of claims' ids by the fact, a sentence, with which these claims hold or fail
+together; other claims are grouped by their sentence or citation."""
 UNANSWERED: dict[str, list[JSON]] = read_toml(HERE / "unanswered.toml")
 """Claims that no experiment answers, each with the reason: numbers that a paper quotes from others
 as `context`, and claims that wait for machines, data or weights as `missing`."""
 NEEDS: dict[str, list[str]] = read_toml(CLAIMS / "needs.toml")
-"""For each means that an answer at the published size needs, such as "one GPU", the patterns of the
-claims' ids; the least comes first, and the first that matches counts."""
+"""Lists of patterns of claims' ids by the means that an answer at the published size needs, such as
+"one GPU"; the least comes first, and the first that matches counts."""
 
 MEASUREMENTS = {
     "activations": "activations:measure_activations",
@@ -63,7 +63,7 @@ TAKES_LONG = {"released": "scores released weights"}
 
 Says = Literal["exact", "about", "at most", "at least", "there is", "for all"]
 SAYS: dict[str, dict[str, str]] = read_toml(CLAIMS / "says.toml")
-"""For each class of sentences a dict: the `words` that show it, a regular expression; the
+"""A dict for each class of sentences: the `words` that show it, a regular expression; the
 `relation` that our number must have to the value; which number `of_a_set` is meant; and the word
 `before` the shown value."""
 ABOUT = 0.1
