@@ -146,7 +146,7 @@ def read_into(directory: Path, index: dict[str, Entry], wanted: Wanted) -> None:
 
         for name, parameter, start, target in wanted:
             entry = entry_of(directory, index, name, parameter.global_shape)
-            _read_run(name, entry, parameter, start, target, file)
+            _read_run(directory, name, entry, parameter, start, target, file)
 
 
 def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
@@ -219,34 +219,47 @@ def _is_list_of(value: Any, kind: type) -> bool:
 
 
 def _read_run(
-    name: str, entry: Entry, parameter: ShardedParameter, start: int, target: Tensor, file: Any
+    directory: Path,
+    name: str,
+    entry: Entry,
+    parameter: ShardedParameter,
+    start: int,
+    target: Tensor,
+    file: Any,
 ) -> None:
     """Fill the target with consecutive elements of this rank's part of the tensor `name`, from
     element `start` of the part on. `entry` is its entry in the index. The target is flat, or is the
-    whole part; an empty one is left alone. `file` opens a file of the checkpoint by its name."""
+    whole part; an empty one is left alone. `file` opens a file of the checkpoint `directory` by its
+    name."""
     shape = parameter.local.shape
     count = target.numel()
     if not count:
         return
     if count == parameter.local.numel():
-        _read_part(name, entry, parameter, 0, target.view(shape), file)
+        _read_part(directory, name, entry, parameter, 0, target.view(shape), file)
         return
     # The library reads whole rows; an owner of a divided state begins and ends within one.
     row = math.prod(shape[1:])
     first = start // row
     last = -(-(start + count) // row)
     rows = target.new_empty(last - first, *shape[1:])
-    _read_part(name, entry, parameter, first, rows, file)
+    _read_part(directory, name, entry, parameter, first, rows, file)
     target.copy_(rows.view(-1)[start - first * row :][:count])
 
 
 def _read_part(
-    name: str, entry: Entry, parameter: ShardedParameter, first: int, target: Tensor, file: Any
+    directory: Path,
+    name: str,
+    entry: Entry,
+    parameter: ShardedParameter,
+    first: int,
+    target: Tensor,
+    file: Any,
 ) -> None:
     """Fill the target with rows, along dim 0, of this rank's part of the tensor `name`, from row
-    `first` of the part on. `entry`, from the index, says which files hold it; `file` opens one by
-    its name. Raises IntegrityFailure if the files hold another shape, numbers that are not
-    floating-point, or no equal parts."""
+    `first` of the part on. `entry`, from the index, says which files of the checkpoint `directory`
+    hold it; `file` opens one by its name. Raises IntegrityFailure if the files hold another shape,
+    numbers that are not floating-point, or no equal parts."""
     dim = entry["dim"] or 0
     files = entry["files"]
     own = parameter.dim
@@ -262,8 +275,8 @@ def _read_part(
     size, rest = divmod(parameter.global_shape[dim], len(files))
     if rest:
         raise IntegrityFailure(
-            f"tensor {name!r} has size {parameter.global_shape[dim]} in the dim along which it is"
-            f" divided, and {INDEX} names {len(files)} files for it, which cannot hold equal parts"
+            f"{directory}: {INDEX} names {len(files)} files for tensor {name!r}, which cannot hold"
+            f" equal parts of its {parameter.global_shape[dim]} rows or columns: it was changed"
         )
     start, end, _ = cut[dim].indices(parameter.global_shape[dim])
     for number, source in enumerate(files):
@@ -272,17 +285,18 @@ def _read_part(
         if low < high:
             cut[dim] = slice(low - number * size, high - number * size)
             _copy(
+                directory / source,
                 name,
                 target.narrow(dim, low - start, high - low),
                 file(source).get_slice(name)[tuple(cut)],
             )
 
 
-def _copy(name: str, target: Tensor, source: Tensor) -> None:
+def _copy(place: Path, name: str, target: Tensor, source: Tensor) -> None:
     # `copy_` would convert integers, and broadcast another shape, in silence.
     if source.shape != target.shape or not source.is_floating_point():
         raise IntegrityFailure(
-            f"the file of tensor {name!r} holds {source.dtype} of shape {list(source.shape)} where"
-            f" the model reads floating-point numbers of shape {list(target.shape)}"
+            f"{place}: the part of tensor {name!r} in it is {source.dtype} of shape"
+            f" {list(source.shape)}, not floating-point numbers of shape {list(target.shape)}"
         )
     target.copy_(source)

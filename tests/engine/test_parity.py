@@ -176,8 +176,12 @@ def test_the_dataset_of_the_configuration_is_used(verify: Verify, dataset: Path)
             "pp2-gpipe-chunks2: chunks = 2 needs schedule = 'interleaved', not 'gpipe'",
         ),
         ("tp4-dp4", "tp4-dp4 needs 16 ranks and --ranks allows 8"),
-        ("tp1", "tp1 is the serial run itself; name a layout to compare with it"),
-        ("tp2-tp4", "'tp2-tp4' is not a layout: 'tp4' contradicts another part"),
+        ("tp1", "--layouts names the serial run itself"),
+        (
+            "tp2-tp4",
+            "'tp2-tp4' is not a layout: 'tp4' sets again what a part before it sets: leave one of"
+            " the two out",
+        ),
         (
             "tp2-zp3",
             (

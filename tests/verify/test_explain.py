@@ -368,7 +368,7 @@ def test_settings_that_compute_something_else(
 def test_what_is_no_pair_of_trainings(
     data: Path, whole: Path, tmp_path: Path, verify: Command
 ) -> None:
-    assert "are one run: name two" in verify("explain", whole, whole).error
+    assert "are the same run: name two different runs" in verify("explain", whole, whole).error
     assert "is not a run directory" in verify("explain", whole, data).error
     trained(data, tmp_path, until=1)
     (run,) = tmp_path.glob("small-*")
@@ -376,7 +376,7 @@ def test_what_is_no_pair_of_trainings(
     done = verify("explain", whole, run)
     assert (
         done.code,
-        "does not have a line of metrics for each iteration from 1 on" in done.error,
+        "its metrics.jsonl does not have a line for each iteration from 1 on" in done.error,
     ) == (
         2,
         True,
