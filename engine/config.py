@@ -610,6 +610,8 @@ class RecordConfig(Config):
 
 
 LENGTH = re.compile(r"(\d[\d_]*(?:\.\d*)?(?:e\+?\d+)?) *(samples|tokens)")
+MOST_SAMPLES = 2.0**53
+"""Samples that a length may have at most: a float holds every whole number up to here."""
 COUNTED = (
     "iterations",
     "warmup_iterations",
@@ -677,11 +679,19 @@ class RunConfig(Config):
         batches = TrainConfig(**recipe)
         schedule = BatchSchedule(batches)
         batch = batches.global_batch_size
-        tokens = values.get("model", {}).get(
-            "seq_length", ModelConfig.model_fields["seq_length"].default
-        )
+        try:
+            default = ModelConfig.model_fields["seq_length"].default
+            tokens = int(values["model"].get("seq_length", default))
+        except (KeyError, AttributeError, TypeError, ValueError):
+            tokens = 0
+        if tokens < 1:
+            return values  # the check of `model` refuses it
         for key, match in lengths.items():
             samples = float(match[1]) / (tokens if match[2] == "tokens" else 1)
+            if samples > MOST_SAMPLES:
+                raise ValueError(
+                    f"train.{key} = {match[0]!r} is more than {MOST_SAMPLES:g} samples"
+                )
             if key == "iterations":
                 others[key] = schedule.whole_iterations(samples)
             elif key.endswith("_interval"):

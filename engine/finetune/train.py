@@ -46,7 +46,7 @@ from mlm_repro.engine.rng import Dropout, initial_normal
 from mlm_repro.engine.step import TrainingStep
 from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.chain import read_newest
-from mlm_repro.lineage.errors import BadInput, UserError
+from mlm_repro.lineage.errors import BadInput, Diverged
 from mlm_repro.lineage.progress import Progress, announce
 
 LONGEST_ANSWER = 30
@@ -250,7 +250,7 @@ class FineTuner:
     def train(self, examples: Sequence[TaskExample], label: str) -> None:
         """Train the model on the examples for the recipe's epochs, shuffled anew in each; every
         window of a long context counts as an example. Prints the progress, with `label` before it.
-        Raises UserError if a loss or gradient is not finite."""
+        Raises Diverged if a loss or gradient is not finite."""
         recipe = self.recipe
         size = self.recipe.batch_size
         features = list(chain.from_iterable(map(self.features, examples)))
@@ -281,7 +281,7 @@ class FineTuner:
                 inputs = self._input(batch, dropout if self.model.config.dropout else None)
                 gradient = training.run([inputs], learning_rate(train, step + 1))
                 if not gradient.is_finite:
-                    raise UserError(
+                    raise Diverged(
                         f"fine-tuning ends at step {step + 1}, because the loss or gradient is not"
                         " finite, and keeps nothing: try a lower --set learning_rate="
                     )
@@ -441,7 +441,7 @@ def finetune(
 ) -> FineTuned:
     """Fine-tune a BERT checkpoint on the set `train` of `sets`, evaluate it on the other sets, and
     return a FineTuned; the trained weights are not kept. Prints the cost and the progress. Raises
-    BadInput for a checkpoint that is not a BERT, and UserError if a gradient is not finite.
+    BadInput for a checkpoint that is not a BERT, and Diverged if a loss or gradient is not finite.
 
     Several `members` are trained with seeds from the recipe's on. The metrics are then medians, as
     the 2019 paper's over five; the metrics of the members' mean scores are reported beside them.

@@ -35,7 +35,7 @@ from mlm_repro.engine.formats import Imported, write_checkpoint
 from mlm_repro.engine.formats.convert import import_checkpoint
 from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.engine.parallel.sharding import sharded_parameters
-from mlm_repro.lineage.errors import BadInput, DataMissing
+from mlm_repro.lineage.errors import BadInput, DataMissing, Diverged
 from tests.evaluation.standins import WORDS, sentences, write_run
 
 MNLI_HEAD = (
@@ -432,6 +432,15 @@ def test_files_that_are_not_there_or_not_right_are_named(checkpoint: Path, tmp_p
     (tmp_path / "race" / "1.txt").write_text('{"article": 1}', encoding="utf-8")
     with pytest.raises(BadInput, match=r"1\.txt line 1 is not a RACE passage"):
         read_race(tmp_path / "race")
+
+
+def test_a_fine_tuning_that_diverges_ends_as_a_training_that_does(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    write_mnli(tmp_path / "mnli", 12)
+    steep = FineTuneRecipe(epochs=3, batch_size=12, learning_rate=1e38)
+    with pytest.raises(Diverged, match="loss or gradient is not finite, and keeps nothing"):
+        finetune("mnli", checkpoint, read_sets("mnli", tmp_path / "mnli"), steep)
 
 
 def test_the_command(checkpoint: Path, tmp_path: Path) -> None:
