@@ -183,6 +183,9 @@ def _attrition(run: Path, ledger: Ledger) -> Comparisons:
     """Yield comparisons of the numbers in each stage's ledger entry with one another, with the
     stage before it, and of the ledger with the quarantine in `run`, the banding and the splits."""
     for stage in ledger.stages:
+        if ":" not in stage.name:  # a stage of this program, whose reasons are in ASCII
+            odd = [reason for reason in stage.dropped if not reason.isascii()]
+            yield Remade(f"{LEDGER}: reasons of {stage.name} in other letters", odd, [])
         # A document loses tokens, and may become several.
         is_cut = stage.name == "decontaminate" and stage.changed
         for what in ("documents", "tokens")[: 2 - is_cut] if stage.changed else AMOUNTS:
