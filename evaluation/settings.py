@@ -39,7 +39,8 @@ class Settings(Config):
     device: Annotated[str, Field(pattern=r"^(cpu|cuda|mps|xpu)(:[0-9]+)?$")] | None = None
     """torch's name of a device, such as `cuda:1`; by default the GPU, if the machine has one."""
     vocab: Path | None = None
-    """Folder with vocab.json and merges.txt, for a Megatron-LM checkpoint."""
+    """Folder with vocab.json and merges.txt, for a Megatron-LM checkpoint, which has no vocabulary;
+    by default it is looked for."""
     heads: PositiveInt | None = None
     """Attention heads of a Megatron-LM checkpoint that does not say how many it has."""
 
@@ -78,10 +79,11 @@ class Sampling:
     temperature: float = 1.0
     """Divisor of the logits."""
     top_k: int | None = None
-    """Keep only the k likeliest tokens and those as likely as the last of them."""
+    """Keep only the `top_k` likeliest tokens and those as likely as the last of them; None keeps
+    all."""
     top_p: float | None = None
     """Keep only the fewest likeliest tokens that together have at least this probability (nucleus
-    sampling, Holtzman et al. 2020)."""
+    sampling, Holtzman et al. 2020); None keeps all."""
     seed: int = 1234
 
     def __post_init__(self) -> None:
@@ -98,8 +100,8 @@ class Sampling:
             )
 
     def probabilities(self, logits: "torch.Tensor") -> "torch.Tensor":
-        """Return the probability of each token, [v], from its logits [v]; 0 for a token that is
-        left out."""
+        """Return the probability of each token, [v], from the logits [v] of one prompt, by this
+        object's temperature, top-k and top-p; 0 for a token that is left out."""
         logits = logits / self.temperature
         if self.top_k is not None:
             smallest = logits.topk(min(self.top_k, len(logits))).values[-1]

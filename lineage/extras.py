@@ -8,12 +8,12 @@ from types import ModuleType
 from mlm_repro.lineage.errors import BadInput
 
 TORCH_RANGE = ">=2.11,<2.16"
-"""Versions of torch that fit, as in `pyproject.toml`. A build before a release, such as NVIDIA's
-2.12.0a0, counts as that release."""
+"""Versions of torch that fit, the lowest and the first that is too high, as in `pyproject.toml`. A
+build before a release, such as NVIDIA's 2.12.0a0, counts as that release."""
 
 
 class ExtraMissing(BadInput):
-    """A library that an extra installs is missing: exit code 2."""
+    """Raised if a library that an extra installs is missing: exit code 2."""
 
 
 def install_command(extra: str) -> str:
@@ -49,8 +49,8 @@ def check_torch() -> None:
 
 
 def installed(package: str) -> str | None:
-    """Return the version of an installed package as text, or None if it is not installed. It is not
-    imported."""
+    """Return the version of an installed package as text, or None if it is not installed. The
+    package is not imported."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

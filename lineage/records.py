@@ -16,7 +16,8 @@ Kind = Literal["measured", "counted", "computed", "scaled", "simulated", "publis
 
 
 class Record(Config):
-    """One result. Its `kind` is printed wherever its number is."""
+    """One result of an experiment, a number with its origin. Its `kind` is printed wherever the
+    number is."""
 
     experiment: str
     """Published table or figure, such as `2019/figure-6`."""
@@ -68,8 +69,8 @@ def write_records(path: Path, records: Iterable[Record]) -> None:
 
 
 def read_records(path: Path) -> list[Record]:
-    """Return all records of a file. Raises BadInput if the file is missing or unreadable, or with
-    the first line that is not a record."""
+    """Return a list of all records of the file `path`, in order. Raises BadInput if the file is
+    missing or unreadable, or with the first line that is not a record."""
     if not path.is_file():
         raise BadInput(f"there are no result records at {path}")
     try:

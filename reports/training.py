@@ -46,41 +46,43 @@ SHOWN = 400
 LISTED = 100
 """Largest number of iterations in the table."""
 CURVES: dict[str, tuple[str, str, str]] = tables.AXES["curves"]
-"""Id, title and axis of the curves beside the loss, by their key in the metrics."""
+"""Key of a value in the metrics → id, title and axis label of its curve, of the curves beside the
+loss."""
 TRAINED = ("iteration", "samples", "loss", *CURVES)
 VALIDATED = ("iteration", "samples", "loss", "perplexity")
-"""Numbers in the tables of iterations and of validations."""
+"""Fields in the table of iterations, `TRAINED`, and in the table of validations."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """A training run as far as it has come: its manifest, metrics, datasets, evaluation results and
+    """Training run as far as it has come: its manifest, metrics, datasets, evaluation results and
     generated texts."""
 
     path: Path
     manifest: Manifest
     size: tuple[int, int]
-    """Parameters, and tokens of the whole training."""
+    """Number of the model's parameters, and number of tokens of the whole training."""
     summary: TrainingSummary | None
-    """None if it is unfinished."""
+    """Summary of the training, from its file; None if the training is unfinished."""
     steps: Sequence[Step]
     validations: Sequence[Validation]
     datasets: Sequence[TrainedOn]
     ledger: Ledger | None
     card: DataCard | None
     evaluations: dict[str, Result]
-    """Results of its checkpoints by the stem of the file beside the run, with the task if the file
-    has several."""
+    """Stem of the file beside the run, with the task behind it if the file has several → result of
+    a checkpoint of the run."""
     samples: Sequence[JSON]
-    """Prompts with the continuations that its checkpoints generated, as `mlm-eval` wrote them."""
+    """Prompts with the continuations that checkpoints of the run generated, each a dict as
+    `mlm-eval` wrote it."""
     state: str
     note: str
     """Sentence on the datasets that are not shown; empty if there are none."""
 
     @property
     def exhibits(self) -> dict[str, Exhibit]:
-        """The page's exhibits by name: the curves if an iteration is recorded, the evaluations and
-        the data's ledger if there are any."""
+        """Dict name → Exhibit of the page: the curves if an iteration is recorded, the evaluations
+        and the data's ledger if there are any."""
         return {exhibit.name: exhibit for exhibit in self._exhibits()}
 
     def _exhibits(self) -> Iterator[Exhibit]:
@@ -102,8 +104,8 @@ class Training:
 
     @property
     def listed(self) -> list[Table]:
-        """The page's tables: one of at most 100 iterations, evenly spread and with the last, and
-        one of validations; a table without rows is left out."""
+        """List of the page's Tables: one of at most 100 iterations, evenly spread and with the
+        last, and one of validations; a table without rows is left out."""
         # Counted from the end, so that the last iteration is always shown.
         shown = self.steps[:: -(len(self.steps) // LISTED + 1)][::-1]
         title = f"{len(shown)} of {len(self.steps)} recorded iterations"
@@ -118,9 +120,9 @@ class Training:
 
 
 def binned(name: str, steps: Sequence[Step], key: str) -> Layer:
-    """Return a curve over iterations of the steps' field `key`, with at most `SHOWN` points; if
-    there are more steps, each point is the mean of a block, with minimum and maximum, at its last
-    iteration. Steps without a value are left out."""
+    """Return a curve, as a Layer named `name`, over iterations of the steps' field `key`, with at
+    most `SHOWN` points; if there are more steps, each point is the mean of a block, with minimum
+    and maximum, at its last iteration. Steps without a value are left out."""
     valued = [step for step in steps if getattr(step, key) is not None]
     apart = -(-len(valued) // SHOWN) or 1
     points = []
@@ -152,7 +154,7 @@ def _curve(name: str, title: str, label: str, curves: list[Layer]) -> Exhibit:
 
 def load_training(run: Path) -> Training:
     """Read a training run, finished or not, from its directory, its dataset if that is here, and
-    the results of `mlm-eval` beside it.
+    the results of `mlm-eval` beside it, and return it as a Training.
 
     Raises BadInput if the directory holds no training, IntegrityFailure if a file is damaged or the
     run was changed after it was sealed.
@@ -197,9 +199,10 @@ def load_training(run: Path) -> Training:
 
 
 def _scored(run: Path) -> tuple[dict[str, Result], list[JSON]]:
-    """Return the results of the run's checkpoints by file stem, with the task behind it if a file
-    has several, and their generated texts, from the JSON files of `mlm-eval` in the run's parent
-    folder. Other files there are passed over. Raises IntegrityFailure for a damaged result."""
+    """Return a pair: a dict file stem → Result of the run's checkpoints, with the task behind the
+    stem if a file has several, and a list of their generated texts, each a dict. They come from the
+    JSON files of `mlm-eval` in the run's parent folder. Other files there are passed over. Raises
+    IntegrityFailure for a damaged result."""
     digests = {read_digest(checkpoint) for checkpoint in complete_checkpoints(run)}
     evaluations = {}
     samples = []
@@ -221,8 +224,8 @@ def _scored(run: Path) -> tuple[dict[str, Result], list[JSON]]:
 
 
 def render_training(training: Training) -> str:
-    """Return the HTML of a training's page, which refers to nothing outside itself. Figures are
-    drawn, with a line of progress."""
+    """Return the HTML of a training's page as one text, which refers to nothing outside itself.
+    Figures are drawn, with a line of progress on standard error."""
     exhibits = training.exhibits
     context = {
         "run": training,
