@@ -67,8 +67,8 @@ def native_checkpoint(place: Place, vocab: Path | None, heads: int | None) -> It
 
 @dataclass(frozen=True)
 class EvaluatedCheckpoint:
-    """A loaded and, after `open_checkpoint`, probed model with its tokenizer, the digest of its
-    checkpoint and the facts that a result must state about it."""
+    """Checkpoint as a loaded model, probed if `open_checkpoint` returned it, with its tokenizer,
+    the digest of its files and the facts that a result must state about it."""
 
     directory: Path
     digest: str
@@ -83,7 +83,7 @@ class EvaluatedCheckpoint:
     """Name of the program that computes the model: `engine`, or `transformers: ` with the name of
     the model's class and attention kernel."""
     checked: dict[str, str] = field(default_factory=dict)
-    """Subject of each check of the loaded model → its outcome."""
+    """Subject of each check of the loaded model → sentence on its outcome."""
     loaded: str = ""
     """Hexadecimal SHA-256 of the loaded tensors and the configuration if transformers loaded them,
     while the field `digest` is then computed from the files; empty for a model of the engine."""

@@ -194,9 +194,9 @@ def score_shared(
 
 
 def _shown(directory: Path, place: Place) -> str:
-    """Return a checkpoint's name for readers: `RUN/CHECKPOINT` for one of this suite that lies at
-    or below the path that was asked for, else the name of the file or directory that was asked for,
-    or the hub's name as it was given."""
+    """Return a checkpoint's name for readers as text: `RUN/CHECKPOINT` for one of this suite whose
+    `directory` lies at or below the path that was asked for, else the name of the file or directory
+    that was asked for, or the hub's name as it was given."""
     asked = place.asked
     if place.format == "native" and asked.exists() and directory.is_relative_to(asked.resolve()):
         return f"{directory.parent.parent.name}/{directory.name}"

@@ -92,7 +92,8 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
 
     @property
     def prefix_token_id(self) -> int:
-        """Id of the token that begins a document. It is the context of a text that has none."""
+        """Id of the token that begins a document. lm-evaluation-harness takes the token as the
+        context of a text that has none."""
         return self.tokenizer.document_start
 
     @property
@@ -196,9 +197,9 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
 
     def _generate(self, prompts: Sequence[Sequence[int]], settings: JSON) -> list[str]:
         """Return a list of the continuation of each prompt, given as token ids, as text, without
-        end-of-text and cut before its first stop. `settings`, those of one request, hold for all
-        prompts: the stops in `until`, the number of new tokens in `max_gen_toks`, and the sampling.
-        All prompts have one length."""
+        end-of-text and cut before its first stop. `settings` of one request hold for all prompts:
+        the stops in `until`, the number of new tokens in `max_gen_toks`, and the sampling. All
+        prompts have one length."""
         until = settings.get("until") or []
         end = self.eot_token_id
         temperature = float(settings.get("temperature") or 0.0)

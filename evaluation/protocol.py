@@ -257,10 +257,10 @@ class Task(ABC):
         implausible or not finite loss, as `perplexity` does."""
 
     def facts(self, scores: Scores, provenance: Provenance) -> dict[str, Any]:
-        """Return a dict of the fields of a result that do not depend on its kind: those of
-        `provenance`, task's name, note, whether it is partial, number of scored tokens, digest and
-        repository of the text, and warnings for an oddity of the text or an implausible loss.
-        `scores` are those of `requests`.
+        """Return a dict of the fields of a result that do not depend on its kind: provenance,
+        task's name, note, whether it is partial, number of scored tokens, digest and repository of
+        the text, and warnings for an oddity of the text or an implausible loss. `scores` are those
+        of `requests`.
 
         Raises IntegrityFailure as the function `perplexity` does.
         """

@@ -23,12 +23,12 @@ class Settings(Config):
     setting changes the protocol."""
 
     batch_size: PositiveInt | None = None
-    """Rows per forward pass; by default as many as fit in memory."""
+    """Number of rows per forward pass; by default as many as fit in memory."""
     workers: PositiveInt | None = None
-    """Processes on a CPU; by default one per available core."""
+    """Number of processes on a CPU; by default one per available core."""
     layout: Layout = Field(default_factory=lambda: Layout(dp=launched_ranks() or 1))
-    """Ranks that share the model, such as `tp=2,pp=2`, or the batches, `dp=2`; they are started
-    here if they do not run yet. By default the ranks that torchrun or Slurm started share the
+    """Ranks that share the model, such as `tp=2,pp=2`, or the batches, `dp=2`; `mlm-eval` starts
+    them if they do not run yet. By default the ranks that torchrun or Slurm started share the
     batches."""
     backend: Literal["engine", "transformers"] | None = None
     """Program that computes the model; by default the engine for a GPT-2, transformers for any
@@ -42,7 +42,7 @@ class Settings(Config):
     """Folder with vocab.json and merges.txt, for a Megatron-LM checkpoint, which has no vocabulary;
     by default it is looked for."""
     heads: PositiveInt | None = None
-    """Attention heads of a Megatron-LM checkpoint that does not say how many it has."""
+    """Number of attention heads of a Megatron-LM checkpoint that does not say how many it has."""
 
     @field_validator("layout", mode="before")
     @classmethod
@@ -70,8 +70,8 @@ class Settings(Config):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn from the model's distribution: temperature, then top-k, then top-p, and
-    the seed.
+    """Settings of how a token is drawn from the model's distribution: temperature, then top-k, then
+    top-p, and the seed.
 
     Raises BadInput for a value that leaves no distribution.
     """

@@ -25,7 +25,7 @@ class Window:
 
     @property
     def num_scored(self) -> int:
-        """Number of targets, in tokens, that the window scores."""
+        """Number of targets, in tokens, that this window scores."""
         return self.stop - self.first_scored
 
 

@@ -23,7 +23,8 @@ def install_command(extra: str) -> str:
 
 
 def import_extra(module: str, extra: str) -> ModuleType:
-    """Import and return a module that an extra, a group of optional libraries, provides.
+    """Import and return the module named `module`, which the extra named `extra`, a group of
+    optional libraries, provides.
 
     Raises ExtraMissing, with the command that installs the extra, if the module or a library that
     it imports is missing.

@@ -35,7 +35,7 @@ RETIRED_KEYS = {
 
 
 class FileSchema(BaseModel):
-    """Base class of a file's schema, or that of a part of a file, as a frozen model: fields are
+    """Base class of the schema of a file, or of a part of a file, as a frozen model: fields are
     checked, numbers are finite, and unknown keys are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, defer_build=True)
@@ -170,8 +170,8 @@ class Remade(NamedTuple):
 
 
 class Absent(NamedTuple):
-    """Mark that a check of a run yields for a comparison that it left out, because something is not
-    on this machine or is never recomputed."""
+    """Mark that a check of a run yields in place of a comparison that it left out, because
+    something is not on this machine or because the value is never recomputed."""
 
     name: str
     ever: bool = True
@@ -272,7 +272,8 @@ class Attempt(FileSchema):
     ranks: int
     began: str = ""
     code: str = ""
-    """SHA-256 of the source files that a training runs, from `code_digest`."""
+    """Hexadecimal SHA-256 of the source files that the training ran, from the function
+    `code_digest`."""
     release: str = ""
     versions: dict[str, str] = Field(default_factory=dict)
     machine: str = ""
@@ -309,7 +310,7 @@ class Manifest(FileSchema):
     parents: dict[str, str] = Field(default_factory=dict)
     environment: Environment = Environment()
     attempts: list[Attempt] = Field(default_factory=list)
-    """All processes that worked on a training, each with the digest of the one before."""
+    """Starts of a training on its ranks, in order, each with the digest of the one before."""
     layouts: list[Attempt] = Field(default_factory=list)
     """Attempts as earlier versions recorded them: layouts alone, without a digest of the attempt
     before."""
@@ -317,8 +318,7 @@ class Manifest(FileSchema):
     @property
     def layouts_in_turn(self) -> list[Attempt]:
         """List of the first attempt, and of each later one whose layout or number of ranks differs
-        from those of the attempt before it. Attempts that an earlier version recorded under
-        `layouts` stand in if there are none."""
+        from the attempt before it. A run of an earlier version has its attempts under `layouts`."""
         by_layout = groupby(
             self.attempts or self.layouts, key=lambda attempt: (attempt.parallel, attempt.ranks)
         )

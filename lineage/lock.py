@@ -162,8 +162,8 @@ def _lock_of(path: Path) -> Path:
 
 
 def check_is_there(path: Path, kind: str) -> None:
-    """Raise BadInput if there is no directory at `path`; `kind` says what the command expects
-    there."""
+    """Raise BadInput if there is no directory at `path`; `kind` names in the sentence what the
+    command expects there, such as a run."""
     if not path.is_dir():
         raise BadInput(f"there is no {kind} {path}")
 

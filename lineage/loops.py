@@ -36,7 +36,7 @@ _load_arrays_without_blas()
 
 def compiled(function: Kernel, **options: Any) -> Kernel:
     """Return the Python function `function`, wrapped by numba to be compiled at its first call.
-    `options` are those of `numba.njit`; by default float operations happen as written.
+    `options` are numba.njit's; by default float operations happen as written.
 
     The machine code is cached in `NUMBA_CACHE_DIR` or in this user's cache, never beside the
     source, where an uninstall would leave it. If neither can be written, each process compiles for

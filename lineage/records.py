@@ -59,7 +59,8 @@ class Record(Config):
 
 
 def records_bytes(records: Iterable[Record]) -> bytes:
-    """Return the content of a file of records as UTF-8 bytes: one line of JSON for each record."""
+    """Return the records as the content of a file of records, UTF-8 bytes: one line of JSON for
+    each, in order."""
     return "".join(record.model_dump_json() + "\n" for record in records).encode("utf-8")
 
 

@@ -73,7 +73,8 @@ class Group(NamedTuple):
     name: str
     title: str
     rows: str
-    """Unit of a row of the table: a claim, or an experiment, a reason or a need with its claims."""
+    """Field of a verdict that the section's table has a row for: `claim`, or `experiment`, `reason`
+    or `needs` with its claims."""
     text: str
     outcomes: Sequence[Outcome]
     claims: Claims

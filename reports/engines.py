@@ -15,8 +15,9 @@ from mlm_repro.reports.figures import Layer, Panel, Point
 
 def read_engines(run: Path) -> Benchmark:
     """Return the record of a comparison of two engines, a Benchmark, from its run's directory.
-    Raises BadInput unless the first case, and every other case with series, has four of one length:
-    ours, theirs, their difference and its tolerance. Raises the errors of `read_benchmark`."""
+    Raises IntegrityFailure if its file cannot be read, and BadInput unless the file is a record
+    whose first case, and every other case with series, has four series of one length: ours, theirs,
+    their difference and its tolerance."""
     result = read_benchmark(run / AGAINST)
     for case in result.cases[:1] + [case for case in result.cases if case.series]:
         if len(case.series) != 4 or len({len(series.samples) for series in case.series}) > 1:

@@ -16,7 +16,7 @@ NUMERIC = ("x", "value", "low", "high", "seed")
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A figure, tables or both on the page, with caption, data and command."""
+    """Figure, tables or both on the page, with caption, data and command."""
 
     name: str
     """Id of the exhibit on the page and name of its files without ending."""
@@ -27,7 +27,7 @@ class Exhibit:
     data: Table
     """Numbers as recorded, the content of the file NAME.csv."""
     command: str = ""
-    """Command that reproduces the numbers; empty if it is not known."""
+    """Command line that reproduces the exhibit's numbers; empty if it is not known."""
     panels: Sequence[Panel] = ()
     """Panels of the exhibit's figure; empty if it has no figure."""
     alt: str = ""
@@ -37,7 +37,7 @@ class Exhibit:
     notes: Sequence[str] = ()
     """Sentences on the measurement, which the page folds."""
     missing: str = ""
-    """Sentence that says that no run was given; empty if one was."""
+    """Sentence that says that no run was given for the exhibit; empty if one was."""
     column: bool = False
     """True for a figure of column width, two of which stand beside each other on a wide page."""
 

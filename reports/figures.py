@@ -55,7 +55,7 @@ class Layer:
     rank: int
     """Index of the series in a fixed order, from 0. It decides colour and marker."""
     kind: str
-    """Kind of the numbers, or another name of a line in style.toml."""
+    """Kind of the points' numbers, or the name of another line in style.toml, such as `ours`."""
     points: tuple[Point, ...]
     """Points by ascending x."""
 

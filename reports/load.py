@@ -28,8 +28,8 @@ class Reproduction:
     ledger: Ledger
     card: DataCard
     scores: ReproductionScores | None
-    """Comparison of the models' scores, read from its own file; None if an earlier version made the
-    run."""
+    """Paired differences between the models on the same text, from scores.json; None if an earlier
+    version made the run."""
     evaluations: dict[str, Result]
     """Name of a model and protocol, with a hyphen between them → result."""
 

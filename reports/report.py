@@ -103,7 +103,7 @@ class Report:
     sections: Mapping[str, Exhibit]
     """Title of a section → the one exhibit that it shows."""
     origins: tuple[Origin, ...]
-    """The reproduction, then the other runs that have numbers on the page."""
+    """Origins of the reproduction, then of the other runs that have numbers on the page."""
     left_out: tuple[str, ...]
     """A sentence for each run that was never finished."""
     inputs: Inputs

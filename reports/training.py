@@ -44,7 +44,7 @@ from mlm_repro.reports.style import template_environment
 SHOWN = 400
 """Largest number of points in a curve."""
 LISTED = 100
-"""Largest number of iterations in the table."""
+"""Largest number of iterations in the page's table of iterations."""
 CURVES: dict[str, tuple[str, str, str]] = tables.AXES["curves"]
 """Key of a value in the metrics → id, title and axis label of its curve, of the curves beside the
 loss."""

@@ -95,10 +95,10 @@ class Usage(NamedTuple):
     """Name of a program → value by axis, of the axes on which it differs from the usual values."""
 
     def readings(self, axes: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
-        """Return a list of readings, each as a dict axis → value: that of every program, and each
-        of these with one axis changed to a value in the argument `axes`, each reading once. A
-        reading that scores padding is left out unless it cuts separate documents at the right: no
-        other reading has padding."""
+        """Return a list of readings, each as a dict axis → value: every program's own, and each of
+        these with one axis changed to a value in the argument `axes`, each reading once. A reading
+        that scores padding is left out unless it cuts separate documents at the right: no other
+        reading has padding."""
         usual = {axis: values[0] for axis, values in self.axes.items()}
         readings = [usual | base for base in self.programs.values()]
         changes = []
@@ -206,7 +206,7 @@ class Convention(NamedTuple):
     axes: dict[str, str]
     values: dict[str, float]
     weight: float = 1.0
-    """Assumed frequency, relative to others."""
+    """Assumed frequency of the convention, relative to others."""
 
     @property
     def is_share(self) -> bool:

@@ -59,7 +59,7 @@ def fetch_model(name: str, out: Path) -> Path:
 
     Files that an earlier fetch left there unchanged are not downloaded again. fetched.json lists
     every other file of the folder with its SHA-256. Raises the errors of `cached_model`,
-    DataMissing also if the hub cannot be reached, and IntegrityFailure for a file with another
+    Interrupted also if the hub cannot be reached, and IntegrityFailure for a file with another
     digest than the hub's.
     """
     repository, short, revision = _parse(name)
@@ -83,8 +83,8 @@ def fetch_model(name: str, out: Path) -> Path:
 
 def _download(name: str, repository: str, revision: str | None, **where: Any) -> tuple[Path, Any]:
     """Download a model's files and return a pair: their folder, and the hub's description of the
-    repository. With `local_dir` in `where` the files go into that folder and are exactly those of
-    the described commit. `name` is the model's name in errors.
+    repository. With `local_dir` in `where` the files go into that folder and are exactly the
+    described commit's. `name` is the model's name in errors.
 
     Raises DataMissing if the hub does not have the model or gates it, Interrupted if the download
     fails otherwise, and BadInput for several GGUF files.

@@ -102,7 +102,7 @@ class Place:
 def _directory(path: Path) -> Path:
     """Return the path of a checkpoint's directory or file: `path` itself if it exists, the
     package's folder for `smollm2`, or else the folder of the hub's model of that name, which may be
-    downloaded. Raises BadInput if there is none of these, and Interrupted if the hub stops
+    downloaded. Raises BadInput if all of these are missing, and Interrupted if the hub stops
     answering."""
     if (place := place_of(path)).exists():
         return place

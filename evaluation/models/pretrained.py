@@ -210,7 +210,7 @@ class PretrainedModel(nn.Module):
 
     @property
     def hidden_size(self) -> int:
-        """Length of a state vector of this model: that of the output layer's input, or the size of
+        """Length of a state vector of this model: the output layer's input length, or the size of
         the vocabulary if states are logits."""
         return int(
             self._head.weight.size(1) if self.cuts else self.config.get_text_config().vocab_size
@@ -290,7 +290,7 @@ class Pretrained:
         self._weights = weight_files(self.directory, place.gguf)
         self._settings: JSON = {"local_files_only": True, "trust_remote_code": False}
         self.checked: dict[str, str] = {}
-        """Subject of a check → its outcome."""
+        """Subject of a check of the model or its files → sentence on its outcome."""
         self.warnings: list[str] = []
         """Sentences on parts of the model or its files that are ignored or read in another way."""
         if self._weights[0].suffix == ".gguf":
@@ -413,9 +413,9 @@ class Pretrained:
         )
 
     def _check_kind(self, library: Any, config: Any, stated: JSON) -> None:
-        """Raise BadInput if the model does not predict each token from the ones before it. If its
-        config.json, `stated`, names modeling code, which is never run, add a warning to `warnings`
-        and `checked`."""
+        """Raise BadInput if a model of transformers' configuration `config` does not predict each
+        token from the ones before it. If the content of its config.json, `stated`, names modeling
+        code, which is never run, add a warning to this object's `warnings` and `checked`."""
         names = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         if config.model_type not in names or config.is_encoder_decoder:
             kind = f"{self.directory} is a {config.model_type}"

@@ -28,8 +28,8 @@ ROUNDING = 1e-5
 ROUNDING_OF_HALF = 0.02
 """Largest change of a log-probability by rounding alone in 16 bits."""
 OF_ITS_OWN = 1e-3
-"""A change of a log-probability below this share of an input's effect on the next prediction counts
-as rounding."""
+"""Share of an input's effect on the next prediction: a change of a log-probability below this share
+counts as rounding."""
 IN_A_BATCH = 30
 """Factor on the tolerated rounding between a row alone and a row in a batch, whose matrix products
 have other shapes."""

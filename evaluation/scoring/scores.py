@@ -75,7 +75,7 @@ class ScoringModel:
     dtype: torch.dtype
     mesh: ParallelMesh = field(default_factory=serial_mesh)
     length_switch: int = 0
-    """Number of inputs: rows of at most so many and longer rows are never in one batch, because the
+    """Length in inputs: rows up to this length and longer rows are never in one batch, because the
     model reads them in different ways; 0 if length changes nothing."""
     is_alone: bool = False
     """True if the model reads a row in a batch otherwise than the same row alone."""

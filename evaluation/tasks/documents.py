@@ -17,14 +17,14 @@ from mlm_repro.lineage.atomic import read_bytes
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 
 _HEADING = re.compile(r"(?:(?<=\n \n)|(?<=\A \n)) = (?!= )([^\n]+?)(?<! =) = \n(?= \n)")
-"""A first-level heading of WikiText between empty lines."""
+"""Matches a first-level heading of WikiText between empty lines; the first group is its title."""
 _UNSTABLE = "@"
 """Characters besides white space that detokenizers remove: WikiText's mark `@`."""
 
 
 @dataclass(frozen=True)
 class RunningText:
-    """A text on which perplexity is measured, published or a user's, with its articles."""
+    """Text on which perplexity is measured, published or a user's, with its articles."""
 
     source: SourceText
     text: str

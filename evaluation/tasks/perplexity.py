@@ -37,7 +37,7 @@ MOST_STRETCHES = 1 << 14
 
 @dataclass(frozen=True)
 class Detokenizer:
-    """A function that rewrites a whole text before it is tokenized, with the name that the protocol
+    """Function that rewrites a whole text before it is tokenized, with the name that the protocol
     line gives it."""
 
     name: str
@@ -296,7 +296,7 @@ class PerplexityTask(Task):
         return math.fsum(scores.nll), words * self._share(scores)
 
     def _share(self, scores: Scores) -> float:
-        """Return the share of the whole text's targets that were scored, above 0 and at most 1."""
+        """Return the share of the whole text's targets that `scores` has, above 0 and at most 1."""
         return len(scores.log_probabilities) / sum(
             block.num_targets for block in self.stream.blocks
         )

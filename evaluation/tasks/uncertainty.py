@@ -37,8 +37,8 @@ def difference_standard_error(
 
 @lru_cache(maxsize=2)
 def _times_drawn(num_blocks: int) -> Floats:
-    """Return how often each resample of the bootstrap draws each block, [RESAMPLES, blocks]; the
-    same at every call."""
+    """Return a float64 array [RESAMPLES, blocks] of how often each resample of the bootstrap draws
+    each block; the same at every call."""
     generator = np.random.default_rng(SEED)
     return generator.multinomial(num_blocks, np.full(num_blocks, 1 / num_blocks), RESAMPLES).astype(
         np.float64
