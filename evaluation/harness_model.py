@@ -58,7 +58,7 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
     ) -> None:
         """Load the checkpoint at the path or hub name `pretrained`, and print its warnings to
         standard error. `max_length` is a longest input other than the context; `settings` are
-        settings of `mlm-eval`, as texts by name.
+        settings of `mlm-eval` by name, as `--set` takes them.
 
         lm-evaluation-harness always passes a device and a largest batch size. The latter is
         ignored, and so is the device `cuda` on a machine without a GPU. Raises BadInput for an

@@ -8,8 +8,8 @@ from types import ModuleType
 from mlm_repro.lineage.errors import BadInput
 
 TORCH_RANGE = ">=2.11,<2.16"
-"""Versions of torch that fit, the lowest and the first that is too high, as in `pyproject.toml`. A
-build before a release, such as NVIDIA's 2.12.0a0, counts as that release."""
+"""Versions of torch that fit, in pip's form: the lowest, and the first that is too high, as in
+`pyproject.toml`. A build before a release, such as NVIDIA's 2.12.0a0, counts as that release."""
 
 
 class ExtraMissing(BadInput):

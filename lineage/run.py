@@ -164,8 +164,8 @@ class RunDirectory:
         """Context manager: hold the lock of the run's directory during the block.
 
         Raises BadInput if another process holds the lock. After BadInput in the block, a manifest
-        that this object's call of `begin` wrote is removed, and a directory that it made if nothing
-        else is in it.
+        that the call which returned this object wrote is removed, and a directory that the call
+        made if nothing else is in it.
         """
         try:
             with locked(self.path):

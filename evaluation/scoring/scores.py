@@ -347,7 +347,7 @@ def score_rows(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return a triple of tensors [n], from states [n, h] and the target id of each: the
     log-probability of the target in nats, float64, and two flags. Every tensor-parallel rank calls
-    it with the same arguments and gets the same.
+    it with the same states and targets, and gets the same.
 
     The flags say whether the target is the most likely token, and the most likely one that is not
     `banned`. Of equally likely tokens only the first counts.
