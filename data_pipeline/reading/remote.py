@@ -69,8 +69,8 @@ class Remote:
                 )
             except ImportError as error:
                 raise ExtraMissing(
-                    f"{self.url} needs a library that is not installed: {install_command('remote')}"
-                    f" ({error})"
+                    f"{self.url} needs a library that is not installed ({error}); for s3:// and"
+                    f" gs:// it comes with {install_command('remote')}"
                 ) from error
             except Exception as error:  # the file systems raise errors of many libraries
                 # fsspec says so of an unknown protocol, and has no class of error for it.
