@@ -19,14 +19,16 @@ ENDINGS = {
     "text": (".txt", ".md", ".rst"),
     "documents": (".jsonl", ".parquet"),
 }
-"""Kinds of files, with the endings that the names of such files have without compression."""
+"""Dict from each kind of files to the endings that the names of such files have without
+compression."""
 HUB = "hub:"
 INSTALLED_DOCS = "installed-docs"
 
 
 def check_source_name(name: str) -> None:
-    """Raise ValueError, with the nearest known name, if no kind of source has this name, or if a
-    kind of files lacks its path. The source itself is not looked for."""
+    """Raise ValueError, with the nearest known name, if `name`, a source as a recipe writes it, is
+    of no known kind, or if a kind of files lacks its path, as in `jsonl:`. The source itself is not
+    looked for."""
     kind, colon, path = name.partition(":")
     is_known = name in (*HUB_NAMES, INSTALLED_DOCS) or (name.startswith(HUB) and "/" in path)
     if is_known or (path and kind in ENDINGS):
@@ -78,7 +80,8 @@ class SourcesConfig(Config):
     """Largest number of UTF-8 bytes taken from each source. Streams and files are cut off,
     installed documentation is sampled."""
     max_line_bytes: PositiveInt = MAX_LINE_BYTES
-    """Longest line or text file that is accepted as a document."""
+    """Largest number of bytes of a line or a text file that is accepted as a document; a longer one
+    goes to quarantine."""
     max_bad_files: Annotated[int, Field(ge=0)] = 0
     """Largest number of files that may be damaged. Documents before the damage are read, and
     quarantine names the rest."""

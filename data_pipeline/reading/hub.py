@@ -131,7 +131,9 @@ WITHDRAWN = ("realnews", "cc-stories")
 
 
 class HubSource:
-    """One corpus on the hub. Each of its files is streamed into a local file first."""
+    """Source of one corpus on the Hugging Face hub, `wikipedia`, `openwebtext` or `hub:OWNER/NAME`.
+    Each of its files is streamed into a local file by a task before documents are read from
+    there."""
 
     def __init__(self, name: str, config: SourcesConfig | None = None) -> None:
         self.name = name
@@ -146,9 +148,9 @@ class HubSource:
 
     @cached_property
     def _location(self) -> Location:
-        """Repository, subset and revision. A corpus that the user names is looked up on the hub;
-        without a revision it has the one that is newest today. Raises DataMissing if the hub does
-        not have it, Interrupted if it cannot be asked."""
+        """Location of the corpus, looked up at first access. A corpus that the user names is looked
+        up on the hub; without a revision in its name it has the one that is newest today. Raises
+        DataMissing if the hub does not have it, Interrupted if it cannot be asked."""
         if self.name in LOCATIONS:
             return LOCATIONS[self.name]
         from huggingface_hub import HfApi
@@ -166,13 +168,15 @@ class HubSource:
 
     def fingerprint(self) -> str:
         """Return a digest of the corpus's repository, subset, revision and splits. A corpus that
-        the user names is looked up on the hub for it; its files are not read."""
+        the user names is looked up on the hub for it; its files are not read. Raises DataMissing if
+        the hub does not have it, Interrupted if the hub cannot be asked."""
         more = {"splits": self._splits} if self._splits != (TRAIN,) else {}
         return sha256_json(asdict(self._location) | more)
 
     def describe(self) -> str:
         """Return a description for the ledger: the corpus's name with its repository, subset and
-        the splits that are read, if they are not `train` alone."""
+        the splits that are read, if they are not `train` alone. A corpus that the user names is
+        looked up on the hub for it, with the same errors as `fingerprint`."""
         location = self._location
         splits = "" if self._splits == (TRAIN,) else f", {' and '.join(self._splits)}"
         return (
@@ -222,7 +226,7 @@ class HubSource:
 def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: download one file of a corpus, number `file` of the `files` of a `split`, and write it
     as JSON lines to `documents.jsonl`: its documents, and records of its malformed rows. Raises
-    DataMissing if the hub does not have it, Interrupted if it cannot be read."""
+    DataMissing if the hub does not have it, Interrupted if it cannot be read. Returns no counts."""
     name = settings["name"]
     number = settings["file"]
     split = settings["split"]
