@@ -53,8 +53,8 @@ class Malformed:
 
 
 def written_documents(path: Path) -> Iterator[Document]:
-    """Yield the documents of a file of a dataset, in order: JSON lines if its name ends in
-    `.jsonl`, else a Parquet table with the metadata as JSON text."""
+    """Yield the documents, as Documents, of the file `path` of a dataset, in order: it has JSON
+    lines if its name ends in `.jsonl`, else a Parquet table with the metadata as JSON text."""
     if path.suffix == ".jsonl":
         with path.open("rb") as file:
             yield from (Document(**orjson.loads(line)) for line in file)

@@ -332,9 +332,9 @@ class TrainedOn(NamedTuple):
 
 
 def named_datasets(run: Path) -> list[TrainedOn]:
-    """Return the datasets that a run was trained on, in the order of its configuration, with the
-    directory in which each is now. Raises BadInput if there is no run, DataMissing if its manifest
-    does not name its datasets."""
+    """Return the datasets that the run in the directory `run` was trained on, a list of TrainedOn
+    in the order of the run's configuration. Each says where the dataset is now. Raises BadInput if
+    there is no run, DataMissing if its manifest does not name its datasets."""
     manifest = RunDirectory.open(run).manifest
     try:
         named = manifest["config"]["data"]["dataset"]
@@ -362,9 +362,10 @@ def named_datasets(run: Path) -> list[TrainedOn]:
 
 
 def trained_datasets(run: Path) -> list[tuple[Path, float]]:
-    """Return the directories of a run's datasets with their blend weights. Raises BadInput if there
-    is no run, DataMissing if its manifest does not name its datasets, or if a dataset is absent or
-    has another digest."""
+    """Return the datasets that the run in the directory `run` was trained on, as a list of pairs of
+    a dataset's directory and its weight in the blend. Raises BadInput if there is no run,
+    DataMissing if its manifest does not name its datasets, or if a dataset is absent or has another
+    digest."""
     datasets = named_datasets(run)
     for dataset in datasets:
         if not dataset.is_here:

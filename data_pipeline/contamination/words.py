@@ -53,8 +53,9 @@ class Ngrams:
         )
 
     def matches(self, text: str) -> Iterator[tuple[int, str]]:
-        """Yield the character position in `text` and the n-gram of each match, from left to right.
-        At one position the longest comes first.
+        """Yield a pair for each match in `text`, from left to right: its character position in
+        `text` and the n-gram, lower-cased words joined by one space. At one position the longest
+        comes first.
 
         The case of letters and the signs between words do not matter. Soft hyphens, tags and the
         targets of links hide no match.
@@ -86,9 +87,10 @@ class Ngrams:
         return NgramIndex(self.texts, self.lengths[-1])
 
     def search(self, text: str) -> Iterator[tuple[int, str]]:
-        """Yield the character position and the n-gram of each match, from left to right, and at one
-        position the longest first. A tag, a link's target or a soft hyphen within a match hides it
-        here. The index proposes positions; the words there are compared."""
+        """Yield a pair for each match in `text`, from left to right: its character position and the
+        n-gram; at one position the longest comes first. A tag, a link's target or a soft hyphen
+        within a match hides it here, unlike in `matches`. The index proposes positions; the words
+        there are compared."""
         for start in self.index.candidates(text):
             words = [
                 word.group().lower() for word in islice(WORD.finditer(text, start), self.lengths[0])

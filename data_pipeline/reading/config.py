@@ -80,8 +80,7 @@ class SourcesConfig(Config):
     """Largest number of UTF-8 bytes taken from each source. Streams and files are cut off,
     installed documentation is sampled."""
     max_line_bytes: PositiveInt = MAX_LINE_BYTES
-    """Largest number of bytes of a line or a text file that is accepted as a document; a longer one
-    goes to quarantine."""
+    """Longest line or text file that is accepted as a document."""
     max_bad_files: Annotated[int, Field(ge=0)] = 0
     """Largest number of files that may be damaged. Documents before the damage are read, and
     quarantine names the rest."""

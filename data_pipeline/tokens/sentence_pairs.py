@@ -109,8 +109,9 @@ class Masking:
 
 
 class PairSamples:
-    """BERT's samples of one token file: pairs of runs of sentences, for any number of passes over
-    it. Raises BadInput if no document has two sentences."""
+    """BERT's samples of one token file, pairs of runs of sentences, for any number of passes over
+    it; `sample` gives each as a PairSample of `seq_length` tokens. Raises BadInput if no document
+    has two sentences."""
 
     def __init__(self, file: TokenFile, vocabulary: Vocabulary, seq_length: int, seed: int) -> None:
         self._file = file
@@ -132,13 +133,14 @@ class PairSamples:
         return len(self.index)
 
     def sample(self, number: int) -> PairSample:
-        """Return the `number`-th sample. Each pass over the file has a new order and new masks."""
+        """Return the `number`-th sample, from 0, in training order as a PairSample. Each pass over
+        the file has a new order and new masks."""
         epoch, index = divmod(number, len(self))
         return self.make(int(self._epoch(epoch)[index]), number)
 
     def make(self, place: int, number: int) -> PairSample:
-        """Return sample number `place` in the file's order, split into its two parts and masked,
-        with random draws from the seed plus `number`."""
+        """Return as a PairSample the sample number `place` in the file's order, split into its two
+        parts and masked, with random draws from the seed plus `number`."""
         first, last, target = self.index[place].tolist()
         random = np.random.RandomState((self._seed + number) % 2**32)
         spans = zip(

@@ -57,8 +57,8 @@ def texts_of(prefix: Path) -> Path:
 
 
 def blend(prefixes: Sequence[Path], weight: float = 1.0) -> list[tuple[Path, float]]:
-    """Return the prefixes of one split's token files, each with a share of the weight in proportion
-    to the bytes of its `.bin`."""
+    """Return a list of pairs, each of `prefixes`, those of one split's token files, with its share
+    of `weight`, in proportion to the bytes of its `.bin`."""
     if len(prefixes) == 1:
         return [(prefixes[0], weight)]
     sizes = [token_paths(prefix)[0].stat().st_size for prefix in prefixes]
@@ -68,8 +68,9 @@ def blend(prefixes: Sequence[Path], weight: float = 1.0) -> list[tuple[Path, flo
 
 
 class TokenFile:
-    """A token file mapped into memory. Raises BadInput if a file is missing, IntegrityFailure if it
-    is damaged."""
+    """A token file mapped into memory, `prefix.bin` and `prefix.idx`; `file[number]` is the tokens
+    of one sequence, and `len(file)` the number of sequences. Raises BadInput if a file is missing,
+    IntegrityFailure if it is damaged."""
 
     sizes: NDArray[np.int32]
     """Length of each sequence in tokens, [N]."""
@@ -285,7 +286,8 @@ def merge_token_files(prefixes: Sequence[Path], out: Path) -> None:
 
 
 def join_files(paths: Iterable[Path], out: BinaryIO) -> None:
-    """Append the content of files, one after the other, to `out`, in bounded memory."""
+    """Append the content of files, one after the other, to the open binary file `out`, in bounded
+    memory."""
     for path in paths:
         with path.open("rb") as file:
             shutil.copyfileobj(file, out, 1 << 20)

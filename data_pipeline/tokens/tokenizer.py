@@ -75,7 +75,7 @@ class Tokenizer:
     end_of_text: int
     """Id of the token that ends a document."""
     first_tokens: tuple[int, ...] = ()
-    """Tokens to put before every text; this tokenizer has none."""
+    """Ids of tokens to put before every text; this tokenizer has none."""
 
     def __init__(self, backend: Backend, end_token: str = END_OF_TEXT) -> None:
         end_of_text = backend.token_to_id(end_token)
@@ -107,8 +107,8 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path) -> Self:
-        """Return the tokenizer in `tokenizer.json` in `directory`. Texts end with the token that
-        the files there name, else with `<|endoftext|>`.
+        """Return the tokenizer, an object of this class, in the file `tokenizer.json` in
+        `directory`. Texts end with the token that the files there name, else with `<|endoftext|>`.
 
         Raises BadInput if it is missing or lacks that token, IntegrityFailure if it is unreadable
         or makes a text many times longer.
@@ -262,7 +262,7 @@ class Tokenizer:
         )
 
     def encode_ids(self, text: str) -> NDArray[np.int32]:
-        """Return the token ids of a text, [tokens]; no token is added."""
+        """Return the token ids of a text as an int32 array [tokens]; no token is added."""
         return self._encode(text) if len(text) < LONG_TEXT else heard(lambda: self._encode(text))
 
     def encode(self, text: str) -> list[int]:
@@ -341,7 +341,8 @@ def special_ids(backend: Any) -> tuple[int, ...]:
 @lru_cache(maxsize=2)
 def load_once(directory: Path, digest: str) -> Tokenizer:
     """Return the tokenizer in `directory`, which is read once; the two last tokenizers are cached
-    in the process. `digest` tells contents of one directory apart."""
+    in the process. `digest` tells contents of one directory apart. Raises BadInput if it is missing
+    or lacks its end-of-text token, IntegrityFailure if it is unreadable."""
     return Tokenizer.load(directory)
 
 

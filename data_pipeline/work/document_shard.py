@@ -48,8 +48,8 @@ class DocumentWriter:
 
 
 class DocumentShard:
-    """The documents in a directory that a DocumentWriter wrote, read in order by iteration, or by
-    number with `shard[number]`."""
+    """The documents in a directory that a DocumentWriter wrote: Documents, read in order by
+    iteration, or by number, from 0, with `shard[number]`."""
 
     def __init__(self, directory: Path) -> None:
         self.starts = np.asarray(np.load(directory / STARTS, mmap_mode="r"))
