@@ -20,9 +20,10 @@ class Document:
     id: str
     text: str
     source: str = ""
-    """File and line, if the id does not give them."""
+    """File and line that the document was read from, if the id does not give them; else empty."""
     metadata: dict[str, Any] | None = None
-    """Other keys of the document's line that the recipe keeps."""
+    """Dict of the other keys of the document's line that the recipe keeps, with their values; None
+    if there are none."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the document as a dict for JSON: `id` and `text`, and `source` and `metadata` if

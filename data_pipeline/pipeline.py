@@ -51,12 +51,13 @@ class Pipeline:
     test_sets: dict[str, Path | None]
     workspace: Workspace
     digests: dict[str, str]
-    """Digests of all input, by its name, such as `tokenizer` or `test set lambada`."""
+    """Dict from the name of each part of the input, such as `tokenizer` or `test set lambada`, to
+    its digest."""
     ledger: Ledger = field(init=False)
     tokenizer: Tokenizer | None = field(init=False, default=None)
     finished: dict[str, Finished] = field(init=False, default_factory=dict)
-    """Finished stages by name: `prepare`, `measure`, `select`, `gather`, and `decisions` if
-    duplicates were searched for."""
+    """Dict from the name of each finished stage to its Finished: `prepare`, `measure`, `select`,
+    `gather`, and `decisions` if duplicates were searched for."""
     compared: int = field(init=False, default=0)
     """Number of shards that hold the datasets of `deduplicate.against`; they come before the
     recipe's own shards."""
@@ -72,7 +73,8 @@ class Pipeline:
     def run(self) -> Self:
         """Run all stages of the recipe and return this pipeline, with its ledger and finished
         stages filled; tasks that are done already are not repeated. Raises BadInput if no document
-        is left, or if more input is damaged or malformed than the recipe allows."""
+        is left, or if more input is damaged or malformed than the recipe allows; also the errors of
+        the sources and of the executor, such as DataMissing and Interrupted."""
         size = choose_shard_bytes(self.config.shard_bytes, self.sources.total_bytes)
         compared = self.sources.shards(self.workspace, size, compared=True)
         shards = [*compared, *self.sources.shards(self.workspace, size)]

@@ -258,7 +258,7 @@ def _config(run: Path) -> JSON:
 
 
 def _amount(texts: list[str]) -> tuple[int, int]:
-    """Return the number of texts, and their size in UTF-8 in bytes."""
+    """Return a pair: the number of texts, and their size in UTF-8 in bytes."""
     return len(texts), sum(map(size_bytes, texts))
 
 

@@ -203,11 +203,11 @@ class Promise(NamedTuple):
 
     documents: int
     seconds: dict[str, float]
-    """Seconds by stage on an otherwise idle machine."""
+    """Dict from each stage to its seconds on an otherwise idle machine."""
     memory: int
     """Peak bytes of all processes together."""
     disk: dict[str, float]
-    """Bytes on disk while the work lasts, by stage."""
+    """Dict from each stage to its bytes on disk while the work lasts."""
 
 
 def promise(
@@ -314,10 +314,11 @@ class Rehearsed(NamedTuple):
     documents: int
     bytes: int
     took: list[tuple[int, dict[str, float], dict[str, float]]]
-    """Measurements of a small build and of the sample's build: the number of documents, processor
-    seconds by stage, and the counts that comparing documents returned."""
+    """Two measurements, of a small build and of the sample's build, each a triple: the number of
+    documents, a dict stage → processor seconds, and a dict of the counts that comparing documents
+    returned."""
     disk: dict[str, int]
-    """Bytes on disk while the work lasts, by stage."""
+    """Dict from each stage to its bytes on disk while the work lasts."""
     gathered: int
     """Bytes of the sample's slices, which are held in memory."""
     memory: int
@@ -559,7 +560,8 @@ def _help(
 ) -> RunDirectory:
     """Do the work of a part that is not the first: wait until the first part has begun, do this
     part's share of the tasks, wait until the first part has sealed the run, and return the run. A
-    UserError is raised only if the run is not sealed."""
+    UserError, such as Interrupted for a part that has ended, is raised only if the run is not
+    sealed."""
     work = run.path / FOLDER
     try:
         meeting.wait_for(

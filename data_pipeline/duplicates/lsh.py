@@ -27,13 +27,14 @@ WORD_BYTES = 8
 
 Words = NDArray[np.uint64]
 Buckets = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""Documents of all buckets, back to back, and the start of each bucket; the last start is the
-total."""
+"""Two arrays: the documents of all buckets, back to back, and the start of each bucket; the last
+start is the total."""
 
 
 def fingerprints(texts: Sequence[str], config: DeduplicateConfig) -> NDArray[np.uint64]:
-    """Return the MinHash fingerprint of each text, a row of 64-bit words: one key for each band,
-    then the sketch, which is the lowest byte of every minimum, [texts, bands + sketch words]."""
+    """Return the MinHash fingerprints of the texts as uint64 [texts, bands + sketch words]. A row
+    has one key for each band, then the sketch, which is the lowest byte of every minimum of the
+    text's signature."""
     minima = np.empty((len(texts), config.num_permutations), np.uint32)
     for row, text in zip(minima, texts, strict=True):
         row[:] = signature(text, config.num_permutations, config.shingle_characters)

@@ -155,7 +155,8 @@ def link(
 LISTED_ABOVE = 0.5
 """Similarity above which Megatron-LM's find_duplicates.py lists a pair."""
 GIVEN_BACK = 1 << 12
-"""Number of members after which the pages of mapped files are given back to the system."""
+"""Number of members of components, decided one by one, after which the pages of mapped files are
+given back to the system."""
 PLACE_BITS = 32
 DECISION = np.dtype([("document", np.int64), ("survivor", np.int64), ("jaccard", np.float64)])
 """Record of a dropped document: its survivor, which is an earlier document, and the exact
@@ -173,11 +174,12 @@ class Linked(NamedTuple):
     starts: NDArray[np.int64]
     """Start of each component among the members, [components + 1]; the last start is the total."""
     keys_of: Callable[[int], Words]
-    """Returns the members' keys of a band, [members]."""
+    """Function that returns the members' keys of the band with a given number, from 0,
+    [members]."""
     sketches: Words
     """Sketches of all documents, members or not, [documents, words]."""
     text_of: Callable[[int], str]
-    """Returns the text of the document with the given number."""
+    """Function that returns the text of the document with the given number."""
     copies: NDArray[np.int64] | None = None
     """Number of exact copies of each member, [members], or None if there are no copies; the
     member's pairs count once for each copy too."""
@@ -283,10 +285,11 @@ def _candidates(
     found: Forest,
     seen: NDArray[np.int32],
 ) -> tuple[Forest, int, int]:
-    """Return the candidates for the document `place`, [candidates], each as its index with the
-    number of its differing sketch bytes in the bits above PLACE_BITS; the number of documents that
-    full buckets did not offer; and the number that buckets offered. `found`, of which the
-    candidates are a part, and `seen` are working memory and are changed."""
+    """Return three values: the candidates for the document whose index among the members is
+    `place`, [candidates], each as its own index with the number of its differing sketch bytes in
+    the bits above PLACE_BITS; the number of documents that full buckets did not offer; and the
+    number that buckets offered. `found`, of which the candidates are a part, and `seen` are working
+    memory and are changed."""
     count = 0
     left = 0
     every = 0

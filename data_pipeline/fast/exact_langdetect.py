@@ -34,8 +34,8 @@ Classes = NDArray[np.uint16]
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Detection = tuple[str | None, tuple[float, ...]]
-"""A language (None for a text without features), and the probability of each language in the order
-of the profiles."""
+"""A pair: a language (None for a text without features), and the probability of each language in
+the order of the profiles."""
 
 SUPPORTED = "1.0.9"
 TRIALS = 7
@@ -243,8 +243,8 @@ def _features(
 
 @compiled
 def _sum(values: Floats, count: int, compensated: bool) -> float:
-    """Return the sum of the first `count` values as `sum()` adds floats: from Python 3.12 on with
-    Neumaier's compensation."""
+    """Return the sum of the first `count` values as Python's `sum()` adds floats: if `compensated`,
+    with Neumaier's compensation, as from Python 3.12 on."""
     total = compensation = 0.0
     for j in range(count):
         value = values[j]

@@ -52,7 +52,8 @@ BUCKETS_AT_ONCE = 1 << 10
 ROWS_AT_ONCE = 1 << 10
 OPEN_SHARDS = 128
 COPY = np.dtype([("document", np.int64), ("first", np.int64)])
-"""A document and an earlier one with the same text, by their numbers in the corpus."""
+"""Record of a document and the first document with the same text, by their numbers in the
+corpus."""
 COPIES = "copies.npy"
 FIRSTS = "firsts.npy"
 STARTS = "starts.npy"

@@ -40,8 +40,8 @@ FINGERPRINTS = "fingerprints.bin"
 DIGESTS = "digests.bin"
 MATCHES = "matches.jsonl"
 BATCH_CHARACTERS = 1 << 20
-"""Characters encoded, hashed and searched at a time, so that the tables stay in the processor's
-cache."""
+"""Number of characters that are encoded, hashed and searched at a time, so that the tables stay in
+the processor's cache."""
 DOCUMENT_CHARACTERS = 64
 """Smallest number of characters that a document counts for in a batch, so that empty documents do
 not fill the memory."""

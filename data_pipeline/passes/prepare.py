@@ -93,7 +93,7 @@ def _read(
 def join_lists(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: write one file, `name` in the task's directory: the files of that name of every stage
     in `inputs`, stage by stage and in each by shard, from 0 to `shards` - 1. Missing files are
-    skipped."""
+    skipped. Returns no counts."""
     stages_and_shards = product(inputs, range(settings["shards"]))
     paths = (stage / f"{n:05d}" / settings["name"] for stage, n in stages_and_shards)
     with (directory / settings["name"]).open("wb") as joined:

@@ -149,7 +149,8 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
 
 
 def _share(text: str, ngrams: Ngrams) -> float:
-    """Return the share, from 0 to 1, of a text's characters that these n-grams cover."""
+    """Return the share, from 0 to 1, of a text's characters that the n-grams of `ngrams` cover; a
+    character that several cover counts once."""
     covered = end = 0
     for start, ngram in ngrams.matches(text):
         covered += max(0, start + len(ngram) - max(start, end))
@@ -159,9 +160,9 @@ def _share(text: str, ngrams: Ngrams) -> float:
 
 def _dropped(decisions: list[Path], start: int, count: int) -> NDArray[np.bool_]:
     """Return a boolean array [count], True for each document that is dropped as a duplicate, of the
-    `count` documents of the corpus from number `start` on. `decisions` is a list of one folder,
-    that of the stage that collected the decisions, or an empty list if no duplicates were searched
-    for."""
+    `count` documents of the corpus from number `start` on. `decisions` is a list of one folder, in
+    which the task that collected the decisions has its own, or an empty list if no duplicates were
+    searched for."""
     gone = np.zeros(count, bool)
     for folder in decisions:
         documents = np.load(folder / "00000" / DECISIONS, mmap_mode="r")["document"]

@@ -159,11 +159,11 @@ class FileSource:
         return self._of_splits(None if "*" in remote.url else remote, files)
 
     def _of_splits(self, root: Path | Remote | None, files: Files) -> Files:
-        """Return those of `files`, pairs of name and place, that are of the splits to read, split
-        by split. Files of other splits are left out, which is printed to standard error and becomes
-        part of the source's description. `root` is the folder that the files' names start from, or
-        None if they have no common one. Raises BadInput for a name that is not UTF-8 text, and for
-        a split that the files do not have."""
+        """Return a list of the `files`, pairs of a name and a Path or Remote, that belong to the
+        splits to read, split by split. Files of other splits are left out, which is printed to
+        standard error and becomes part of the source's description. `root` is the folder that the
+        files' names start from, or None if they have no common one. Raises BadInput for a name that
+        is not UTF-8 text, and for a split that the files do not have."""
         refuse_non_text(name for name, _ in files)
         if self.kind == "text":
             return files
@@ -188,8 +188,8 @@ class FileSource:
 
     @cached_property
     def total_bytes(self) -> int:
-        """Approximate bytes of text in the source's files; compressed files and Parquet tables
-        count by their content."""
+        """Approximate number of bytes of text in the source's files; compressed files and Parquet
+        tables count by their content."""
         return sum(
             (
                 _content_bytes(path)
@@ -202,7 +202,8 @@ class FileSource:
     @property
     def document_bytes(self) -> float:
         """Mean bytes of a document: of a line in the first megabyte of the first file for JSON
-        lines, else of the texts of the first 100 documents."""
+        lines, else of the texts of the first 100 documents. That much of the files is read at each
+        access."""
         path = self.files[0][1]
         if self.kind in ("jsonl", "documents") and path.suffix != ".parquet":
             with suppress(OSError, EOFError, zlib.error, lzma.LZMAError), open_bytes(path) as file:
@@ -223,7 +224,8 @@ class FileSource:
 
     def describe(self) -> str:
         """Return a description for people: the source's name, the number of its files if it has
-        several, and a note of the splits that are left out. The files are listed for it."""
+        several, and a note of the splits that are left out. The files are listed for it. Raises the
+        errors of `files`, such as BadInput if there are none."""
         notes = [f"{len(self.files):,} files"] * (len(self.files) > 1) + [self._left_out] * bool(
             self._left_out
         )
@@ -406,8 +408,8 @@ def _cut_frames(piece: Piece, shard_bytes: int, cuts: list[Cut]) -> Iterator[Pie
 
 
 def _content_bytes(path: Path | Remote) -> int:
-    """Return the uncompressed bytes of a Parquet table by its metadata, or the file's size if they
-    cannot be read."""
+    """Return the number of uncompressed bytes of the Parquet table at `path`, from its metadata, or
+    the file's size if the metadata cannot be read."""
     import pyarrow
     from pyarrow import parquet
 

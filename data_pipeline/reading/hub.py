@@ -186,8 +186,9 @@ class HubSource:
 
     @cached_property
     def total_bytes(self) -> int:
-        """Approximate bytes of text, from the sizes of the subset's compressed files; LARGE_BYTES
-        if the hub does not answer or gives no sizes."""
+        """Approximate number of bytes of text, from the sizes of the subset's compressed files;
+        LARGE_BYTES if the hub does not answer or gives no sizes. Raises DataMissing if the hub does
+        not have a corpus that the user names."""
         from huggingface_hub import HfApi
 
         location = self._location
@@ -203,8 +204,8 @@ class HubSource:
         return TEXT_PER_BYTE * sum(sizes) or LARGE_BYTES
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
-        """Stream each file of the corpus into a local file, a task each, and yield pieces of about
-        `shard_bytes` of the local files. Raises DataMissing if the hub does not have the corpus,
+        """Stream each file of the corpus into a local file, a task each, and yield the local files
+        in Pieces of `shard_bytes`. Raises DataMissing if the hub does not have the corpus,
         Interrupted if it cannot be read, and BadInput for a split that the corpus does not have."""
         with asking_for(self.name):
             streams = _open(self._location)

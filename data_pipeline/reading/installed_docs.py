@@ -115,8 +115,8 @@ class InstalledDocs:
 
     @property
     def total_bytes(self) -> int:
-        """Approximate bytes of text: the recipe's limit `max_bytes` or, without a limit, a typical
-        size of 60 MB."""
+        """Approximate number of bytes of text: the recipe's limit `max_bytes` or, without a limit,
+        a typical size of 60 MB."""
         return self._config.max_bytes or 60_000_000
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
@@ -270,8 +270,8 @@ def _paragraphs_in_python(code: str) -> Iterator[str]:
 
 
 def _topics(name: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Yield id and text of the language reference's entries, which `help()` shows, from the syntax
-    tree of their module. An id is `name:TOPIC`."""
+    """Yield a pair, id and text, for each entry of the language reference that `help()` shows, from
+    `tree`, the syntax tree of the module that holds them. An id is `name:TOPIC`."""
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
             for topic, text in sorted(ast.literal_eval(node.value).items()):

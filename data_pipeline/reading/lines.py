@@ -39,8 +39,8 @@ class Cut(NamedTuple):
 
 
 def _expand(chunks: Iterable[bytes], kind: str) -> Iterator[tuple[bytes, int]]:
-    """Yield the content of a compressed file's frames in pieces, each with the byte of the file at
-    which its frame begins. `chunks` are the bytes of the file, and `kind` is `.zst` or `.gz`.
+    """Yield pairs: a piece of the decompressed content of a file, and the byte of the file at which
+    its compressed frame begins. `chunks` are the bytes of the file, and `kind` is `.zst` or `.gz`.
 
     Chunks are small, so that a piece fits in memory whatever it expands to. Raises EOFError if the
     file is cut off, OSError or zlib.error if it is damaged.

@@ -44,7 +44,8 @@ MAX_DEPTH = 240
 ARROW_FILE = b"ARROW1"
 """First bytes of Arrow's file format."""
 MAX_LINE_BYTES = 256 << 20
-"""Longest line or text file that is read, if a recipe sets no other length."""
+"""Largest number of bytes of a line or text file that is read as a document, if a recipe sets no
+other."""
 BYTES = "surrogateescape"
 """Error handler by which bytes that are not UTF-8 pass through a text."""
 GO_ON = (
@@ -53,14 +54,15 @@ GO_ON = (
 )
 
 Row = JSON | str
-"""A row's fields by the names of their columns, or the reason why the row is not a document."""
+"""A dict of a row's fields by the names of their columns or, as a text, the reason why the row is
+not a document."""
 Item = Document | Malformed | None
-"""A document, malformed input, or None for a blank line."""
+"""A Document, a Malformed for malformed input, or None for a blank line."""
 
 
 class Damaged(BadInput):
-    """Raised if an input file cannot be read to its end. If the build goes on without the rest, the
-    message is written to the quarantine."""
+    """Raised, as a kind of BadInput, if an input file cannot be read to its end. If the build goes
+    on without the rest, the message is written to the quarantine."""
 
 
 class Limit:
@@ -234,8 +236,9 @@ def malformed(name: str, line: int, reason: str, content: bytes) -> Malformed:
 
 
 def _read_lines(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
-    """Yield the documents and malformed input of the lines that begin in the piece, and None for
-    each blank line."""
+    """Yield a Document or a Malformed for each line that begins in the piece, in order, and None
+    for each blank line. A line of more than `max_line_bytes` is malformed. Errors of reading and
+    decompressing are passed on."""
     number = piece.before
     is_framed = piece.is_inside is not None
     end = piece.bytes if is_framed else piece.end
@@ -264,8 +267,9 @@ def _read_lines(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
 
 
 def _parse(piece: Piece, number: int, line: bytes, row: JSON | None = None) -> Item:
-    """Return the document of a line, or of a row if one is given, or a record of malformed input
-    with the reason. `number` is its line or row in the file."""
+    """Return a Document of `line`, JSON in bytes, or of `row` if one is given; or a Malformed with
+    the reason if that is not possible. `number` is the line's or row's number in the file. A
+    harvested line may also be a stored Malformed, which is returned."""
     value: Any = ""
     try:
         value = (

@@ -49,10 +49,10 @@ class Remote:
         return self.url
 
     def _ask(self, method: str, **more: int) -> Any:
-        """Call a method of fsspec's file system on this address and return its result. After an
-        error, or if too few bytes came, it is called again after each of PAUSES_SECONDS; then
-        Interrupted is raised. Raises BadInput at once if there is no such file, ExtraMissing if a
-        library is missing.
+        """Call the method called `method` of fsspec's file system on this address and return its
+        result; `more` are the `start` and `end` of a range of bytes. After an error, or if too few
+        bytes came, it is called again after each of PAUSES_SECONDS; then Interrupted is raised.
+        Raises BadInput at once if there is no such file, ExtraMissing if a library is missing.
 
         The file system is looked up at each call, because every process needs one of its own.
         """

@@ -82,7 +82,8 @@ class OpenedSources:
 
     @property
     def total_bytes(self) -> int:
-        """Approximate bytes of text to read, within the limits."""
+        """Approximate number of bytes of text to read from all sources, within the recipe's limits;
+        the datasets to compare with are not counted."""
         config = self.config
         total = 0
         for size in (source.total_bytes for source in self.sources):

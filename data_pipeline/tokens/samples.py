@@ -80,7 +80,7 @@ class SamplePiece(NamedTuple):
 
     document: int
     start: int
-    """Position in the document of the part's first token."""
+    """Position in the document of the first of `tokens`."""
     tokens: NDArray[Any]
     file: TokenFile
 
@@ -168,8 +168,8 @@ def training_samples(
 
 
 def known_tokens(tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64]:
-    """Return the tokens unchanged. Raises IntegrityFailure for a token that is negative or not
-    below `vocab_size`; every rank that meets one prints the error, not only rank 0.
+    """Return the array `tokens` of token ids unchanged. Raises IntegrityFailure for a token that is
+    negative or not below `vocab_size`; every rank that meets one prints the error, not only rank 0.
 
     A divided embedding would otherwise silently treat it as another rank's token.
     """

@@ -38,7 +38,7 @@ class PairSample(NamedTuple):
     token_types: Tokens
     """0 for [CLS] A [SEP], 1 for B [SEP], 0 for padding."""
     length: int
-    """Tokens before the padding."""
+    """Number of tokens before the padding."""
     is_swapped: int
     """1 if B came first in the document, else 0."""
 
@@ -171,8 +171,9 @@ class PairSamples:
         return self._order[1]
 
     def _map(self) -> NDArray[np.int64]:
-        """Return the first sentence, the sentence after the last, and the target length in tokens
-        of each sample, in the file's order, [samples, 3]."""
+        """Return an int64 array [samples, 3] with a row for each sample of one pass over the file,
+        in the file's order: the indices of its first sentence and of the sentence after its last,
+        and its target length in tokens."""
         sizes = self._sentences.ends - self._sentences.starts
         draws = (
             np.random.RandomState(self._seed)
@@ -189,8 +190,9 @@ class PairSamples:
 def _trim(
     a: Tokens, b: Tokens, target: int, random: np.random.RandomState
 ) -> tuple[Tokens, Tokens]:
-    """Return both parts, cut so that together they have at most `target` tokens: one token after
-    the other leaves the longer part, or `b` if they are equal, at a random end."""
+    """Return a pair, the arrays `a` and `b`, cut so that together they have at most `target`
+    tokens: one token after the other leaves the longer part, or `b` if they are equal, at a random
+    end."""
     spans = [[0, len(a)], [0, len(b)]]
     while sum(end - start for start, end in spans) > target:
         longer = spans[0] if spans[0][1] - spans[0][0] > spans[1][1] - spans[1][0] else spans[1]

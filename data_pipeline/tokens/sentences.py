@@ -74,10 +74,11 @@ class Sentences:
     document."""
 
     starts: NDArray[np.int64]
-    """First token of each sentence, counted from the start of the file."""
+    """Index of the first token of each sentence among the file's tokens, [sentences]."""
     ends: NDArray[np.int64]
     documents: NDArray[np.int64]
-    """Index of the first sentence of each document, then the number of sentences."""
+    """Index of the first sentence of each document, then the number of sentences, [documents +
+    1]."""
 
     @classmethod
     def of(cls, file: TokenFile, vocabulary: Vocabulary, longest: int) -> Self:

@@ -246,8 +246,8 @@ class Tokenizer:
         )
 
     def save(self, directory: Path) -> None:
-        """Write `tokenizer.json` into `directory`, and `tokenizer_config.json`, which tells
-        transformers which token ends a text."""
+        """Write into `directory` the files `tokenizer.json`, from which `load` reads the tokenizer,
+        and `tokenizer_config.json`, which tells transformers which token ends a text."""
         write_text(directory / FILE_NAME, self._content)
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self.end_token}
         write_json(directory / CONFIG_NAME, config | {"split_special_tokens": True})
@@ -278,7 +278,7 @@ class Tokenizer:
         return str(self._backend.decode([int(token) for token in ids], skip_special_tokens=False))
 
     def text_of(self, token: int) -> str:
-        """Return the text that a token adds to the text before it.
+        """Return the text that the token with the id `token` adds to the text before it.
 
         WordPiece's decoding of a single token loses the space before a word; here the word begins
         with it.
@@ -331,8 +331,8 @@ class Tokenizer:
 
 
 def special_ids(backend: Any) -> tuple[int, ...]:
-    """Return the ids of [CLS], [SEP], [MASK] and [PAD], in this order, in a tokenizer of the
-    library: its own if it has all four, else the ids after its last."""
+    """Return a tuple of the ids of [CLS], [SEP], [MASK] and [PAD], in this order, in a tokenizer of
+    the library: its own if it has all four, else the ids after its last."""
     own_ids = tuple(map(backend.token_to_id, SPECIAL_TOKENS))
     size = max(backend.get_vocab().values()) + 1
     return tuple(range(size, size + len(SPECIAL_TOKENS))) if None in own_ids else own_ids

@@ -51,7 +51,8 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
 
     Every sequence of the global batch is shown with its index and, for a complete run, its
     data-parallel rank. Raises BadInput for a run without that iteration, with a batch that still
-    grows or without packed documents, DataMissing if its dataset is missing.
+    grows or without packed documents, DataMissing if its dataset is missing, IntegrityFailure if a
+    file of the run or the dataset is damaged.
     """
     manifest = RunDirectory.open(run, "training").manifest
     config = parse_document(manifest["config"], _Config, f"{run / MANIFEST}")

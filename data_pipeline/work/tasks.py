@@ -21,8 +21,9 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 Settings = JSON
 Counts = JSON
 Work = Callable[[Settings, list[Path], Path], Counts]
-"""The work of a task: given settings, input directories and an empty directory, it fills that
-directory and returns counts. It must be importable and depend on nothing else."""
+"""Function that does the work of a task: given settings, a list of input directories and an empty
+directory, it fills that directory and returns counts. It must be importable and depend on nothing
+else."""
 
 
 @dataclass(frozen=True)
