@@ -116,8 +116,8 @@ class Pipeline:
     def _prepare(self, shards: list[list[Piece]]) -> Finished:
         """Run the first pass over all shards, which are lists of Pieces, enter it in the ledger,
         and return the finished stage, a Finished. Raises BadInput if too many files are damaged,
-        too many lines are malformed, or no document is left; prints a warning of fewer damaged
-        files to standard error."""
+        too many lines are malformed, or no document is left; prints to standard error a warning of
+        fewer damaged files."""
         filters = self._filters(TEXT_FILTERS)
         names = [name for name, _ in filters["filters"]]
         limit = self.config.sources.max_bad_files

@@ -83,7 +83,7 @@ class Ngrams:
 
     @cached_property
     def index(self) -> NgramIndex:
-        """A NgramIndex, a hash index, of every run of n words in the texts, where n is the length
+        """An NgramIndex, a hash index, of every run of n words in the texts, where n is the length
         of the shortest n-gram."""
         return NgramIndex(self.texts, self.lengths[-1])
 

@@ -157,9 +157,9 @@ def find_copies(settings: Settings, inputs: list[Path], directory: Path) -> Coun
     `starts.npy`, the number of each shard's first document and the total.
 
     The first `held` documents are not looked at. The rule `megatron-2019` compares equal texts like
-    any others, so that no copy is written under it. Settings: `config`, `counts` (documents of each
-    shard that the token filters kept) and `held`. The input is all shards after the pass `measure`.
-    Returns the number of copies as `documents`.
+    any others, so that no copy is written under it. Settings: `config`, `counts` (for each shard
+    the number of documents that the token filters kept) and `held`. The input is all shards after
+    the pass `measure`. Returns the number of copies as `documents`.
     """
     held = settings["held"]
     np.save(
@@ -272,8 +272,8 @@ def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Count
 def gather_components(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: unite the forests of all link tasks, and write the components of two or more documents:
     `members.npy`, their documents component by component, and `components.npy`, the start of each
-    and the total. Returns `tasks`, a list of ranges [first, end] of components with about equal
-    numbers of documents, one range for each task that follows."""
+    and the total. Returns `tasks`, a list of pairs [first, end], ranges of components with about
+    equal numbers of documents, one range for each task that follows."""
     forest = np.arange(settings["documents"])
     for task in range(settings["tasks"]):
         merge(forest, *np.load(inputs[0] / f"{task:05d}" / FOREST, mmap_mode="r"))

@@ -62,7 +62,8 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
     `deduplicate` (True if it was done), `decontaminate` (section or None), `tokenizer`,
     `keep_dropped` (True if dropped documents are written too). Inputs: the shard after each pass,
     then decisions, n-grams and tokenizer if the recipe has them. Returns `stages`, the stages'
-    ledger entries, and the numbers of remaining `documents` and of documents listed in `left_in`.
+    ledger entries, the number of remaining `documents`, and `left_in`, the number of documents in
+    that list.
     """
     prepared, measured, *more = inputs
     section = settings["decontaminate"]
@@ -160,8 +161,8 @@ def _share(text: str, ngrams: Ngrams) -> float:
 
 def _dropped(decisions: list[Path], start: int, count: int) -> NDArray[np.bool_]:
     """Return a boolean array [count], True for each document that is dropped as a duplicate, of the
-    `count` documents of the corpus from number `start` on. `decisions` is a list of one folder, in
-    which the task that collected the decisions has its own, or an empty list if no duplicates were
+    `count` documents of the corpus from number `start` on. `decisions` is a list of one folder,
+    below which `00000/decisions.npy` has all decisions, or an empty list if no duplicates were
     searched for."""
     gone = np.zeros(count, bool)
     for folder in decisions:

@@ -234,9 +234,9 @@ class FileSource:
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
         """Yield the source's files in order as Pieces: lines and frames cut to about `shard_bytes`,
         Parquet tables by row groups, other files whole. The files are read for their digests first,
-        once; `workspace` is not used. Prints a note of a large compressed file of JSON lines that
-        cannot be cut to standard error. Raises BadInput if a file cannot be read or a table lacks
-        the text's column, IntegrityFailure if a file of `documents` differs from its seal."""
+        once; `workspace` is not used. Prints to standard error a note of a large compressed file of
+        JSON lines that cannot be cut. Raises BadInput if a file cannot be read or a table lacks the
+        text's column, IntegrityFailure if a file of `documents` differs from its seal."""
         for piece, newlines, cuts in self._surveyed:
             if is_table(piece):
                 yield from _cut_table(piece, shard_bytes)
