@@ -68,7 +68,12 @@ def run(
     ] = None,
     same_code: SameCode = False,
 ) -> None:
-    """Train a configuration, or resume its run, in a run directory of its own."""
+    """Train a configuration, or resume its run, in a run directory of its own, and print the
+    directory.
+
+    The directory's name follows from what the run computes, so the same command resumes a run. With
+    --dry-run, print the resolved run and its cost, and train nothing.
+    """
     from mlm_repro.engine.config import RunConfig
     from mlm_repro.engine.run.resolved import read_run
 
@@ -104,7 +109,7 @@ def resume(
     same_code: SameCode = False,
 ) -> None:
     """Resume a run from its newest checkpoint, at the layout that trained last unless `--set
-    parallel.` changes it."""
+    parallel.` changes it, and print its directory."""
     from mlm_repro.engine.run.resolved import resolve_begun
     from mlm_repro.lineage.run import RunDirectory
 
@@ -117,11 +122,13 @@ def resume(
 
 
 def _train(run: "ResolvedRun", runs: Path, same_code: bool, threads: bool = False) -> None:
-    """Train a run on its ranks below the folder `runs`, and print its directory. If it is complete
-    already, train nothing: make the link with the run's name lead to it, and print its directory.
+    """Train a ResolvedRun on its ranks, in its directory below the folder `runs`, and print the
+    directory. If the run is complete already, train nothing: make the link with the run's name lead
+    to its directory, and print that.
 
-    Raises BadInput if `same_code` is set and other code worked on the run last, and SystemExit as
-    `_on_ranks` does.
+    Raises BadInput without a fitting torch, or if `same_code` is set and other code worked on the
+    run last; SystemExit as `_on_ranks` does; and the errors of the function `train` if this process
+    trains.
     """
     check_torch()
     other = (run.begun or run.directory(runs)).other_code
@@ -350,7 +357,8 @@ def from_megatron_(context: typer.Context) -> None:
     configuration (TOML).
 
     `mlm-train from-megatron pretrain.sh` or `mlm-train from-megatron --num-layers 24 …`. The script
-    is not run.
+    is not run. Flags about data or without effect follow as comments; warnings about flags without
+    a counterpart go to standard error.
     """
     from mlm_repro.engine.megatron_flags import from_megatron, script_or_arguments
     from mlm_repro.lineage.config import to_toml
@@ -368,7 +376,8 @@ def from_megatron_(context: typer.Context) -> None:
 
 @app.command("to-megatron")
 def to_megatron_(config: Model, overrides: Overrides = None, twin: Twin = False) -> None:
-    """Print the flags with which Megatron-LM trains a configuration."""
+    """Print the flags with which Megatron-LM trains a configuration, as one line for a shell, and a
+    warning on standard error for each setting that they do not express."""
     from mlm_repro.engine.megatron_flags import to_megatron
     from mlm_repro.engine.run.resolved import read_run
 
@@ -379,11 +388,11 @@ def to_megatron_(config: Model, overrides: Overrides = None, twin: Twin = False)
 
 
 def _announce_conversion(directory: Path) -> None:
-    """Print how many bytes a conversion reads from `directory` and at most writes. Raises BadInput
-    if there is no such directory.
+    """Print to standard error how many bytes a conversion reads from `directory` and at most
+    writes. Raises BadInput if there is no such directory.
 
-    Sets an environment variable, so that a message about an interruption says that the command
-    begins anew.
+    Sets an environment variable of this process, so that a message about an interruption says that
+    the command begins anew.
     """
     from mlm_repro.lineage.digest import bytes_below
 

@@ -34,9 +34,10 @@ OPTIMIZERS = {
     "lamb-clamped": "mlm_repro.engine.optim.adam:ClampedLamb",
     "lamb-2019-05": "mlm_repro.engine.optim.adam:LambOfThePost",
 }
-"""module:class of each optimizer, by its name in `train.optimizer`."""
+"""Dict name of an optimizer in `train.optimizer` → `module:class` of its implementation."""
 LARGEST_SIZE = 1 << 28
-"""Largest size of a model; the bytes of a matrix with two such sides are counted in 64 bits."""
+"""Largest value of one size of a model, such as a width or a number of rows: 2²⁸. The bytes of a
+matrix with two such sides are counted in 64 bits."""
 Size = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -71,7 +72,7 @@ class GPT2Config(FamilySection):
 
 
 class BertConfig(FamilySection):
-    """Options of a BERT (2019 paper, Section 5.3)."""
+    """Options of a BERT: order and epsilon of its layer norms (2019 paper, Section 5.3)."""
 
     special_tokens: ClassVar[int] = len(SPECIAL_TOKENS)
 
@@ -92,19 +93,21 @@ class BertConfig(FamilySection):
 
 
 class TransformerXLConfig(FamilySection):
-    """Options of a Transformer-XL (Dai et al. 2019)."""
+    """Options of a Transformer-XL (Dai et al. 2019): length of its memory, widths, and clusters of
+    words."""
 
     divides_sequence: ClassVar[bool] = False
 
     memory_length: Annotated[int, Field(ge=0, le=LARGEST_SIZE)] = 0
-    """States of earlier segments that every layer sees, `m`; 0 for a model without recurrence."""
+    """Number of states of earlier segments, one a token, that every layer sees, `m`; 0 for a model
+    without recurrence."""
     head_dim: Size | None = None
     """Width of one attention head; hidden_size / num_heads unless given."""
     inner_size: Size | None = None
     """Width between the two products of the MLP; 4 × hidden_size unless given."""
     cutoffs: tuple[int, ...] = ()
-    """First word of each cluster after the head, for adaptive embedding and softmax; words are
-    sorted by frequency."""
+    """Id of the first word of each cluster after the head, rising, for adaptive embedding and
+    softmax; empty for neither. Word ids are sorted by falling frequency."""
     div_value: PositiveInt = 1
     """Factor by which the embeddings grow narrower from each cluster to the next."""
 
@@ -138,9 +141,9 @@ class TransformerXLConfig(FamilySection):
             )
 
     def shrink(self, scale: "TwinScale") -> Self:
-        """Return a copy of these options for a twin, each divided by its factor in `scale` and
-        rounded down: heads and MLP shrink with the model, the memory with its context, the cutoffs
-        with its vocabulary."""
+        """Return a TransformerXLConfig for a twin: a copy of these options, divided by the factors
+        in `scale` and rounded down. Heads and MLP shrink with the model, the memory with its
+        context, the cutoffs with its vocabulary; `div_value` stays."""
         sizes = {
             "memory_length": self.memory_length // scale.seq_length,
             "head_dim": self.head_dim and self.head_dim * scale.num_heads // scale.hidden_size,
@@ -210,8 +213,8 @@ class ModelConfig(Config):
 
     @property
     def section(self) -> FamilySection:
-        """Options of this model's family: the value of the key that is named after it, such as
-        `gpt2` or `transformer_xl`."""
+        """FamilySection of this model's family, its own options: the value of the key that is named
+        after the family, such as `gpt2` or `transformer_xl`."""
         section: FamilySection = getattr(self, self.family.replace("-", "_"))
         return section
 
@@ -238,9 +241,10 @@ class Seam(Config):
     run: Path
     """Directory of the earlier run."""
     iteration: int
-    """Last iteration of the earlier run; its optimizer's state is taken over."""
+    """Number of iterations that the continued run has finished; the training goes on after them,
+    with that run's optimizer state."""
     samples: int
-    """Samples that were trained before."""
+    """Number of samples in all finished iterations of the continued run, by its metrics.jsonl."""
 
 
 class TrainConfig(Config):
@@ -272,9 +276,9 @@ class TrainConfig(Config):
     on the data-parallel ranks. `batch`: the masked tokens of the whole batch, which depends on
     neither. Where every token counts both are the same."""
     learning_rate: NotNegative = 1.5e-4
-    """Peak of the schedule."""
+    """Highest learning rate, the peak of the schedule."""
     min_learning_rate: NotNegative = 1e-5
-    """Floor of the schedule."""
+    """Learning rate that is the floor of the schedule; `decay` says how the rate falls to it."""
     clock: Literal["updates", "samples"] = "updates"
     """Clock of the learning rate. `updates`: the first update has the rate at 1, the next the rate
     at 2. `samples`, as in Megatron-LM since v2: an update has the rate at the samples of all
@@ -314,11 +318,11 @@ class TrainConfig(Config):
     clip_gradient: NotNegative = 1.0
     """Largest global gradient norm; 0 turns clipping off."""
     adam_beta1: Share = 0.9
-    """Decay of the first moment."""
+    """Adam's β₁: the share of the first moment that an update keeps."""
     adam_beta2: Share = 0.999
-    """Decay of the second moment."""
+    """Adam's β₂: the share of the second moment that an update keeps."""
     adam_epsilon: NotNegative = 1e-8
-    """Number that is added to the root of the second moment."""
+    """Adam's ε, a number that is added to the root of the second moment."""
     skip_spikes: bool = False
     """Make no update in an iteration whose loss or gradient norm is a spike
     (`engine/guard/guards.py`)."""
@@ -443,8 +447,8 @@ class TrainConfig(Config):
 
     @model_serializer(mode="wrap")
     def _write_dependent_defaults(self, handler: Callable[[Any], JSON]) -> JSON:
-        """Return the section's values for a file, always with `precision` and `warmup_iterations`,
-        whose defaults depend on the machine or on other settings."""
+        """Return the section's values for a file, a dict from `handler`, always with `precision`
+        and `warmup_iterations`, whose defaults depend on the machine or on other settings."""
         # A run's identity leaves out what equals its default. These defaults differ between
         # machines and recipes, and a resumed run must not find another one.
         return {
@@ -510,7 +514,7 @@ class ParallelConfig(Config):
 
 
 SERIAL = ParallelConfig()
-"""Layout of one rank."""
+"""ParallelConfig of one rank: every setting has its default, so that nothing is divided."""
 
 
 class TwinScale(Config):
@@ -598,8 +602,8 @@ class RecordConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _drop_earlier_switches(cls, values: Any) -> Any:
-        """Return the section's values without keys of earlier versions that are false, such as
-        `tensorboard = false`."""
+        """Return the section's values, before validation, without keys of earlier versions that are
+        false, such as `tensorboard = false`. Values that are no dict are returned as they are."""
         if not isinstance(values, dict):
             return values
         return {
@@ -655,12 +659,13 @@ class RunConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _count_in_iterations(cls, values: Any) -> Any:
-        """Return the configuration's values with those lengths in `train` that are stated in
-        samples or tokens, such as "300e9 tokens", turned into numbers of iterations.
+        """Return the configuration's values, before validation, with those lengths in `train` that
+        are stated in samples or tokens, such as "300e9 tokens", turned into numbers of iterations.
 
         The training's length follows the growing batch, and an incomplete last batch is not
         counted. The other lengths are divided by the global batch and rounded, intervals to at
-        least 1; warm-up, decay and fall are not rounded where `clock` is "samples".
+        least 1; warm-up, decay and fall are not rounded where `clock` is "samples". Raises
+        ValueError for a length above MOST_SAMPLES.
         """
         train = values.get("train") if isinstance(values, dict) else None
         if not isinstance(train, dict):

@@ -30,10 +30,10 @@ PARAMETER_BYTES: dict[Precision, ParameterBytes] = {
     "fp16": ParameterBytes(2, 4, 8, 4),
     "fp16-pure": ParameterBytes(2, 2, 4, 0),
 }
-"""Bytes per parameter in this engine. Every optimizer keeps two moments."""
+"""Dict number format → ParameterBytes of this engine. Every optimizer keeps two moments."""
 MEGATRON_BYTES = ParameterBytes(2, 2, 8, 4)
-"""Bytes per parameter in Megatron-LM, 2019 to 2021, with fp16 gradients (ZeRO, arXiv:1910.02054,
-Section 3.1)."""
+"""ParameterBytes of Megatron-LM, 2019 to 2021, with fp16 gradients (ZeRO, arXiv:1910.02054, Section
+3.1)."""
 
 
 class RankMemory(NamedTuple):
@@ -92,7 +92,7 @@ def tokens_trained(model: ModelConfig, train: TrainConfig) -> int:
 
 def state_bytes_per_parameter(precision: Precision, parallel: ParallelConfig, dp: int = 1) -> float:
     """Return the bytes of weight, gradient and optimizer state that a rank holds per parameter of
-    its part of the model.
+    its part of the model; `dp` is the number of data-parallel ranks.
 
     ZeRO stage 1 divides moments and master weights over the data-parallel ranks, stage 3
     everything.
@@ -188,7 +188,8 @@ def written_bytes(
     model: ModelConfig, precision: Precision, parallel: ParallelConfig, dp: int = 1
 ) -> int:
     """Return the largest number of bytes that one rank writes of a checkpoint: the weights of its
-    part of the model, and 1/`dp` of that part's optimizer state.
+    part of the model, and 1/`dp` of that part's optimizer state, where `dp` is the number of
+    data-parallel ranks. Raises BadInput if there are fewer layers than pipeline stages.
 
     Tensors are written whole, so a rank may write up to one tensor's state more.
     """

@@ -93,7 +93,7 @@ def _renamed(name: str, patterns: Iterable[tuple[str, str]]) -> str | None:
 
 
 def read_names(name: str) -> NameMap:
-    """Return the name map of a known engine, by its name, or of a TOML file, by its path. Raises
+    """Return the NameMap of a known engine, by its name, or of a TOML file, by its path. Raises
     BadInput if there is no such map, or if the file is not a valid one."""
     path = SHIPPED / f"{name}.toml"
     if not path.is_file() and not (path := Path(name)).is_file():
@@ -139,9 +139,10 @@ class Recorder:
         self.iteration = 0
 
     def show(self, tensor: str, value: Any, start: tuple[int, ...] = ()) -> None:
-        """Pass a number, or the part of a tensor that begins at index `start` of the whole, to
-        `take` under the name `tensor`, as a copy on the host. Numbers and fp64 tensors are given as
-        fp64, all others as fp32. Without `start` the part begins at the first element."""
+        """Pass a number, or the part of a tensor that begins at index `start` of the whole, to the
+        recorder's function `take`, as a TensorPart with the name `tensor` and a copy of the values
+        on the host. Numbers and fp64 tensors are given as fp64, all others as fp32. Without `start`
+        the part begins at the first element."""
         array = torch.as_tensor(
             value, dtype=None if isinstance(value, Tensor) else torch.float64
         ).detach()
@@ -152,12 +153,12 @@ class Recorder:
     def watch(
         self, module: nn.Module, starts: Sequence[int], scale: float = 1.0
     ) -> Callable[[], None]:
-        """Record outputs of the submodules that the map's `outputs` name, and their gradients times
-        `scale`, until the returned function is called.
+        """Record outputs of those submodules of `module` that the map's `outputs` name, and their
+        gradients times `scale`, until the returned function is called.
 
-        The n-th call of a module belongs to the microbatch that begins at sequence `starts[n]` of
-        the global batch; there must be no call beyond these. Recomputation in the backward pass is
-        not recorded.
+        The n-th call of a submodule belongs to the microbatch that begins at sequence `starts[n]`
+        of the global batch; there must be no call beyond these. Recomputation in the backward pass
+        is not recorded.
         """
         hooks = ExitStack()
         for name, child in module.named_modules():

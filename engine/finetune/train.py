@@ -86,10 +86,10 @@ class PairEncoder:
 
     @classmethod
     def of(cls, checkpoint: Path) -> "PairEncoder":
-        """Return an encoder with the tokenizer of a checkpoint's directory: the first that exists
-        of tokenizer/tokenizer.json, huggingface/tokenizer.json and huggingface/vocab.txt. Raises
-        BadInput if none exists. If the tokenizer lacks a special token, all of them get the ids
-        after its last."""
+        """Return a PairEncoder with the tokenizer of a checkpoint's directory: the first that
+        exists of tokenizer/tokenizer.json, huggingface/tokenizer.json and huggingface/vocab.txt.
+        Raises BadInput if none exists. If the tokenizer lacks a special token, all of them get the
+        ids after its last."""
         original = checkpoint / "huggingface"
         candidates = (
             checkpoint / "tokenizer" / FILE_NAME,
@@ -249,8 +249,8 @@ class FineTuner:
 
     def train(self, examples: Sequence[TaskExample], label: str) -> None:
         """Train the model on the examples for the recipe's epochs, shuffled anew in each; every
-        window of a long context counts as an example. Prints the progress, with `label` before it.
-        Raises Diverged if a loss or gradient is not finite."""
+        window of a long context counts as an example. Prints the progress to standard error, with
+        `label` before it. Raises Diverged if a loss or gradient is not finite."""
         recipe = self.recipe
         size = self.recipe.batch_size
         features = list(chain.from_iterable(map(self.features, examples)))
@@ -366,9 +366,10 @@ class FineTuner:
                 yield Feature([window], _span_in(window, answer))
 
     def _answer(self, example: SpanExample, windows: list[Tensor]) -> str:
-        """Return the answer to a question: the part of the context with the best sum of start and
-        end score, at most LONGEST_ANSWER tokens, from the scores [s, 2] of each window. Empty if
-        the context has no tokens or, in SQuAD 2.0, if [CLS] scores better."""
+        """Return the answer to a question as text: the part of the context with the best sum of
+        start and end score, at most LONGEST_ANSWER tokens. `windows` has the scores [s, 2] of each
+        window of the context, in order. The answer is empty if the context has no tokens or, in
+        SQuAD 2.0, if [CLS] scores better."""
         best = -float("inf")
         text = ""
         nothing = float("inf")
@@ -489,9 +490,9 @@ def finetune(
 
 
 def describe(result: FineTuned) -> str:
-    """Return a result as text: a line with the task, the number of training examples and the
-    recipe, then a line for each held-out set with its metrics. After several trainings these are
-    medians, and the metrics of the ensemble follow in the line."""
+    """Return a FineTuned as text of several lines: one with the task, the number of training
+    examples and the recipe, then one for each held-out set with its metrics. After several
+    trainings these are medians, and the metrics of the ensemble follow in the line."""
     recipe = ", ".join(
         f"{name.replace('_', ' ')} {value:g}" for name, value in result.recipe.items()
     )
