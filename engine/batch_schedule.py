@@ -31,8 +31,8 @@ class Recipe(Protocol):
 
 
 class _Phase(NamedTuple):
-    """Consecutive iterations with one batch size: the first of them, the number of samples before
-    it, and the batch size."""
+    """Phase of a batch schedule, consecutive iterations with one batch size: its first iteration,
+    the number of samples before it, and the batch size in sequences."""
 
     iteration: int
     """Number of the phase's first iteration, counted from 0; the iterations of a continued run

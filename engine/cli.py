@@ -127,8 +127,8 @@ def _train(run: "ResolvedRun", runs: Path, same_code: bool, threads: bool = Fals
     to its directory, and print that.
 
     Raises BadInput without a fitting torch, or if `same_code` is set and other code worked on the
-    run last; SystemExit as `_on_ranks` does; and the errors of the function `train` if this process
-    trains.
+    run last; SystemExit with 0 or a failed rank's exit code if this process forks ranks; and the
+    errors of the function `train` if this process trains.
     """
     check_torch()
     other = (run.begun or run.directory(runs)).other_code

@@ -160,7 +160,7 @@ class ModelConfig(Config):
     family: Literal["gpt2", "bert", "transformer-xl"] = "gpt2"
     """Architecture of the model (`engine/family.py`)."""
     num_layers: Size
-    """Transformer layers."""
+    """Number of transformer layers."""
     hidden_size: Size
     """Width of the residual stream, `h`."""
     num_heads: PositiveInt
@@ -168,8 +168,8 @@ class ModelConfig(Config):
     seq_length: Size = 1024
     """Tokens of context, `s`; positions are learned."""
     vocab_size: PositiveInt = 50257
-    """Real vocabulary entries. A dataset brings its own value, and another value that the file
-    states is refused."""
+    """Number of real vocabulary entries, without padding. A dataset brings its own value, and
+    another value that the file states is refused."""
     padded_vocab_size: Size = 51200
     """Rows of the embedding: `vocab_size` padded to a multiple of 128 × tp. A dataset brings its
     own value."""
@@ -239,7 +239,7 @@ class Seam(Config):
     """End of an earlier run that a run continues; `mlm-train run --continue` writes it."""
 
     run: Path
-    """Directory of the earlier run."""
+    """Directory of the continued run."""
     iteration: int
     """Number of iterations that the continued run has finished; the training goes on after them,
     with that run's optimizer state."""
@@ -447,8 +447,9 @@ class TrainConfig(Config):
 
     @model_serializer(mode="wrap")
     def _write_dependent_defaults(self, handler: Callable[[Any], JSON]) -> JSON:
-        """Return the section's values for a file, a dict from `handler`, always with `precision`
-        and `warmup_iterations`, whose defaults depend on the machine or on other settings."""
+        """Return the section's values for a file, as a dict: those that pydantic's `handler` gives,
+        and always `precision` and `warmup_iterations`, whose defaults depend on the machine or on
+        other settings."""
         # A run's identity leaves out what equals its default. These defaults differ between
         # machines and recipes, and a resumed run must not find another one.
         return {
@@ -471,9 +472,9 @@ class ParallelConfig(Config):
     parallelism takes the remaining ranks."""
 
     tp: PositiveInt = 1
-    """Tensor-parallel ranks."""
+    """Number of tensor-parallel ranks."""
     pp: PositiveInt = 1
-    """Pipeline-parallel ranks."""
+    """Number of pipeline-parallel ranks."""
     chunks: PositiveInt = 1
     """Stages per pipeline rank, `v`; more than one needs the interleaved schedule."""
     schedule: ScheduleName = "1f1b"
@@ -496,7 +497,7 @@ class ParallelConfig(Config):
     Dropout is keyed by its site (`mlm_repro.engine.rng`), so a recomputed pass drops the same
     elements."""
     recompute_layers: PositiveInt = 1
-    """Layers per group that is recomputed as a whole."""
+    """Number of layers in each group that is recomputed as a whole, with `recompute = "full"`."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -645,7 +646,8 @@ class RunConfig(Config):
         "n_head": "model.num_heads",
         "n_embd": "model.hidden_size",
     }
-    """Key of another program → our key or advice, which the message about an unknown key names."""
+    """Dict key of another program → our key or advice, as text, which the message about an unknown
+    key names."""
     name: str
     """First part of the name of the run's directory."""
     model: ModelConfig
@@ -654,7 +656,7 @@ class RunConfig(Config):
     data: DataSection = DataSection()
     record: RecordConfig = RecordConfig()
     twin: TwinScale | None = None
-    """Factors of a twin; None for a published recipe."""
+    """Factors by which a twin differs from its published recipe; None for a published recipe."""
 
     @model_validator(mode="before")
     @classmethod

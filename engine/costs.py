@@ -172,8 +172,9 @@ def memory_of_ranks(
 def fullest_rank(
     model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, dp: int = 1
 ) -> RankMemory:
-    """Return the RankMemory of the pipeline rank that needs the most bytes in all. Raises BadInput
-    like `memory_of_ranks`."""
+    """Return the RankMemory of the pipeline rank whose peak in closed form has the most bytes in
+    all, without a checkpoint's copy; `dp` is the number of data-parallel ranks. Raises BadInput if
+    layers or microbatches do not fit the pipeline."""
     return max(memory_of_ranks(model, train, parallel, dp), key=lambda memory: memory.total)
 
 

@@ -78,8 +78,10 @@ class TrainingInputs:
 
 
 class ValidationSplit:
-    """Sequences of the validation split: each alone or, for a model with memory, in streams of text
-    that continue from microbatch to microbatch."""
+    """Sequences of the validation split, `num_samples` in number: each alone or, for a model with
+    memory, in streams of text that continue from microbatch to microbatch. `probed` has the token
+    ids of a checkpoint's probe, a tuple for each sample. The constructor raises BadInput if the
+    split is too short."""
 
     def __init__(
         self, config: RunConfig, parts: TokenFiles, mesh: ParallelMesh, tokenizer: Path

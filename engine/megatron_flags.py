@@ -179,14 +179,15 @@ class _Given:
         self.taken = set[str]()
 
     def has(self, name: str) -> bool:
-        """Return True if the flag is on the command line. It counts as read in either case."""
+        """Return True if the flag `name`, written without its dashes, is on the command line. The
+        flag counts as read in either case."""
         self.taken.add(name)
         return name in self.flags
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Return the flag's value as written, or `default` if the flag is not given, and count the
-        flag as read. `name` has no dashes before it. Raises BadInput unless there is exactly one
-        value. A shell variable is no value."""
+        """Return the value of the flag `name`, written without its dashes, as text, or `default` if
+        the flag is not given, and count the flag as read. Raises BadInput unless there is exactly
+        one value. A shell variable is no value."""
         values = [] if default is None else [default]
         if self.has(name):
             values = self.flags[name]
@@ -199,9 +200,9 @@ class _Given:
         return values[0]
 
     def number(self, name: str, default: str | None = None) -> float:
-        """Return the flag's value, or the text `default` if the flag is not given, as a float, and
-        count the flag as read. Raises BadInput unless there is exactly one value and it is a finite
-        number."""
+        """Return the value of the flag `name`, written without its dashes, or the text `default` if
+        the flag is not given, as a float, and count the flag as read. Raises BadInput unless there
+        is exactly one value and it is a finite number."""
         text = self.text(name, default)
         try:
             if math.isfinite(number := float(text)):

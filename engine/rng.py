@@ -15,7 +15,8 @@ from mlm_repro.engine.kernels.dropout import DropoutMask, keys_on
 
 
 def key_of(*parts: object) -> int:
-    """Return a 63-bit hash of the texts of all parts, the same in every process."""
+    """Return an integer of 63 bits, a hash of the texts of all arguments in order, the same in
+    every process."""
     # BLAKE2, because Python's own hash of a text differs between processes. 63 bits, because
     # GPU kernels take keys as int64.
     text = "/".join(str(part) for part in parts)
@@ -35,7 +36,8 @@ class Dropout:
     """Source of the dropout masks of one microbatch in one iteration, at any site (point of the
     model).
 
-    `samples` are the indices of its sequences in the global batch.
+    `probability` is that of dropping an element; `samples` are the indices of the microbatch's
+    sequences in the global batch.
     """
 
     probability: float

@@ -24,7 +24,8 @@ from mlm_repro.lineage.errors import Diverged
 from mlm_repro.lineage.progress import announce
 
 SHORT_SECONDS = 0.5
-"""A rehearsed iteration shorter than this is timed four times, a longer one once."""
+"""Seconds of a rehearsed iteration below which it is timed four times; a longer one is timed
+once."""
 
 
 class NotFinite(Diverged):
@@ -98,9 +99,9 @@ class TrainingStep:
         return Gradient(loss / (sequences * mesh.dp.size), norm, round(signals))
 
     def update(self, gradient: Gradient, learning_rate: float, skip: bool = False) -> bool:
-        """Clip the gradient that the last call of `gradient` reduced and described in its result,
-        the argument `gradient`, and update the weights, unless `skip` is set or loss or norm are
-        not finite; return True if the weights changed. Every rank calls it.
+        """Clip the reduced gradient and update the weights, unless `skip` is set or loss or norm
+        are not finite; return True if the weights changed. The argument `gradient` is what the
+        method `gradient` returned last. Every rank calls it.
 
         In fp16 the next loss scale is set in either case.
         """

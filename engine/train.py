@@ -37,10 +37,10 @@ def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirector
     from the newest checkpoint there; return the directory, a RunDirectory. Every rank calls it. The
     first one prints cost, notes and warnings to standard error.
 
-    A complete run is not trained; its name is pointed at it. Raises Interrupted after SIGTERM,
-    Ctrl-C or iteration `until`, if iterations are left, with a checkpoint written; Diverged as the
-    guards and validations do; IntegrityFailure for a damaged dataset or checkpoint; and the errors
-    of `begun_on_ranks`.
+    A complete run is not trained; the link with its name is made to lead to it. Raises Interrupted
+    after SIGTERM, Ctrl-C or iteration `until`, if iterations are left, with a checkpoint written;
+    Diverged as the guards and validations do; IntegrityFailure for a damaged dataset or checkpoint;
+    and BadInput, RanksMissing and RankLost as `begun_on_ranks` does.
     """
     config = run.config
     with begun_on_ranks(run, root) as (directory, mesh):

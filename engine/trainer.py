@@ -95,7 +95,7 @@ class Trainer:
         """Rehearse an iteration, which allocates memory and measures the time but leaves the
         weights, then load the checkpoint that the run resumes or starts from. Every rank calls it.
         Raises IntegrityFailure if no checkpoint of the run, or the one to start from, can be
-        trusted."""
+        trusted, BadInput if one in the run's directory belongs to another run."""
         # In this order, because a rehearsed update clears the moments that are loaded next.
         self._rehearse()
         self._resume()
@@ -157,11 +157,12 @@ class Trainer:
     def run_to_end(self, loggers: dict[str, Start] | None = None, until: int | None = None) -> None:
         """Run the remaining iterations, with validations, checkpoints and lines of metrics.jsonl,
         validate on the whole split, write the summary and seal the run. Every rank calls it, after
-        `prepare`.
+        `prepare`; the first one alone writes metrics and summary, and prints progress to standard
+        error.
 
-        Raises Interrupted, after a checkpoint, if a signal or iteration `until` stops it before the
-        end, NotFinite or Diverged as guards and validations do, and IntegrityFailure if a file of
-        the dataset has changed.
+        Raises Interrupted after a checkpoint if a signal or iteration `until` stops it before the
+        end, and without one if a checkpoint cannot be written; NotFinite or Diverged as guards and
+        validations do; and IntegrityFailure if a file of the dataset has changed.
         """
         train = self.config.train
         first = self.state.iteration
@@ -454,8 +455,8 @@ class Trainer:
         return self.mesh.pp.all_reduce(total).item() / len(tokens)
 
     def _check_updates(self, note: Callable[[str], None]) -> None:
-        """Call `note` with a warning if more than a tenth of the iterations made no update. Raises
-        NotFinite if none did."""
+        """Call the function `note` with a warning as text if more than a tenth of the finished
+        iterations made no update. Raises NotFinite if none of them made one."""
         done = self.state.iteration
         skipped = self.state.iteration - self.state.optimizer_steps
         lower = "a lower train.initial_loss_scale, or train.precision = 'bf16' or 'fp32', avoids it"
@@ -472,9 +473,9 @@ class Trainer:
             note(f"warning: {skipped} of {done} iterations did not change the weights: {why}")
 
     def _console(self, line: Step) -> str:
-        """Return an iteration as text for the progress line: mean loss of the last iterations,
-        gradient norm, learning rate, time and the speed of all ranks together; in fp16 the loss
-        scale, and the number of skipped iterations if there are any."""
+        """Return an iteration, given as its Step, as text for the progress line: mean loss of the
+        last iterations, gradient norm, learning rate, time and the speed of all ranks together; in
+        fp16 the loss scale, and the number of skipped iterations if there are any."""
         skipped = self.state.iteration - self.state.optimizer_steps
         norm = line.gradient_norm
         losses = [loss for loss, _ in self.recent.seen][

@@ -48,15 +48,15 @@ from mlm_repro.lineage.run import MANIFEST, RunDirectory
 
 PROBE = "probe.json"
 SAMPLES, LENGTH = 8, 64
-"""The probe's samples are the first validation sequences, at most 8, and at most 64 tokens of
-each."""
+"""Largest number of the probe's samples, which are the first validation sequences, and of tokens of
+each sample."""
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 3e-2, "fp16": 1e-2, "fp16-pure": 1e-2}
 """Dict number format → largest allowed relative difference between the probe's stored loss and the
 loss of another layout, machine or library."""
 
 WrittenFile = tuple[str, str, JSON]
-"""Tuple about a file that a rank has written into a checkpoint: its name, its SHA-256, and tensor
-name → description of each tensor in it, from `shards.describe`."""
+"""Tuple about a file that a rank has written into a checkpoint: its name, its SHA-256, and a dict
+tensor name → description of each tensor in it, from `shards.describe`."""
 
 
 class Probe(FileSchema):
@@ -219,7 +219,7 @@ class CheckpointWriter:
     @property
     def is_ready(self) -> bool:
         """True if a checkpoint is being written and this rank's thread has finished the current
-        step. When it has on every rank, `go_on` does not wait."""
+        step. When every rank's thread has, `go_on` does not wait."""
         return self._steps is not None and self._work.done()
 
     def copy(self) -> None:
@@ -409,9 +409,14 @@ def save_checkpoint(
     mesh: ParallelMesh,
     tokenizer: Path,
 ) -> None:
-    """Write the checkpoint of `state.iteration` below the run directory `run`, without a probe or a
-    memory of streams, and return when it is sealed. It removes old checkpoints as a training does.
-    Every rank calls it. Raises errors as `CheckpointWriter.begin` and `go_on` do."""
+    """Write the checkpoint of `state`, a TrainingState, below the run directory `run`, without a
+    probe or a memory of streams, and return when it is sealed. It removes old checkpoints as a
+    training does. Every rank calls it.
+
+    Raises Interrupted if the checkpoint cannot be written or the run's directory was moved,
+    Diverged for a tensor that is not finite, and IntegrityFailure for a tensor that was not written
+    as it was copied.
+    """
     writer = CheckpointWriter(parameters, optimizer, mesh)
     writer.begin(run, config, state, tokenizer)
     while writer.is_writing:
@@ -421,7 +426,7 @@ def save_checkpoint(
 def as_ancestor(path: Path, iteration: int) -> Ancestor:
     """Return the Ancestor by which later checkpoints name the sealed checkpoint `path`: the
     argument `iteration`, and two digests from the completion marker, of all files and of the model
-    files alone."""
+    files alone. Raises IntegrityFailure if there is no readable marker."""
     others = {name for name in sealed_files(path) if not name.startswith("model-")}
     return Ancestor(iteration, read_digest(path), content_digest(path, without=others))
 
@@ -429,7 +434,7 @@ def as_ancestor(path: Path, iteration: int) -> Ancestor:
 def remove_old(run: Path, keep: int) -> None:
     """Remove all complete checkpoints of the run directory `run` but the newest `keep`, at least 1.
     Each is first renamed to a hidden name, so that a kill leaves no half checkpoint under its own
-    name."""
+    name. Raises BadInput, and removes none, if one belongs to another run."""
     for old in own_checkpoints(run)[:-keep]:
         hidden = hidden_beside(old, "old")
         # Renamed first: a kill while files are being removed must not leave half a checkpoint under
@@ -451,7 +456,8 @@ def resume(
     Digests, statistics and the loss that the function `probe_loss` computes on the Probe with the
     loaded model are compared. If a checkpoint fails, the next older one is loaded; then the failed
     ones are set aside under hidden names, with warnings on stderr. Raises IntegrityFailure if every
-    checkpoint fails, and leaves them all. A memory of streams is not loaded. Every rank calls it.
+    checkpoint fails, and leaves them all; BadInput if one belongs to another run. A memory of
+    streams is not loaded. Every rank calls it.
     """
     mesh = optimizer.mesh
     damaged = []
@@ -499,7 +505,7 @@ def start_from(
     """Load the weights of the checkpoint `path`, from which a new run starts, into the model and
     the optimizer's master weights, from the checkpoint's master weights if it has them. Return the
     TrainingState at iteration 0. If `is_whole`, load moments and step count too, and return the
-    checkpoint's TrainingState.
+    checkpoint's TrainingState instead.
 
     Every rank calls it. Raises IntegrityFailure if the checkpoint is damaged, or no longer the one
     with `digest` that the run began with.

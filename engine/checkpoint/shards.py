@@ -34,8 +34,8 @@ Entry = JSON
 """Entry of a tensor in index.json: {"shape": whole shape, "dim": divided dim or None, "files":
 names in the order of the parts}."""
 Wanted = Iterable[tuple[str, ShardedParameter, int, Tensor]]
-"""(name, parameter, index in this rank's part of the first element to read, target) of each tensor
-to read."""
+"""Iterable of a tuple (name, ShardedParameter, index in this rank's part of the first element to
+read, target) for each tensor to read."""
 
 
 def write_shard(
@@ -94,7 +94,7 @@ def describe(
 
 def write_index(directory: Path, descriptions: Iterable[dict[str, Entry]]) -> None:
     """Merge `descriptions`, the results of `describe` on all ranks, and write two files into the
-    checkpoint's directory: index.json, tensor name → whole shape, divided dim and files, and
+    checkpoint `directory`: index.json, tensor name → whole shape, divided dim and files, and
     statistics.json, tensor name → statistics of the whole tensor."""
     merged: dict[str, dict[int, Entry]] = {}
     for name, part in chain.from_iterable(description.items() for description in descriptions):
@@ -231,9 +231,10 @@ def _read_run(
     file: Any,
 ) -> None:
     """Fill the target with consecutive elements of this rank's part of the tensor `name`, from
-    element `start` of the part on. `entry` is its entry in the index. The target is flat, or is the
-    whole part; an empty one is left alone. `file` is a function that opens a file of the checkpoint
-    `directory` by its name. Raises IntegrityFailure as `_read_part` does."""
+    element `start` of the part on. `entry` is the tensor's entry in the index. The target is flat,
+    or is the whole part; an empty one is left alone. `file` is a function that opens a file of the
+    checkpoint `directory` by its name. Raises IntegrityFailure if the files hold another shape,
+    numbers that are not floating-point, or no equal parts."""
     shape = parameter.local.shape
     count = target.numel()
     if not count:

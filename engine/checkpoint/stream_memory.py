@@ -34,8 +34,8 @@ class StreamMemory:
 
     def enter(self, places: Places) -> Recurrence | None:
         """Return the Recurrence of a microbatch, for the model to read and write: `before` has the
-        memory of the streams `places`, empty at first, and `after` becomes it at the next `commit`.
-        None for a model without memory."""
+        memory of the streams with the indices `places`, empty at first, and `after` becomes their
+        memory at the next `commit`. None for a model without memory."""
         if not self.is_kept:
             return None
         self._passing[places] = Recurrence(self._states.get(places, {}))

@@ -43,7 +43,7 @@ class SpanExample:
     context: str
     answers: tuple[str, ...]
     starts: tuple[int, ...]
-    """Character offset of each answer."""
+    """Index in the context of each answer's first character, in the order of `answers`."""
 
 
 TaskExample = LabelledExample | SpanExample

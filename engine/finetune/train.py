@@ -154,12 +154,12 @@ class FineTuned:
     checkpoint_digest: str
     recipe: JSON
     examples: dict[str, int]
-    """Number of examples of each set."""
+    """Set, `train` included → number of its examples."""
     metrics: dict[str, dict[str, float]]
-    """Held-out set → metrics in percent, by name: the medians over the trainings."""
+    """Held-out set → dict of metrics in percent by name: the medians over the trainings."""
     seconds: float
     of_members: dict[str, list[dict[str, float]]]
-    """Held-out set → metrics in percent of each training, in the order of their seeds."""
+    """Held-out set → list of the metrics in percent of each training, in the order of the seeds."""
     ensemble: dict[str, dict[str, float]]
     """Held-out set → metrics in percent of the mean of the trainings' scores."""
 
@@ -169,10 +169,10 @@ class Feature(NamedTuple):
     token ids, and the label."""
 
     sequences: list[EncodedPair]
-    """One pair, or a pair for each option."""
+    """List of one EncodedPair, or of one for each option."""
     label: tuple[int, ...]
-    """Class or option; or first and last position of a span, 0 and 0 if the answer is not in the
-    window."""
+    """Tuple of the index of the class or option; or of the first and last position of a span, 0 and
+    0 if the answer is not in the window."""
 
 
 class FineTuneModel(StageModel):
@@ -209,8 +209,9 @@ class FineTuner:
     """Trainer of one task on a BERT checkpoint, or the newest of a run, with a new head. It also
     scores examples and computes metrics.
 
-    The constructor raises BadInput if the checkpoint is not a BERT, or if its vocabulary has no
-    special tokens.
+    The constructor raises BadInput if the checkpoint is not a BERT, has no tokenizer, or has a
+    vocabulary without room for the special tokens, and IntegrityFailure if the checkpoint is
+    damaged.
     """
 
     def __init__(self, name: str, checkpoint: Path, recipe: FineTuneRecipe) -> None:
@@ -309,9 +310,9 @@ class FineTuner:
         return scored
 
     def metrics(self, examples: Sequence[TaskExample], scores: Scores) -> dict[str, float]:
-        """Return the task's metrics in percent, a dict, for examples and what `scores` returned for
-        them: `exact_match` and `f1` for spans, else `accuracy`. The answer with the best score
-        counts. There must be an example."""
+        """Return the task's metrics, a dict name → percent, for examples and what the method
+        `scores` returned for them: `exact_match` and `f1` for spans, else `accuracy`. The answer
+        with the best score counts. There must be an example."""
         both = list(zip(examples, scores, strict=True))
         if self.is_span:
             spans = [
@@ -440,9 +441,10 @@ def finetune(
     recipe: FineTuneRecipe,
     members: int = 1,
 ) -> FineTuned:
-    """Fine-tune a BERT checkpoint on the set `train` of `sets`, evaluate it on the other sets, and
-    return a FineTuned; the trained weights are not kept. Prints the cost and the progress. Raises
-    BadInput for a checkpoint that is not a BERT, and Diverged if a loss or gradient is not finite.
+    """Fine-tune a BERT checkpoint on the set `train` of `sets`, a dict name → examples, evaluate it
+    on the other sets, and return a FineTuned; the trained weights are not kept. Prints the cost and
+    the progress to standard error. Raises BadInput for a checkpoint that is not a BERT or has no
+    tokenizer, IntegrityFailure for a damaged one, and Diverged if a loss or gradient is not finite.
 
     Several `members` are trained with seeds from the recipe's on. The metrics are then medians, as
     the 2019 paper's over five; the metrics of the members' mean scores are reported beside them.
