@@ -38,7 +38,7 @@ class _Phase(NamedTuple):
     """Number of the phase's first iteration, counted from 0; the iterations of a continued run
     count too."""
     sample: int
-    """Number of samples that are taken before the phase; those of a continued run count too."""
+    """Number of samples that are taken before the phase; a continued run's samples count too."""
     batch_size: int
 
 

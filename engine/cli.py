@@ -228,7 +228,8 @@ def export_(
     checkpoint: Annotated[Path, typer.Argument(help="Checkpoint or run directory.")],
     out: Annotated[Path, typer.Argument(help="New directory.")],
 ) -> None:
-    """Write a checkpoint, or a model that `shard-hf` divided, as a Hugging Face directory."""
+    """Write a checkpoint, or a model that `shard-hf` divided, as a Hugging Face directory, and
+    print the directory."""
     from mlm_repro.engine.published import PLAN
     from mlm_repro.lineage.chain import resolve_checkpoint
 
@@ -281,7 +282,8 @@ def import_(
         typer.Option(min=1, help="Attention heads, if the files do not have them."),
     ] = None,
 ) -> None:
-    """Turn another program's published weights into a checkpoint of this engine."""
+    """Turn another program's published weights into a checkpoint of this engine, and print the
+    checkpoint's directory."""
     from mlm_repro.engine.published import check_published
 
     check_published(directory)
@@ -305,7 +307,8 @@ def schedule(
         typer.Option("--schedule", help="By default 1f1b, with chunks interleaved."),
     ] = None,
 ) -> None:
-    """Print a pipeline schedule as a grid, with its bubble and its activations in flight."""
+    """Print a pipeline schedule as a grid, with its bubble and the peak number of its activations
+    in flight on each rank."""
     from mlm_repro.engine.pipeline.lowering import lower
     from mlm_repro.engine.pipeline.schedule import compute_orders, ideal_bubble, peaks_in_flight
 

@@ -236,7 +236,8 @@ class ModelConfig(Config):
 
 
 class Seam(Config):
-    """End of an earlier run that a run continues; `mlm-train run --continue` writes it."""
+    """End of an earlier run that a run continues: its directory, iterations and samples; `mlm-train
+    run --continue` writes it."""
 
     run: Path
     """Directory of the continued run."""
@@ -302,12 +303,13 @@ class TrainConfig(Config):
     peak and falls in the last `wsd_iterations`; `exponential` rises from the floor to the peak, for
     the learning-rate finder."""
     decay_iterations: Annotated[Batches, Field(gt=0)] | None = None
-    """End of the fall by the clock, as `--lr-decay-iters`; by default the end of the training.
-    Later the rate stays."""
+    """End of the fall of the learning rate, by the clock, as `--lr-decay-iters`; by default the end
+    of the training. Later the rate stays."""
     wsd_iterations: Annotated[Batches, Field(gt=0)] | None = None
-    """Length of the fall of `WSD` by the clock, as `--lr-wsd-decay-iters`."""
+    """Length of the fall of the learning rate with `decay = "WSD"`, by the clock, as
+    `--lr-wsd-decay-iters`."""
     wsd_decay: Literal["exponential", "linear", "cosine", "minus_sqrt"] = "exponential"
-    """Form of the fall of `WSD`, as `--lr-wsd-decay-style`."""
+    """Form of the fall of the learning rate with `decay = "WSD"`, as `--lr-wsd-decay-style`."""
     optimizer: Annotated[str, Field(json_schema_extra={"enum": [*OPTIMIZERS]})] = "adam"
     """`lamb` is LAMB of You et al. 2020, with bias correction. The others are
     cybertronai/pytorch-lamb: `lamb-2019-05` as "Scaling Transformer-XL to 128 GPUs" had it, with
@@ -531,8 +533,8 @@ class TwinScale(Config):
     iterations: PositiveInt = 250
     warmup_iterations: PositiveInt = 50
     learning_rate: PositiveInt = 8
-    """Twin value = published value × factor, since the best rate grows as width and batch shrink
-    (8.3b twin)."""
+    """Factor of both learning rates: twin value = published value × factor, since the best rate
+    grows as width and batch shrink (8.3b twin)."""
 
 
 class DataSection(Config):

@@ -172,9 +172,9 @@ def memory_of_ranks(
 def fullest_rank(
     model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, dp: int = 1
 ) -> RankMemory:
-    """Return the RankMemory of the pipeline rank whose peak in closed form has the most bytes in
-    all, without a checkpoint's copy; `dp` is the number of data-parallel ranks. Raises BadInput if
-    layers or microbatches do not fit the pipeline."""
+    """Return the RankMemory of the pipeline rank whose peak in closed form, without a checkpoint's
+    copy, is largest in total; `dp` is the number of data-parallel ranks. Raises BadInput if layers
+    or microbatches do not fit the pipeline."""
     return max(memory_of_ranks(model, train, parallel, dp), key=lambda memory: memory.total)
 
 
@@ -207,7 +207,7 @@ def _stages_of_ranks(model: ModelConfig, parallel: ParallelConfig) -> list[list[
 
 
 def _parameters(model: ModelConfig, parallel: ParallelConfig, stages: list[PipelineStage]) -> float:
-    """Return the number of parameters of the pipeline stages `stages` together that one
-    tensor-parallel rank holds."""
+    """Return the number of parameters that one tensor-parallel rank holds of the PipelineStages in
+    `stages`, all together."""
     costs = family_of(model).closed_forms(model)
     return sum(costs.parameters(stage, parallel.tp) for stage in stages)

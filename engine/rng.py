@@ -36,8 +36,8 @@ class Dropout:
     """Source of the dropout masks of one microbatch in one iteration, at any site (point of the
     model).
 
-    `probability` is that of dropping an element; `samples` are the indices of the microbatch's
-    sequences in the global batch.
+    `probability` is the share of elements that are dropped; `samples` are the indices of the
+    microbatch's sequences in the global batch.
     """
 
     probability: float

@@ -128,8 +128,8 @@ class TrainingStep:
         graphs of the passes. Every rank calls it, before the first step.
 
         Overwrites the gradients and clears the optimizer's moments and step count. Returns a pair:
-        the seconds of forward and backward over the microbatches, and those of the update, both
-        medians without the first round.
+        the seconds of forward and backward over the microbatches, and the seconds of the update,
+        both medians without the first round.
         """
         # The first round compiles loops and allocates, so its time is not counted. It also asks for
         # every dropout site, which a capture has to know.

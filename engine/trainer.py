@@ -85,8 +85,8 @@ class Trainer:
         """Seconds of an iteration, as the rehearsal estimates them for the first line that a user
         reads; NaN before `prepare`."""
         self.validations: list[Validation] = []
-        """List of the run's Validations so far, in order; on ranks other than the first only those
-        of this session."""
+        """List of the run's Validations so far, in order; ranks other than the first have only this
+        session's."""
         self.stop_requested = False
         self.saved = time.monotonic()
         self.is_save_due = self.is_ready = False

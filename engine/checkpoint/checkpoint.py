@@ -67,7 +67,7 @@ class Probe(FileSchema):
         tuple[tuple[NonNegativeInt, ...], ...], Field(min_length=1, max_length=SAMPLES)
     ]
     """Token ids, [samples, length + 1], with at most 8 samples and a length of at most 64: each
-    sample's inputs, and its targets one place later."""
+    sample's inputs, and its targets, which are the next tokens."""
     loss: float
     """Mean cross-entropy of the samples, without dropout."""
     precision: str

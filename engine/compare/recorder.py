@@ -51,9 +51,10 @@ class NameMap(Config):
     """Suffixes of our names of parameters → the dim that is divided over tensor-parallel ranks."""
 
     def ours(self, name: str, table: dict[str, str], first_layer: int) -> str | None:
-        """Return our name for one of the engine's names, or None if `table` lacks it: the map's
-        `outputs` for a module, `parameters` for a parameter. Wrappers' names in front, such as
-        `module.`, are left out first. The engine's layer 0 is our `first_layer`."""
+        """Return our name for `name`, the engine's name of a module or parameter, or None if the
+        dict `table` of patterns lacks it: the map's `outputs` for a module, `parameters` for a
+        parameter. Wrappers' names in front, such as `module.`, are left out first. The engine's
+        layer 0 is our `first_layer`."""
         named = _renamed(WRAPPERS.sub("", name), table.items())
         return named and re.sub(
             r"^layers\.(\d{1,6})", lambda match: f"layers.{int(match[1]) + first_layer}", named
@@ -82,9 +83,10 @@ class NameMap(Config):
 
 
 def _renamed(name: str, patterns: Iterable[tuple[str, str]]) -> str | None:
-    """Return the name translated by the first pair (pattern, translation) of `patterns` that
-    matches the whole of it, or None. Each `*` or `**` of the translation becomes what the pattern's
-    matched in the same place."""
+    """Return the name translated by the first pair (pattern, translation) of `patterns` whose
+    pattern matches the whole of it, or None. In a pattern, `*` matches one part between dots and
+    `**` one or more parts; each `*` or `**` of the translation becomes the text that the pattern's
+    matched, in the same order."""
     for pattern, other in patterns:
         expression = re.escape(pattern).replace(r"\*\*", "(.+)").replace(r"\*", "([^.]+)")
         if match := re.fullmatch(expression, name):
@@ -208,8 +210,8 @@ class Recorder:
         self.show(name, value, tuple(start))
 
     def ours(self, name: str) -> str | None:
-        """Return our name for one of the engine's parameters, by the map and with this rank's first
-        layer counted in, or None if the map lacks it."""
+        """Return our name for `name`, the engine's name of a parameter, by the map and with this
+        rank's first layer counted in, or None if the map lacks the parameter."""
         return self.names.ours(name, self.names.parameters, self.place.first_layer)
 
     def parameter(self, kind: str, name: str, value: Tensor) -> None:

@@ -61,9 +61,9 @@ class TrainingOrder:
             yield self.take([self.number(iteration, place) for place in places], places)
 
     def number(self, iteration: int, place: int) -> int:
-        """Return the number of the sample at the index `place` of the global batch of `iteration`,
-        both counted from 0. Here samples are numbered from 0 through the whole training; a subclass
-        for another order overrides this."""
+        """Return the number of the sample at an index of the global batch of `iteration`, the
+        argument `place`, both counted from 0. Here samples are numbered from 0 through the whole
+        training; a subclass for another order overrides this."""
         return self.schedule.samples_before(iteration) + place
 
 

@@ -145,7 +145,9 @@ class MaskedHead(nn.Module):
 
 
 class BERT(StageModel):
-    """Masked language model over sentence pairs, or one pipeline stage of it."""
+    """Masked language model over sentence pairs, or one pipeline stage of it. A stage turns token
+    ids [b, s], or the previous stage's states, into states [s, b, h]; the last one also gives the
+    loss of masked tokens and sentence order."""
 
     def build(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         if self.stage.is_first or self.stage.is_last:

@@ -23,8 +23,8 @@ from mlm_repro.lineage.errors import BadInput
 
 
 class TransformerXLForms(ClosedForms):
-    """Closed forms of Transformer-XL. Keys and values are computed for the memory as well as for
-    the segment."""
+    """Formulas for the parameters, FLOPs and bytes of a Transformer-XL. Keys and values are
+    computed for the memory as well as for the segment."""
 
     def parameters(self, stage: PipelineStage, tp: int = 1) -> int:
         """Return the number of parameters that one of `tp` tensor-parallel ranks holds of a
