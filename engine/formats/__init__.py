@@ -40,20 +40,21 @@ class Imported:
     origin: JSON
     """Format and SHA-256 of each source file, which becomes `origin.json`."""
     twin: TwinScale | None = None
-    """Factors by which the model was shrunk if it is a twin; results of a twin are called scaled
-    ones."""
+    """A TwinScale, the factors by which the model was shrunk, if it is a twin, else None; results
+    of a twin are called scaled ones."""
     files: Mapping[str, Path] = field(default_factory=dict)
-    """Files to copy into the checkpoint: path there → file."""
+    """Files to copy into the checkpoint, as a dict: path in the checkpoint → the file's own
+    path."""
 
 
 def write_checkpoint(out: Path, imported: Imported) -> str:
-    """Write a model as the new sealed checkpoint directory `out`, in fp32, which
-    `load_for_inference` reads, and return its digest. The tensors in `imported` are replaced by
-    fp32 ones.
+    """Write the model in `imported` as the new sealed checkpoint directory `out`, in fp32, which
+    `load_for_inference` reads, and return the directory's digest as text. The tensors in `imported`
+    are replaced by fp32 ones.
 
     There is no optimizer state, so no run can resume from it. Raises IntegrityFailure naming a
     tensor that is missing, unexpected, misshapen or not floating-point, and BadInput if `out`
-    cannot be made. A failure leaves no part of `out`.
+    exists or cannot be made. A failure leaves no part of `out`.
     """
     parameters = {p.name: p for p in parameters_of(imported.model)}
     check_tensors(
@@ -89,9 +90,9 @@ def write_checkpoint(out: Path, imported: Imported) -> str:
 def check_tensors(
     tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], where: object
 ) -> None:
-    """Compare `tensors` with `expected`, name → shape, which has all names. Raise IntegrityFailure
-    naming a tensor that is missing, unexpected, misshapen or not floating-point; `where` begins the
-    message."""
+    """Compare `tensors`, name → tensor, with `expected`, name → shape; the two must have the same
+    names. Raise IntegrityFailure naming a tensor that is missing, unexpected, misshapen or not
+    floating-point; `where` begins the message. Nothing is returned."""
     if problem := sorted(tensors.keys() ^ expected.keys()):
         which = "unexpected" if problem[0] in tensors else "missing"
         raise IntegrityFailure(
@@ -125,8 +126,8 @@ def check_settings(
 
 
 def is_tied(head: Tensor, words: Tensor) -> bool:
-    """Return True if an output layer is the word embedding: the same number format, shape and
-    values."""
+    """Return True if `head`, the weight of an output layer, equals the word embedding `words`: in
+    number format, shape and values. The two need not share memory."""
     return head.dtype == words.dtype and torch.equal(head, words)
 
 
