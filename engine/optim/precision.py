@@ -34,8 +34,9 @@ class LossScaler:
     smallest = 1.0
 
     def update(self, overflow: bool) -> None:
-        """Halve, double or keep the loss scale after an iteration; `overflow` is True if its
-        gradient was not finite."""
+        """Halve, double or keep the field `scale`, the loss scale, after an iteration; `overflow`
+        is True if the iteration's gradient was not finite. The first overflow after a growth is
+        only counted."""
         if overflow:
             self.clean_iterations = 0
             self.tolerance -= 1
