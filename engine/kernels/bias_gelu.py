@@ -27,7 +27,8 @@ CUBIC = np.float32(0.044715)
 
 
 def reference(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Return GeLU(x + bias) in its tanh form, element by element, of x [..., h] and bias [h]."""
+    """Return GeLU(x + bias) in its tanh form, element by element, for x [..., h] and bias [h]: a
+    new tensor [..., h]."""
     return F.gelu(x + bias, approximate="tanh")
 
 
@@ -53,8 +54,8 @@ class _BiasGelu(torch.autograd.Function):
 
 
 compiled = _BiasGelu.apply
-"""Differentiable function (x [..., h], bias [h]) → GeLU(x + bias) on CPUs, in one pass each way.
-Only x and bias are kept for backward."""
+"""Differentiable function (x [..., h], bias [h]) → GeLU(x + bias) in its tanh form, a new tensor
+[..., h], on CPUs, in one pass each way. Only x and bias are kept for backward."""
 
 
 def _rows(x: torch.Tensor) -> Array:

@@ -51,8 +51,8 @@ class PipelineInput:
     recurrence: Recurrence | None = None
     """Memory of the segments before this one; None if the model sees this segment alone."""
     pairs: SentencePairs | None = None
-    """Parts and padding of a BERT's sequences; None for other models, whose sequences are one part
-    without padding."""
+    """Parts and padding of a BERT's sequences; None if each sequence is one part without padding,
+    as in all other models."""
     places: tuple[int, ...] = ()
     """Indices of the microbatch's sequences in the global batch, in the order of its rows; empty
     outside of training."""

@@ -129,5 +129,6 @@ class CausalModel(StageModel):
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """Return this rank's logits [..., v/t], with its part of the vocabulary's padding, for
-        states [..., h] of the last stage, in the order in which ranks divide the vocabulary;
-        log-probabilities if the model has an adaptive softmax. They are not gathered."""
+        `hidden`, states [..., h] that the last stage gave out; they are not gathered. A model with
+        an adaptive softmax returns log-probabilities instead. A subclass defines this, and every
+        tensor-parallel rank calls it."""
