@@ -35,10 +35,11 @@ class Imported:
     model: ModelConfig
     tensors: dict[str, Tensor]
     tokenizer: Tokenizer | None
-    """Tokenizer that came with the weights. None if there was no readable one: such a model takes
-    token ids."""
+    """Tokenizer that came with the weights; None if there was no readable one. A model without it
+    takes token ids."""
     origin: JSON
-    """Format and SHA-256 of each source file, which becomes `origin.json`."""
+    """Dict that becomes `origin.json`: the format, the SHA-256 of each source file by path, and
+    further facts that the format has, such as an iteration."""
     twin: TwinScale | None = None
     """A TwinScale, the factors by which the model was shrunk, if it is a twin, else None; results
     of a twin are called scaled ones."""
@@ -114,9 +115,9 @@ def check_tensors(
 def check_settings(
     values: Mapping[str, Any], required: Mapping[str, Sequence[Any]], where: object
 ) -> None:
-    """Raise BadInput if a setting in `values` is not one of the values that `required` allows for
-    its key; `where` begins the message. A setting that is not given counts as the first allowed
-    one; settings outside `required` are not looked at."""
+    """Raise BadInput if a setting in `values`, key → value, is not one of the values that
+    `required` allows for its key; `where` begins the message. A setting that is not given counts as
+    the first allowed one; settings outside `required` are not looked at."""
     for key, allowed in required.items():
         if (value := values.get(key, allowed[0])) not in allowed:
             raise BadInput(
@@ -132,6 +133,6 @@ def is_tied(head: Tensor, words: Tensor) -> bool:
 
 
 def digests(files: list[Path], directory: Path) -> dict[str, str]:
-    """Return a dict path of each file, relative to `directory` and with `/`, → its SHA-256. Every
-    file must lie below `directory`."""
+    """Return a dict path of each of `files`, relative to `directory` and with `/`, → its SHA-256 as
+    text. Every file must exist and lie below `directory`."""
     return {path.relative_to(directory).as_posix(): sha256_file(path) for path in files}

@@ -37,7 +37,8 @@ tags: [{family}, megatron-lm]
 {title}, trained as Megatron-LM trains it. SHA-256 of the checkpoint: {digest}.
 """
 TITLES = {"gpt2": ("text-generation", "GPT-2"), "bert": ("fill-mask", "BERT")}
-"""Family of a model → (the hub's name for the task of such a model, the model's name)."""
+"""Family of a model → pair of texts (the hub's name for the task of such a model, the model's
+name)."""
 SCALED = "It is a shrunk twin of a published model: its numbers are scaled ones.\n"
 
 
@@ -77,12 +78,12 @@ def import_checkpoint(
 def read_published(
     directory: Path, vocab: Path | None = None, heads: int | None = None
 ) -> Imported:
-    """Return the model in a Hugging Face GPT-2's or BERT's directory, a Megatron-LM save directory
-    or a distributed checkpoint, as an Imported.
+    """Return the model in `directory`, a Hugging Face GPT-2's or BERT's directory, a Megatron-LM
+    save directory or a distributed checkpoint, as an Imported.
 
     `vocab` is a directory with GPT-2's vocabulary, which a Megatron-LM directory usually lacks;
-    `heads` is needed for a Megatron-LM file that does not state it. Raises BadInput for any other
-    directory or model, and IntegrityFailure for damaged files.
+    `heads` is the number of attention heads, needed for a Megatron-LM file that does not state it.
+    Raises BadInput for any other directory or model, and IntegrityFailure for damaged files.
     """
     check_published(directory)
     if vocab is not None and not vocab.is_dir():
@@ -95,10 +96,9 @@ def read_published(
 
 
 def write_card(directory: Path, loaded: LoadedCheckpoint) -> None:
-    """Write README.md, a model card, into `directory`, that of an exported checkpoint: the fields
-    that the hub reads, the name and kind of the model in `loaded`, the checkpoint's digest and, for
-    a twin, that its numbers are scaled. Raises BadInput if the checkpoint states an invalid
-    twin."""
+    """Write README.md, a model card, into `directory`, an exported checkpoint: the fields that the
+    hub reads, the name and kind of the model in `loaded`, the checkpoint's digest and, for a twin,
+    that its numbers are scaled. Raises BadInput if the checkpoint states an invalid twin."""
     config = loaded.directory / "config.json"
     family = loaded.config.family
     name, twin = read_ours(read_object(config), family, config)

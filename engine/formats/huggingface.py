@@ -37,11 +37,14 @@ from mlm_repro.lineage.files import read_object
 OURS = "mlm_repro"
 """Key of this suite's own records in an exported config.json."""
 WEIGHT_FILE = re.compile(r"[\w-][\w.-]*\.safetensors")
-"""Matches the plain name of a file of weights, which cannot lead out of the directory."""
+"""Regular expression of the plain name of a file of weights, which cannot lead out of the
+directory."""
 HEADS = "cls."
-"""Beginning of the names of a BERT's heads, which lie beside its body and lack its prefix."""
+"""Text with which the names of the tensors of a BERT's heads begin, which lie beside its body and
+lack its prefix."""
 FOLDER = "huggingface"
-"""Folder in a checkpoint for the original directory's files other than weights."""
+"""Name of the folder in a checkpoint that was imported from a Hugging Face directory for that
+directory's files other than weights."""
 SEPARATOR = "[SEP]"
 """Token that ends a document in an imported BERT's tokenizer, which has no end-of-text token."""
 COMPANIONS = ("*.json", "*.txt", "*.model", "*.md", "*.jinja", "LICENSE*")
@@ -72,7 +75,8 @@ class Format(NameMap):
     place of weight or bias and `{1}` in place of the layer's number; empty if the layers' norms
     match ours."""
     inner: str
-    """Key in config.json of the width between the MLP's two products."""
+    """Key in config.json of the width between the MLP's two products, which must be four times the
+    hidden size."""
     default_inner: int | None = None
     dropout: str
     """Key of config.json for the dropout probability."""
@@ -82,7 +86,8 @@ class Format(NameMap):
     """Name of a tensor that repeats a weight → name of that weight, each without `prefix`. An
     import drops the first after comparing the two."""
     required: dict[str, tuple[Any, ...]]
-    """Key of config.json → values with which the model is one of ours, the default first."""
+    """Key of config.json → tuple of the values with which the model is one of ours, the default
+    first."""
     constants: JSON
     written: dict[str, str]
     """Key of an exported config.json → dotted attribute of our ModelConfig that gives its value.
@@ -300,7 +305,7 @@ def read_huggingface(
 ) -> Imported:
     """Return the model in a Hugging Face directory of a GPT-2 or BERT as an Imported. The tokenizer
     is the directory's or, for a GPT-2, the one in the directory `vocab` if it is given; a BERT may
-    have none. `heads`, if given, must be the model's number.
+    have none. `heads`, if given, must be the model's number of attention heads.
 
     Embedding rows beyond a GPT-2's entries are padding and become zeros; all other values keep
     their bits. A BERT's other files are listed to be copied into the folder `huggingface` of the

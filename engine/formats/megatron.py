@@ -37,8 +37,8 @@ WORDS = "embedding.word_embeddings.weight"
 POSITIONS = "embedding.position_embeddings.weight"
 NAMES = read_names(str(Path(__file__).with_suffix(".toml")))
 STACK = re.compile(r"^(transformer|encoder)\.")
-"""Matches older names of the module `decoder`, which has the layers, at the beginning of a tensor's
-name."""
+"""Regular expression of older names of the module `decoder`, which has the layers, at the beginning
+of a tensor's name."""
 HEAD = "head"
 """Our name for the last pipeline stage's copy of the word embedding."""
 REQUIRED = {
@@ -56,8 +56,8 @@ REQUIRED = {
     "multi_latent_attention": (False,),
     "add_bias_linear": (True,),
 }
-"""Name of an argument of Megatron-LM → its values with which a model is our GPT-2, the default
-first."""
+"""Name of an argument of Megatron-LM → tuple of its values with which a model is our GPT-2, the
+default first."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class RankFile:
     version: int
     args: JSON | None
     tensors: dict[str, Tensor]
-    """Tensors by our names, with layers numbered within the stage."""
+    """Dict our name → tensor, with layers numbered within the pipeline stage."""
     iteration: Any
 
     @property
@@ -81,14 +81,15 @@ class RankFile:
 
 
 def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None) -> Imported:
-    """Return the model in the newest checkpoint of Megatron-LM's `--save` directory, or in one
-    `torch_dist` directory, as an Imported.
+    """Return the model in the newest checkpoint of `directory`, Megatron-LM's `--save` directory,
+    or in one `torch_dist` directory, as an Imported.
 
     GPT-2's vocabulary comes from the directory `vocab`, or without it from `directory` itself.
     Sizes come from the tensors and must agree with the file's arguments. A file without arguments
-    (2019, NVIDIA's released models) needs `heads`. All rows of the word embedding are kept; rows
-    beyond the vocabulary are padding. Raises BadInput for another model or a missing argument, and
-    IntegrityFailure, naming file and tensor, for files that are damaged or do not fit together.
+    (2019, NVIDIA's released models) needs `heads`, the number of attention heads. All rows of the
+    word embedding are kept; rows beyond the vocabulary are padding. Raises BadInput for another
+    model or a missing argument or vocabulary, and IntegrityFailure, naming file and tensor, for
+    files that are damaged or do not fit together.
     """
     if vocab is None and (directory / VOCABULARY).is_file():
         vocab = directory

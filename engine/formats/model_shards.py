@@ -72,9 +72,10 @@ HEADS = frozenset(
         "decoder_attention_heads",
     }
 )
-"""Attributes in which models store the number of attention heads."""
+"""Names of the attributes in which models store the number of attention heads."""
 WIDTHS = frozenset({"inner_dim", "all_head_size", "split_size", "embed_dim", "hidden_size"})
-"""Attributes in which an attention module stores the width of all its heads together."""
+"""Names of the attributes in which an attention module stores the width of all its heads
+together."""
 TOLERANCE = 1e-10
 """Largest allowed difference between outputs in float64, relative to the largest output or to 1."""
 TOKENS = 24
@@ -358,8 +359,8 @@ def some_tokens(model: nn.Module) -> dict[str, Tensor]:
 
 
 def outputs(model: nn.Module) -> Tensor:
-    """Return the logits [2, n, v] of a transformers model on two fixed sequences of random token
-    ids (`some_tokens`), or its last hidden states [2, n, h] if it has no head, without
+    """Return the logits [2, n, v] that a transformers model gives for two fixed sequences of random
+    token ids (`some_tokens`), or its last hidden states [2, n, h] if it has no head, without
     gradients."""
     with torch.no_grad():
         answer: Tensor = model(**some_tokens(model))[0]
@@ -431,8 +432,8 @@ class _Region:
                 module.forward = partial(_look_up, whole, start, stop, self.axis)
 
     def swap(self) -> None:
-        """Cross the border between undivided and divided layers, in either direction: store torch's
-        random state, and set the one that was stored at the last crossing."""
+        """Cross the border between undivided and divided layers, in either direction: keep torch's
+        random state, and set the state that was kept at the last crossing. Nothing is returned."""
         current = torch.get_rng_state()
         self.is_inside = not self.is_inside
         torch.set_rng_state(self.other)
@@ -458,9 +459,9 @@ class _Region:
 
 
 def _divide_heads(module: nn.Module, tp: int) -> None:
-    """Divide, in place by `tp`, an attention module's attributes that count heads or state the
-    width of all heads, and the counts of heads in a copy of its configuration. Do nothing to a
-    module without a count of heads."""
+    """Divide, in place by `tp`, the attributes of an attention module that count heads or state the
+    width of all heads, and the counts of heads in a copy of its configuration, which the module
+    then has. Do nothing to a module without a count of heads."""
     if HEADS.isdisjoint(vars(module)):
         return
     # A copy: all modules of a model share one configuration, which would be divided repeatedly.

@@ -72,8 +72,8 @@ KNOWN |= {"torch.Size": torch.Size} | {
 PLANS = re.compile(
     r"pathlib\.\w+|torch\.distributed\.checkpoint\.planner\.\w+|megatron\.core\.[\w.]+\.MCore\w+"
 )
-"""Matches the names of the metadata's other classes: plans of the process that wrote it, which no
-reader needs."""
+"""Regular expression of the names of the metadata's other classes: plans of the process that wrote
+it, which no reader needs."""
 STACKED = re.compile(r"(.*\blayers)\.([a-z].*)")
 OPTIMIZER = re.compile(r"(.*\.)?optimizer\..*")
 
@@ -153,8 +153,8 @@ def _refused(path: Path, name: str) -> IntegrityFailure:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, of at most 200 characters and cut at a word,
-    without torch's advice to load unsafely; the error's class if it has no text."""
+    """Return the first line of an error's text, shortened to at most 200 characters at a word,
+    without torch's advice to load unsafely; the name of the error's class if it has no text."""
     message = str(error).rpartition("WeightsUnpickler error: ")[2].strip() or type(error).__name__
     return shorten(message.splitlines()[0], 200, placeholder=" …")
 

@@ -23,7 +23,7 @@ class Iteration:
     number: int
     """Number of this iteration in the training, counted from 0."""
     batch_size: int
-    """Number of sequences in the global batch, over all ranks."""
+    """Number of sequences in this iteration's global batch, over all ranks."""
     microbatches: "Sequence[PipelineInput]"
     """Microbatches of this iteration that this rank computes, in order."""
     gradient: "Gradient"
@@ -34,8 +34,8 @@ class Iteration:
 
 class Guard:
     """Base class of a check that a training calls on every iteration, with methods to override; by
-    default they do nothing. All ranks call their guards in the same order, so a guard may
-    communicate."""
+    default they change nothing, skip no update and warn of nothing. All ranks call their guards in
+    the same order, so a guard may communicate."""
 
     def before(self, number: int) -> None:
         """Prepare for the iteration `number`, counted from 0; a guard may override this, by default

@@ -30,7 +30,8 @@ SPIKE_WINDOW = 128
 LEAST = 64
 """Number of recent iterations whose values must be known before a value is called a spike."""
 DEVIATIONS = 6.0
-"""Number of standard deviations above the mean beyond which a value is a spike."""
+"""Number of standard deviations above the mean of the recent iterations beyond which a value is a
+spike."""
 
 
 def guards_of(
@@ -61,8 +62,8 @@ class RecentIterations:
 
     def __init__(self) -> None:
         self.seen = deque[tuple[float, float]](maxlen=SPIKE_WINDOW)
-        """(loss, gradient norm) of the last iterations, oldest first, as a checkpoint keeps
-        them."""
+        """Pairs (loss, gradient norm) of the last iterations, at most 128, oldest first, as a
+        checkpoint keeps them."""
 
     def add(self, loss: float, gradient_norm: float) -> dict[str, float]:
         """Remember an iteration's loss and gradient norm, and return which of the two are spikes
@@ -138,13 +139,13 @@ class FiniteGuard(Guard):
 
 
 def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
-    """Compute the iteration's gradient again from this rank's `microbatches`, and return a phrase
-    that names what is not finite: data-parallel ranks, the first output, the first gradient, and
-    samples by their index in the global batch; an empty text if all is finite. Every rank calls it,
-    and all get the same phrase. Overwrites the gradients.
+    """Compute the iteration's gradient again from this rank's `microbatches`, and return as text a
+    phrase that names what is not finite: data-parallel ranks, the first output, the first gradient,
+    and samples by their index in the global batch; an empty text if all is finite. Every rank calls
+    it, and all get the same phrase. Overwrites the gradients.
 
-    The weights have not changed and all randomness is keyed, so the same values come up. Outputs
-    are named in the order of the forward pass, gradients in the order of the backward pass.
+    The weights must not have changed since; as all randomness is keyed, the same values come up.
+    Outputs are named in the order of the forward pass, gradients in the order of the backward pass.
     """
     model = step.model
     mesh = step.mesh
@@ -200,7 +201,7 @@ def _note_output(
 ) -> None:
     """Forward hook of a module: append `name` to the list `names` if the module's output, or one of
     its own parameters, is not finite. Parameters count because a later kernel may add the module's
-    bias."""
+    bias. Nothing is returned, so the output stays."""
     _note(names, name, output, *module.parameters(recurse=False))
 
 
@@ -360,7 +361,7 @@ def _describe_parting(ranks: Sequence[int], sums: Sequence[int]) -> str:
 
 
 def joined(numbers: Sequence[int]) -> str:
-    """Return numbers, such as those of ranks, as text, separated by commas: the first 8 and, if
-    there are others, the count of the others."""
+    """Return numbers, such as ranks, as text, separated by commas: the first 8 and, if there are
+    others, the count of the others."""
     shown = ", ".join(str(number) for number in numbers[:SHOWN])
     return shown + (f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else "")

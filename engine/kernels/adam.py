@@ -11,7 +11,8 @@ CACHED = 1 << 16
 """Number of elements of the flat storage that a CPU updates at a time, few enough to stay in its
 cache."""
 VECTOR = 64
-"""Number of elements that is a multiple of every processor's vector length."""
+"""Number of elements that is a multiple of every processor's vector length; the end of a flat
+tensor is padded to it."""
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,8 @@ def _rows(x: torch.Tensor) -> Array:
 
 @inline
 def _odds(x: np.float32) -> np.float32:
-    """Return e^(−z), at most e⁸⁰, for an activation x with its bias added. z is the argument of σ,
-    2√(2/π)(x + 0.044715x³), so GeLU(x) is x / (1 + e^(−z))."""
+    """Return the number e^(−z), at most e⁸⁰, for an activation x with its bias added. z is the
+    argument of σ, 2√(2/π)(x + 0.044715x³), so GeLU(x) is x / (1 + e^(−z))."""
     exponent = -SLOPE * (x + CUBIC * x * x * x)
     # `exponential` is right up to 88, and x / (1 + e⁸⁰) is nothing beside any other activation.
     exponent = np.float32(80.0) if exponent > np.float32(80.0) else exponent

@@ -90,13 +90,13 @@ def reference(
     vocab_size: int,
     axis: VocabAxis,
 ) -> torch.Tensor:
-    """Return the mean cross-entropy of targets [n], a scalar in fp32 (fp64 stays fp64), from hidden
-    states [n, h] and this rank's rows of the output weight, [v/t, h]. Every target counts: a
-    negative one is not ignored.
+    """Return the mean cross-entropy of targets [n], counted over the whole vocabulary, a scalar in
+    fp32 (fp64 stays fp64), from hidden states [n, h] and this rank's rows of the output weight,
+    [v/t, h]. Every target counts: a negative one is not ignored.
 
     Every rank of `axis` calls it. Rows at or above `vocab_size`, counted over all ranks, are
-    padding and are ignored. If the axis is divided, the gradient of `hidden` is this rank's part of
-    a sum.
+    padding and are ignored. Backward can run only once. If the axis is divided, the gradient of
+    `hidden` is this rank's part of a sum.
     """
     return vocab_parallel_cross_entropy(linear(hidden, weight), targets, vocab_size, axis).mean()
 
@@ -259,7 +259,7 @@ def log_sum(
 ) -> None:
     """Write each row's largest logit to `top` [n], and to `sums` [2, n] Σ exp(logit − top) and the
     logit of the row's target, 0 if the row does not have it. `targets` [n] are counted from this
-    rank's first column; those of other ranks lie outside.
+    rank's first column; another rank's target is negative or not below `columns`.
 
     The rows of `logits` [n, v/t] have `columns` real logits; the rest is padding. If `factor` is
     above 0, the logits are overwritten: by `factor` × the loss's gradient if the row is whole
@@ -282,7 +282,7 @@ def softmax_gradient(
 
     `own_top` [n] is this rank's largest logit of each row; `top` [n] and `sums` [2, n], in which
     `log_sum` wrote this rank's numbers, are now over all ranks. `targets` [n] are counted from this
-    rank's first column; those of other ranks lie outside.
+    rank's first column; another rank's target is negative or not below `columns`.
     """
     logits.mul_((own_top - top).exp_().mul_(factor).div_(sums[0]).unsqueeze(1))
     (rows,) = ((targets >= 0) & (targets < columns)).nonzero(as_tuple=True)

@@ -50,13 +50,13 @@ class DropoutMask:
 
     @property
     def threshold(self) -> int:
-        """Integer p · 2¹⁶, rounded: an element is dropped if its 16 random bits, read as a number,
-        are below it. The probability is exact to 1/65536."""
+        """Integer p · 2¹⁶, rounded, p the probability of dropout: an element is dropped if its 16
+        random bits, read as a number, are below this. The probability is exact to 1/65536."""
         return round(self.probability * 2**16)
 
     @property
     def scale(self) -> float:
-        """Factor of the elements that stay, 1/(1 − p)."""
+        """Factor of the elements that stay, 1/(1 − p), p the probability of dropout."""
         return 1.0 / (1.0 - self.probability)
 
     def keep(self, rows: int, columns: int, device: torch.device) -> torch.Tensor:
@@ -79,8 +79,9 @@ class DropoutMask:
 def keys_on(
     keys: Sequence[int | tuple[int, ...]] | torch.Tensor, device: torch.device
 ) -> torch.Tensor:
-    """Return dropout keys, nested as they come, as an int64 tensor on a device; the host does not
-    wait for a GPU's copy. A tensor is returned as it is, wherever it is."""
+    """Return dropout keys, numbers or equally long tuples of numbers, as an int64 tensor [b] or [b,
+    …] on the device; the host does not wait for a GPU's copy. A tensor is returned as it is,
+    wherever it is."""
     if isinstance(keys, torch.Tensor):
         return keys
     # Only a copy from page-locked memory runs beside the host.
@@ -340,8 +341,8 @@ def _gradient(
     scale: np.float32,
 ) -> None:
     """Write the gradient of x to `to_x` [s, b, h] and add the bias's gradient to `to_bias` [h],
-    from `gradient`, that of the output of residual + dropout(x + bias). `keys` has one dropout key
-    per sequence; if it is empty, nothing was dropped and `to_x` is not written."""
+    from `gradient` [s, b, h], the gradient of residual + dropout(x + bias). `keys` has one dropout
+    key per sequence; if it is empty, nothing was dropped and `to_x` is not written."""
     columns = gradient.shape[2]
     bits = np.empty((columns + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)
     part = np.zeros(columns, dtype=np.float32)

@@ -21,11 +21,11 @@ class Captured:
         inputs: list[torch.Tensor],
     ) -> None:
         """Call `begin`, which starts an iteration, and twice `function(factor)`, so that everything
-        is compiled and loaded; then `begin` again, and capture two calls as graphs. `factor` is a
-        scalar tensor, 1 here.
+        is compiled and loaded; then `begin` again, and capture two calls of `function` as graphs.
+        `factor` is a scalar tensor, 1 here; `function` returns a tensor.
 
-        `function` reads `inputs`, which become zero: a replay that did not copy its own would be
-        seen.
+        `function` reads the tensors `inputs`, which become zero: a replay that did not copy its own
+        would be seen.
         """
         self.inputs = inputs
         self.factor = torch.ones((), device=inputs[0].device)

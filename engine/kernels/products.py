@@ -55,7 +55,8 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
 
 
 def widened(x: Tensor) -> Tensor:
-    """Return x itself, or x in float32 if it is bf16 on a CPU that cannot multiply bf16."""
+    """Return the tensor x itself, or a copy of x in float32 if x is bf16 on a CPU that cannot
+    multiply bf16."""
     return (
         x.float()
         if x.dtype == torch.bfloat16 and x.device.type == "cpu" and not multiplies_bf16

@@ -23,8 +23,8 @@ from mlm_repro.engine.launch.local import become_rank
 from mlm_repro.engine.launch.threads import RanksFailed
 
 GRACE_SECONDS = 5.0
-"""Seconds for the other ranks to report after one has failed, and to end after all have
-answered."""
+"""Seconds that the other ranks have to report after one has failed, and that all have to end after
+all have answered."""
 
 
 class _Answer(NamedTuple):

@@ -50,7 +50,8 @@ PEER_GONE = (
     "broken pipe",
     "remote process exited",
 )
-"""Phrases by which an error of gloo or NCCL says that a peer process has ended."""
+"""Phrases, in lower case, by which the text of an error of gloo or NCCL says that a peer process
+has ended."""
 
 
 class RanksMissing(HardwareFault):
@@ -70,7 +71,8 @@ def launched_world_size() -> int:
 
 def local_rank() -> int:
     """Return this rank's number on its machine, as the launcher gave it in LOCAL_RANK or
-    SLURM_LOCALID; 0 for a plain process. A rank that is a thread has its number among all."""
+    SLURM_LOCALID; 0 for a plain process. For a rank that is a thread it is its number among all
+    ranks."""
     thread = current_rank()
     return (
         thread.rank if thread else next((n for n in map(number, LOCAL_RANKS) if n is not None), 0)

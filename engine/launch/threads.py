@@ -30,8 +30,8 @@ sender to this receiver."""
 
 class RanksFailed(RuntimeError):
     """Error: a rank that was started here as a process or a thread failed, ended without an answer,
-    or did not answer in time. The text has the traceback of the rank that failed first, if it left
-    one."""
+    or did not answer in time. The text has the traceback of the rank that failed first, or the
+    stack of one that still computes, if there is one."""
 
     def __init__(self, sentence: str, details: str, lost: bool = False) -> None:
         super().__init__(f"{sentence}\n{details}")
@@ -114,9 +114,9 @@ class _OtherRankFailed(BaseException):
 
 
 class World:
-    """State that the ranks of one `run_threads`, which are threads, share: the lock, who waits and
-    who has ended, messages, collectives and the first failure. Every method is called by a thread
-    that holds the lock."""
+    """State that the ranks of one `run_threads`, which are threads, share: the lock, the ranks that
+    wait and that have ended, messages, collectives and the first failure. Every method is called by
+    a thread that holds the lock."""
 
     def __init__(self, size: int) -> None:
         self.size = size

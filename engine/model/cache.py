@@ -34,8 +34,9 @@ class Cache(ABC):
         layer's global number. A subclass defines this, and may store keys and values."""
 
     def rows(self, layer: int, x: Tensor) -> Tensor:
-        """Return the rows of a layer's inputs x [s, b, h] at the positions where it computes its
-        output, [q, b, h]; by default x itself, with every position."""
+        """Return the rows of a layer's inputs x [s, b, h] at the positions where the layer computes
+        its output, [q, b, h]; by default x itself, with every position. `layer` is the layer's
+        global number; a subclass that computes fewer positions overrides this."""
         return x
 
 
@@ -73,8 +74,9 @@ class KeyValueCache(Cache):
 
 @dataclass
 class ScoredPositions(Cache):
-    """Cache for scoring at `positions` [b, q]: the last layer computes its output at these alone,
-    the layers before it everywhere."""
+    """Cache for scoring at `positions` [b, q]: the layer with the global number `last_layer`
+    computes its output at these alone, the layers before it everywhere. It stores no keys and
+    values."""
 
     positions: Tensor
     last_layer: int

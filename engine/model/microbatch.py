@@ -30,7 +30,8 @@ class Recurrence:
 
 @dataclass(frozen=True)
 class SentencePairs:
-    """A BERT's inputs besides the tokens: token types, padding and the order of both parts."""
+    """Inputs of a BERT besides the tokens: token types, padding and the order of both parts of each
+    sequence."""
 
     token_types: Tensor
     """Tensor [b, s]: 0 for tokens of the first part, 1 for tokens of the second."""
@@ -42,8 +43,8 @@ class SentencePairs:
 
 @dataclass(frozen=True)
 class PipelineInput:
-    """One microbatch: token ids and targets, each [b, s]. A BERT ignores negative targets; other
-    models have none."""
+    """One microbatch: token ids and targets, each an int64 tensor [b, s]. A BERT ignores negative
+    targets; other models have none."""
 
     tokens: Tensor
     targets: Tensor

@@ -27,7 +27,7 @@ class StageModel(nn.Module, ABC):
     """
 
     layers: nn.ModuleDict
-    """This stage's layers by their global numbers."""
+    """This stage's layers, keyed by their global numbers as texts, in order."""
     scales_residual: ClassVar = True
     """True if the initial values of the last weight of each residual branch are drawn with a
     standard deviation divided by √(2L), L the number of layers."""

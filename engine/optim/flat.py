@@ -49,15 +49,16 @@ class FlatGroup:
         self.own = slice(owners.rank * size, (owners.rank + 1) * size)
         self.master = self.flat[self.own].float() if self.is_mixed else self.flat[self.own]
         self.own_copy = self.flat[self.own] if self.is_mixed else None
-        """Slice of the model's weights that this owner updates, a copy of `master`; None if it is
-        `master` itself."""
+        """Slice of the model's flat weights that this owner updates, a copy of `master` in 16 bits;
+        None if it is `master` itself."""
         # In fp32 in mixed precision: a 16-bit sum over microbatches would lose its small terms.
         self.main_gradient = torch.zeros_like(self.flat, dtype=self.master.dtype)
         self.divisor = 1.0
         """Number by which `main_gradient` is still to be divided; on a GPU the update divides in
         its own pass."""
         self.gradients = list(self.views(self.main_gradient))
-        """Pairs of a parameter and its view of `main_gradient`, in the group's order."""
+        """List of pairs of a ShardedParameter and its view of `main_gradient`, in the group's
+        order."""
         self.exp_avg = torch.zeros_like(self.master)
         self.exp_avg_sq = torch.zeros_like(self.master)
 
@@ -118,16 +119,16 @@ class FlatGroup:
         return [self.piece(own, start, end) for _, start, end in self.starts()]
 
     def piece(self, own: Tensor, start: int, end: int) -> Tensor:
-        """Return this owner's elements in the range [start, end) of the flat tensor, as a slice, a
-        view, of `own`, a tensor laid out as `master`. It is empty if other owners have the whole
-        range."""
+        """Return this owner's elements in the range [start, end) of the whole flat tensor, as a
+        slice, a view, of `own`, a flat tensor laid out as `master`. It is empty if other owners
+        have the whole range."""
         first = self.own.start
         return own[max(start - first, 0) : max(end - first, 0)]
 
 
 class FlatOptimizer(ABC):
-    """Base of the optimizers, which define `update`. It groups the parameters by weight decay,
-    clips by the global norm, and gives and takes the state as checkpoints have it."""
+    """Base of the optimizers, which define the method `update`. It groups the parameters by weight
+    decay, clips by the global norm, and gives and takes the state as checkpoints have it."""
 
     def __init__(
         self,

@@ -29,17 +29,18 @@ class _Bucket:
 
     gradient: Tensor
     size: int
-    """Number of parameters in the bucket."""
+    """Number of parameters whose gradients are in the bucket."""
     is_shared: bool
     """True if other ranks of the same replica hold terms of these gradients, so that the bucket is
     reduced over data-parallel ranks only at the end."""
     is_copy: bool
-    """True for the last stage's tied embedding, which the first stage reduces for both."""
+    """True for the last stage's copy of the tied embedding, whose gradient the first stage reduces
+    for both."""
     owned: list[tuple[int, Tensor]]
-    """Pairs of a data-parallel rank and the slice of the bucket's gradient of which this rank alone
-    needs the sum; empty if every rank needs the whole sum."""
+    """Pairs of a data-parallel rank and the slice of the bucket's gradient whose sum this rank
+    alone needs; empty if every rank needs the whole sum."""
     missing: int = 0
-    """Number of parameters whose last gradient in the iteration is still to come."""
+    """Number of the bucket's parameters whose last gradient in the iteration is still to come."""
     works: list[Pending] = field(default_factory=list)
     is_launched: bool = False
 
@@ -118,10 +119,10 @@ class GradientReducer:
         self._armed.update(id(parameter.local) for parameter in parameters)
 
     def finish(self, divisor: float) -> None:
-        """Complete the reduction of an iteration's gradients. Every rank calls it. The gradients
-        are then sums over microbatches and data-parallel ranks, zero for a parameter that got none;
-        the optimizer divides them by `FlatGroup.divisor`, set here to `divisor` times the number of
-        ranks.
+        """Complete the reduction of an iteration's gradients, in place. Every rank calls it. The
+        gradients are then sums over microbatches and data-parallel ranks, zero for a parameter that
+        got none; the optimizer divides them by `FlatGroup.divisor`, set here to `divisor` times the
+        number of data-parallel ranks.
 
         If the optimizer is divided, only the slice that this rank owns is valid afterwards.
         Gradients that ranks of one replica share are summed over these ranks too: the tied

@@ -17,9 +17,9 @@ def clock(train: TrainConfig, updates: int, samples: int) -> float:
 
 
 def end_of_schedule(train: TrainConfig) -> float:
-    """Return the time at which the learning rate's schedule ends, counted in updates or, with
-    `train.clock` = samples, in samples divided by the global batch size: the end of the training
-    unless `decay_iterations` names another."""
+    """Return as a number the time at which the learning rate's schedule ends, counted in updates
+    or, with `train.clock` = samples, in samples divided by the global batch size: the end of the
+    training unless `train.decay_iterations` names another."""
     if train.decay_iterations or train.clock == "updates":
         return train.decay_iterations or train.iterations
     # With a growing batch the training has fewer samples than iterations × batch.

@@ -26,7 +26,7 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks of the layout, tp · pp · dp."""
+        """Number of all ranks of the layout, tp · pp · dp."""
         return self.tp * self.pp * self.dp
 
     def rank(self, tp: int, pp: int, dp: int) -> int:
@@ -57,11 +57,11 @@ class PipelineStage:
     last."""
 
     layers: range
-    """Global numbers of the stage's transformer layers."""
+    """Range of the global numbers, counted from 0, of the stage's transformer layers."""
     is_first: bool = True
-    """True if the stage holds the embedding."""
+    """True if the stage is the first, which holds the embedding."""
     is_last: bool = True
-    """True if the stage holds the final layer norm and the output head."""
+    """True if the stage is the last, which holds the final layer norm and the output head."""
 
 
 def split_layers(num_layers: int, pp: int, chunks: int) -> list[PipelineStage]:

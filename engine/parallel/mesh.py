@@ -119,7 +119,7 @@ class Axis(ABC):
         the axis give, in rank order, on every rank. Every rank of the axis calls it."""
 
     def barrier(self) -> None:
-        """Wait until every rank of the axis has called it."""
+        """Wait until every rank of the axis has called this method."""
         self.gather_objects(None)
 
     @abstractmethod
@@ -239,9 +239,9 @@ class ParallelMesh:
     device: torch.device
     sequence_parallel: bool = False
     """True if activations outside tensor-parallel regions are divided along the sequence over the
-    tp axis."""
+    axis `tp`."""
     world: Axis = LoneAxis()
-    """Axis of all ranks, by their global numbers."""
+    """Axis of all ranks of the mesh, in the order of their global numbers; of size 1 by default."""
 
     @property
     def sequence_rank(self) -> int:
@@ -264,8 +264,9 @@ class ParallelMesh:
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
         """Context manager for a block without collectives, which succeeds on every rank or on none:
-        the first UserError or OSError in rank order is raised on all. Leaving the block is
-        collective; any other exception is raised on its own rank alone, and the others wait."""
+        the first UserError or OSError in rank order is raised on all. Every rank enters and leaves
+        the block, and leaving it is collective; any other exception is raised on its own rank
+        alone, and the others wait."""
         # Without this, the ranks that succeeded would go on to the next collective and wait for the
         # failed one until the time-out, and its sentence would be lost among theirs.
         failure = None

@@ -67,7 +67,7 @@ class ShardedParameter:
 
     @property
     def global_shape(self) -> tuple[int, ...]:
-        """Shape of the undivided parameter."""
+        """Shape of the undivided parameter, as a tuple."""
         shape = list(self.local.shape)
         if self.dim is not None:
             shape[self.dim] *= self.axis.size

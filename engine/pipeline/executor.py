@@ -221,8 +221,8 @@ class PipelineExecutor:
         """Activations and gradients that wait for their consumer, whole or as sent, each after the
         Pending to wait for, by direction, microbatch and the stage that consumes them."""
         self._graphs: dict[tuple[int, int], tuple[Tensor, GradientEdge]] = {}
-        """Forward passes whose backward pass is still to come, by microbatch and chunk: the input,
-        and the edge of the output in autograd's graph, which does not keep the output."""
+        """Forward passes whose backward pass is still to come, by (microbatch, chunk): a pair of
+        the input and the edge of the output in autograd's graph, which does not keep the output."""
         # With the tensors, which would otherwise be freed before they have left.
         self._sends: list[tuple[Pending, Tensor]] = []
         self._total = torch.zeros((), dtype=torch.float64, device=mesh.device)
@@ -283,8 +283,9 @@ class PipelineExecutor:
 
     def _backward(self, compute: Compute, gradient: Tensor | None) -> Tensor | None:
         """Run the backward pass `compute`, which adds to the parameters' gradients and frees the
-        forward pass's graph. `gradient` is that of the stage's output, None on the last stage.
-        Return the gradient of the stage's input for the previous stage; None on the first stage."""
+        forward pass's graph. `gradient` is the gradient of the stage's output, None on the last
+        stage. Return the gradient of the stage's input for the previous stage; None on the first
+        stage."""
         # Popped, so that the activations are freed as the backward pass walks through them.
         inputs, output = self._graphs.pop((compute.microbatch, compute.chunk))
         torch.autograd.backward(output, gradient)

@@ -25,7 +25,7 @@ class Message(NamedTuple):
     stage: int
     """Number of the stage, counted over all ranks, whose computation consumes the payload."""
     peer: int
-    """Pipeline rank at the other end."""
+    """Pipeline rank at the other end of the message."""
 
 
 Instruction = Compute | Message
@@ -42,7 +42,7 @@ class Interval(NamedTuple):
 
 # A backward pass has two products for each one of a forward pass.
 DURATIONS = {Op.FORWARD: 1.0, Op.BACKWARD: 2.0}
-"""Assumed duration of a chunk's forward and backward pass, in units of a forward pass."""
+"""Direction of a pass → assumed duration of this pass of a chunk, in units of a forward pass."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Lowered:
 
     @property
     def bubble(self) -> float:
-        """Idle time of the pipeline rank that computes longest, from the first pass to the last of
-        all ranks, divided by the time that it computes."""
+        """Share such as 0.25: idle time of the pipeline rank that computes longest, from the first
+        pass to the last of all ranks, divided by the time that this rank computes."""
         busiest = max(sum(i.end - i.start for i in intervals) for intervals in self.timeline)
         return self.makespan / busiest - 1.0
 

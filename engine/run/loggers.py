@@ -18,7 +18,8 @@ from mlm_repro.lineage.extras import import_extra
 
 EVENTS = Path("tensorboard") / "events.out.tfevents.mlm"
 LARGEST = 3.4e38
-"""Largest number in an event file, which is fp32; larger numbers are in metrics.jsonl alone."""
+"""Largest number that an event file takes, which is fp32; larger numbers are in metrics.jsonl
+alone."""
 
 
 class Session(NamedTuple):

@@ -58,22 +58,22 @@ SCHEMA = 1
 """Version of the meaning of a training's settings. Raise it when a default or the arithmetic behind
 a key changes."""
 PLACES = frozenset({"data", "parallel", "record"})
-"""Sections of the configuration that do not change the result: where a run takes place and which
-records it writes."""
+"""Names of the sections of the configuration that do not change the result: where a run takes place
+and which records it writes."""
 FIRST_RELEASE = {
     "initial_loss_scale": 2.0**32,
     "decay_iterations": None,
     "init_from": None,
     "continues": None,
 }
-"""Values of `[train]` that hold for a manifest of the first release, which left them out. Its fp16
-began at another loss scale."""
+"""Dict key → value of the section `[train]` that holds for a manifest of the first release, which
+left these keys out. Its fp16 began at another loss scale."""
 
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """The checkpoint from which a run starts: with its weights alone (`kind` init_from) or with its
-    whole state (`kind` continues)."""
+    """The checkpoint from which a run starts: with its weights alone (`kind` is init_from) or with
+    its whole state (`kind` is continues). `digest` is the checkpoint's."""
 
     kind: str
     place: Path
@@ -93,7 +93,7 @@ class ResolvedRun:
     described but not trained."""
     layout: Layout
     origin: StartingPoint | None = None
-    """Checkpoint that the run starts from; None for random weights."""
+    """StartingPoint of the run, the checkpoint that it starts from; None for random weights."""
     begun: RunDirectory | None = None
     """The RunDirectory in which to resume; None for a run whose directory follows from its
     settings."""

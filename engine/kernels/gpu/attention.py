@@ -68,8 +68,9 @@ def compute_capability() -> int:
 
 
 def tiles_for(d: int, dtype: torch.dtype) -> tuple[Tiles, Tiles, Tiles]:
-    """Return three `Tiles` for heads of `d` columns, the sizes with which kernels are launched: for
-    outputs, for gradients of queries, and for gradients of keys and values.
+    """Return a tuple of three Tiles for heads of `d` columns and numbers of `dtype`, the sizes with
+    which kernels are launched: for outputs, for gradients of queries, and for gradients of keys and
+    values.
 
     For 16-bit numbers, head dims up to 128 and heads of one part, they are the fastest tried on an
     H200, or at most 5 % slower. The others are chosen so that registers and shared memory suffice.
@@ -209,9 +210,9 @@ def _put(
     w: tl.constexpr,
     v: tl.constexpr,
 ):
-    """Store a tile of one head, given as two parts [r, w] and [r, v] like those of `_tile`, times a
-    factor, in the rows from `first` on. If v is 0, the second part is not stored. Rows and columns
-    that the head lacks are not written."""
+    """Store `tile`, a tile of one head given as two parts [r, w] and [r, v] like those of `_tile`,
+    times `factor`, in the rows from `first` on of the memory at `base`. If v is 0, the second part
+    is not stored. Rows and columns that the head lacks are not written."""
     at, inside = _part(base, first, stride, s, r, d, w)
     tl.store(at, tile[0] * factor, inside)
     if v:
@@ -253,7 +254,7 @@ def _add(total, weights, tile, v: tl.constexpr):
 def _stays(bits, group, query, key, s):
     """Return a boolean tensor, True where a softmax weight is not dropped, by the `bits` that
     `_draw` wrote for head `group`, counted over all sequences. `query` is a column of numbers and
-    `key` a row, or the reverse; the result has a place for each pair of them."""
+    `key` a row, or the reverse; the result has an element for each pair of a query and a key."""
     row = (s + 127) // 128 * 16
     # Rows beyond the sequence read the bits of the last one; nothing of them is stored.
     at = tl.minimum(query, s - 1) * row + key // 128 * 16 + key % 16
@@ -349,9 +350,10 @@ def _to_query(
     w: tl.constexpr,
     v: tl.constexpr,
 ):
-    """Kernel: write the gradient of one head's `m` queries to `qkv_gradient`, and to `inners` for
-    each query the inner product of its output and the output's gradient, which `_to_key_value`
-    reads."""
+    """Kernel: write the gradient of `m` queries of one head to `qkv_gradient` [s, b, n, 3, d], and
+    to `inners` [b·n, s] for each query the inner product of its output and the output's gradient,
+    which `_to_key_value` reads. `sums` [b·n, s] comes from `_forward`, in logarithms to the base
+    2."""
     group = tl.program_id(1)
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * m
     stride = b * n * 3 * d

@@ -50,8 +50,8 @@ fused = _BiasGelu.apply
 
 @triton.jit
 def _odds(x):
-    """Return e^(−z), at most e⁸⁰, for activations x with their bias added. z is the argument of σ,
-    2√(2/π)(x + 0.044715x³), so GeLU(x) is x / (1 + e^(−z))."""
+    """Return e^(−z), at most e⁸⁰, as a tensor in the shape of x, activations with their bias added.
+    z is the argument of σ, 2√(2/π)(x + 0.044715x³), so GeLU(x) is x / (1 + e^(−z))."""
     exponent = (x + x * x * x * CUBIC) * -SLOPE
     # Bounded, because an infinite exponential times 0 would make a gradient NaN.
     return tl.exp(tl.where(exponent > 80.0, 80.0, exponent))

@@ -48,7 +48,7 @@ def log_sum(
 ) -> None:
     """Write each row's largest logit to `top` [n], and to `sums` [2, n] Σ exp(logit − top) and the
     logit of the row's target, 0 if the row does not have it. `targets` [n] are counted from this
-    rank's first column; those of other ranks lie outside.
+    rank's first column; another rank's target is negative or not below `columns`.
 
     The rows of `logits` [n, v/t] have `columns` real logits; the rest is padding. If `factor` is
     above 0 and rows have the whole vocabulary (`is_whole`), they are overwritten by `factor` × the
@@ -80,7 +80,8 @@ def softmax_gradient(
     """Turn logits [n, v/t], with `columns` real ones in a row, into `factor` × (softmax − 1 at the
     target), and padding into 0, in place. `top` [n] and `sums` [2, n], as `log_sum` writes them,
     are over all ranks; the second row of `sums` and `own_top` are not read. `targets` [n] are
-    counted from this rank's first column; those of other ranks lie outside."""
+    counted from this rank's first column; another rank's target is negative or not below
+    `columns`."""
     _softmax_gradient[(len(logits),)](
         logits,
         targets,

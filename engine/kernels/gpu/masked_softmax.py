@@ -12,8 +12,9 @@ from mlm_repro.engine.kernels.gpu.masks import Context, warps
 
 
 class _MaskedSoftmax(torch.autograd.Function):
-    """Autograd function: softmax of scaled and masked attention scores [b, n, s, k] over the keys.
-    It keeps the scores for backward, and not the weights, which are rounded."""
+    """Autograd function: softmax of scaled and masked attention scores [b, n, s, k] over the keys,
+    in the scores' shape. It keeps the scores for backward, and not the weights, which are
+    rounded."""
 
     @staticmethod
     def forward(

@@ -14,7 +14,7 @@ from mlm_repro.engine.kernels.dropout import DropoutMask, keys_on
 Context = Any
 """Type of autograd's context, in which a forward pass keeps what its backward pass needs."""
 BLOCK = 128
-"""Columns of a random row that come from 16 counters."""
+"""Number of columns in a block of a dropout mask, whose random bits come from 16 counters."""
 
 
 def warps(columns: int) -> int:
