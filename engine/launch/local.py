@@ -32,7 +32,7 @@ M_TOP_PAD = -2
 M_MMAP_MAX = -4
 INTERFACES = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
 """Names of the environment variables that name the network interface on which gloo and NCCL listen.
-Forked ranks use the loopback unless they are set."""
+Forked ranks use the loopback unless these are set."""
 # Half a second was too short on a busy machine.
 STACK_SECONDS = 2.0
 """Seconds that a rank that did not end has to print its stack before it is killed."""

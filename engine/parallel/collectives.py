@@ -16,8 +16,8 @@ Collective = Callable[[Tensor], Tensor]
 
 
 class _Conjugate(torch.autograd.Function):
-    """Autograd function that returns one collective of x, the function `forward`, in the forward
-    pass, and applies another, `backward`, to the gradient."""
+    """Autograd function (x, forward, backward) → the result of the collective `forward` for x. The
+    backward pass applies the collective `backward` to the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, forward: Collective, backward: Collective) -> Tensor:

@@ -105,13 +105,14 @@ class Axis(ABC):
     @abstractmethod
     def all_gather(self, tensor: Tensor, dim: int) -> Tensor:
         """Return the tensors of all ranks of the axis, which have one shape, joined along the dim
-        `dim` in rank order, as a new tensor on every rank. Every rank of the axis calls it."""
+        `dim` in rank order, on every rank; with one rank the tensor itself. Every rank of the axis
+        calls it."""
 
     @abstractmethod
     def reduce_scatter(self, tensor: Tensor) -> Tensor:
-        """Return this rank's share of the sum of all ranks' tensors, which have one shape, as a new
-        tensor: the sum is cut along dim 0 into as many equal shares, in rank order, as the axis has
-        ranks. Every rank of the axis calls it."""
+        """Return this rank's share of the sum of all ranks' tensors, which have one shape: the sum
+        is cut along dim 0 into as many equal shares, in rank order, as the axis has ranks; with one
+        rank it is the tensor itself. Every rank of the axis calls it."""
 
     @abstractmethod
     def gather_objects(self, value: Any) -> list[Any]:
