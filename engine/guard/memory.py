@@ -129,8 +129,8 @@ class OutOfMemory(HardwareMissing):
 def explaining_out_of_memory(run: ResolvedRun, mesh: ParallelMesh, when: str) -> Iterator[None]:
     """Context manager: turn a failed allocation in the block, on a GPU or in the host's memory,
     into OutOfMemory, with a message that names the rank and says `when` it happened; other errors
-    pass. The first rank that fails prints before to stderr what a rank needs and which changes need
-    less."""
+    pass. Before that, the first rank that fails prints to stderr the memory that a rank needs and
+    the changes that need less."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

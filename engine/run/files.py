@@ -52,7 +52,8 @@ class TensorNumbers(FileSchema):
     nonfinite: float
     checksum: int | None = None
     """Sum of (2·position + 1) × (the element's bits as an integer) over the whole tensor, modulo
-    2^64, which is equal at every layout; None if an earlier version wrote the entry."""
+    2^64, which is equal at every layout; None in an entry of an earlier version that computed
+    none."""
 
 
 class Validation(FileSchema, extra="forbid", strict=True):
