@@ -36,7 +36,7 @@ ALWAYS_FREE = (
 
 
 class Kind(NamedTuple):
-    """The rules for one kind of sealed directory: its files, its name, what its identity covers,
+    """Rules for one kind of sealed directory: its files, its name, what its identity covers,
     and the checks that recompute its files."""
 
     files: Mapping[str, type[FileSchema] | None]
