@@ -268,7 +268,7 @@ class Pipeline:
         in the ledger. Returns the finished stage, a Finished. Raises BadInput if no document is
         left."""
         counts = [task_counts["documents"] for task_counts in measured.counts]
-        starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).tolist()
+        starts = np.cumsum([0, *counts]).tolist()
         decided: list[Input] = []
         for name, decide in (
             ("deduplicate", self._deduplicate),
@@ -403,7 +403,7 @@ class Pipeline:
                 1,
                 min(
                     count,
-                    math.ceil((self.config.shards or 1) * count / max(1, *in_split.values(), 1)),
+                    math.ceil((self.config.shards or 1) * count / max(1, *in_split.values())),
                 ),
             )
             self.splits[name] = {}

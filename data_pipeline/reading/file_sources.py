@@ -84,11 +84,7 @@ class FileSource:
         self._wanted = config.split if config else ()
         self._left_out = ""
         if config and self.kind not in ("text", "documents"):
-            self._keys = {
-                "text_key": config.text_key,
-                "id_key": config.id_key,
-                "keep": config.metadata,
-            }
+            self._keys = config.piece_keys
 
     @property
     def _root(self) -> Path:
@@ -122,7 +118,7 @@ class FileSource:
             return [("stdin", Path(self._spool.name))]
         if path.is_dir():
             root = path
-            files = list(self._below(path))
+            files = [*self._below(path)]
         else:
             matching = [Path(file) for file in sorted(glob.glob(str(path), recursive=True))]
             fixed = itertools.takewhile(lambda part: not glob.has_magic(part), path.parts[:-1])
@@ -130,12 +126,7 @@ class FileSource:
             files = [
                 (file.relative_to(root).as_posix(), file) for file in matching if file.is_file()
             ]
-        if not files:
-            raise BadInput(
-                f"source {self.name}: there is no file of that path or pattern, and no folder of"
-                f" that path with {self.kind} files in it, by the endings of their names"
-            )
-        return self._of_splits(root, [*files])
+        return self._of_splits(root, files)
 
     def _elsewhere(self, remote: Remote) -> Files:
         """Return a list of pairs, the name and Remote of each file below or at a remote address
@@ -151,19 +142,19 @@ class FileSource:
         endings = "" if len(listed) == 1 or "*" in remote.url else SUFFIXES[self.kind]
         files: Files = [file for file in listed if file[0].lower().endswith(endings)]
         self._warn_of(sorted({name for name, _ in listed} - {name for name, _ in files}))
-        if not files:
-            raise BadInput(
-                f"source {self.name}: there is no file of that address or pattern, and no folder"
-                f" there with {self.kind} files in it, by the endings of their names"
-            )
         return self._of_splits(None if "*" in remote.url else remote, files)
 
     def _of_splits(self, root: Path | Remote | None, files: Files) -> Files:
         """Return a list of the `files`, pairs of a name and a Path or Remote, that belong to the
         splits to read, split by split. Files of other splits are left out, which is printed to
         standard error and becomes part of the source's description. `root` is the folder that the
-        files' names start from, or None if they have no common one. Raises BadInput for a name that
-        is not UTF-8 text, and for a split that the files do not have."""
+        files' names start from, or None if they have no common one. Raises BadInput if there are no
+        files, for a name that is not UTF-8 text, and for a split that the files do not have."""
+        if not files:
+            raise BadInput(
+                f"source {self.name}: there is no file of that path or pattern, and no folder of"
+                f" that path with {self.kind} files in it, by the endings of their names"
+            )
         refuse_non_text(name for name, _ in files)
         if self.kind == "text":
             return files
