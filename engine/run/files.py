@@ -127,9 +127,8 @@ def read_validations(run: Path) -> list[Validation]:
 def steps_in(metrics: Iterable[JSON]) -> list[Step]:
     """Return the iterations among lines of metrics.jsonl, given as JSON objects, in their order.
     Raises IntegrityFailure if one does not fit the schema."""
-    where = f"iteration {{iteration}} in {METRICS}"
     return [
-        parse_document(line, Step, where.format(**line))
+        parse_document(line, Step, f"iteration {line['iteration']} in {METRICS}")
         for line in metrics
         if line["kind"] == "train"
     ]
@@ -138,8 +137,11 @@ def steps_in(metrics: Iterable[JSON]) -> list[Step]:
 def validations_in(metrics: Iterable[JSON]) -> list[Validation]:
     """Return the validations, with a final one, among lines of metrics.jsonl, given as JSON
     objects, in their order. Raises IntegrityFailure if one does not fit the schema."""
-    where = f"a validation in {METRICS}"
-    return [parse_document(line, Validation, where) for line in metrics if line["kind"] != "train"]
+    return [
+        parse_document(line, Validation, f"a validation in {METRICS}")
+        for line in metrics
+        if line["kind"] != "train"
+    ]
 
 
 def describe_end(run: Path) -> str:
