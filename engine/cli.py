@@ -4,7 +4,6 @@ and translate Megatron-LM's flags."""
 import os
 import shlex
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -13,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from mlm_repro.engine.launch.local import keep_large_buffers
+from mlm_repro.engine.run.scores import check_protocols
 from mlm_repro.lineage.atomic import write_json
 from mlm_repro.lineage.command import CommandLine, run_command
 from mlm_repro.lineage.errors import KEEPS_NOTHING, BadInput
 from mlm_repro.lineage.extras import check_torch
 from mlm_repro.lineage.lock import check_is_there, check_place
 from mlm_repro.lineage.progress import announce, format_bytes, is_quiet
-from mlm_repro.lineage.variables import launched_ranks
-from mlm_repro.lineage.variables import rank as this_rank
+from mlm_repro.lineage.variables import is_first_rank, launched_ranks
 
 if TYPE_CHECKING:
     from mlm_repro.engine.pipeline.lowering import Lowered
@@ -95,6 +94,7 @@ def run(
     if dry_run:
         if resolved.dataset:
             resolved.check_validation()
+        check_protocols(resolved.config.record.evaluate)
         print(resolved.describe())
     else:
         resolved.check_not_longer(runs)
@@ -126,12 +126,17 @@ def _train(run: "ResolvedRun", runs: Path, same_code: bool, threads: bool = Fals
     directory. If the run is complete already, train nothing: make the link with the run's name lead
     to its directory, and print that.
 
-    Raises BadInput without a fitting torch, or if `same_code` is set and other code worked on the
-    run last; SystemExit with 0 or a failed rank's exit code if this process forks ranks; and the
-    errors of the function `train` if this process trains.
+    The ranks are threads if `threads` is set. Otherwise this process trains if it is a rank or the
+    only one; else it forks the ranks and raises SystemExit with 0 or the exit code of a rank that
+    failed. Raises BadInput without a fitting torch, if a protocol of `record.evaluate` cannot be
+    scored here, or if `same_code` is set and other code worked on the run last; and the errors of
+    the function `train` if this process trains.
     """
     check_torch()
-    other = (run.begun or run.directory(runs)).other_code
+    directory = run.begun or run.directory(runs)
+    if not directory.is_at_rest:
+        check_protocols(run.config.record.evaluate)
+    other = directory.other_code
     if other and same_code:
         raise BadInput(
             f"{other}: --same-code refuses a run on which other code worked last; without it the"
@@ -146,44 +151,36 @@ def _train(run: "ResolvedRun", runs: Path, same_code: bool, threads: bool = Fals
                 print(f"note: {other}", file=sys.stderr)
             return
         run = replace(run, begun=directory)  # so that the ranks do not search for it again
-    from mlm_repro.engine.run.files import describe_end
-    from mlm_repro.engine.train import train
-
-    def work() -> str:
-        path = train(run, runs).path
-        if this_rank() == 0 and not is_quiet():
-            print(describe_end(path), file=sys.stderr)
-        return f"complete: {path}"
-
-    _on_ranks(work, run.layout.world_size, threads)
-
-
-def _on_ranks(work: Callable[[], str], ranks: int, threads: bool = False) -> None:
-    """Call `work`, which returns a text, on each of `ranks` ranks, and print rank 0's text.
-
-    The ranks are threads if `threads` is set. Otherwise this process does the work if it is a rank
-    or the only one; else it forks the ranks and raises SystemExit with 0 or the exit code of a rank
-    that failed.
-    """
-    if threads:
-        from mlm_repro.engine.launch.threads import run_threads
-
-        print(run_threads(work, ranks, timeout_seconds=None)[0])
-        return
     from mlm_repro.engine.launch.local import launch
     from mlm_repro.engine.launch.mesh import leave_ranks
+    from mlm_repro.engine.launch.threads import run_threads
+    from mlm_repro.engine.train import train
 
-    def work_and_say() -> None:
+    ranks = run.layout.world_size
+    if threads:
+        _say_end(run_threads(train, ranks, run, runs, timeout_seconds=None)[0].path)
+        return
+
+    def work() -> None:
         try:
-            answer = work()
+            path = train(run, runs).path
         finally:
             leave_ranks()
-        if this_rank() == 0:
-            print(answer)
+        if is_first_rank():
+            _say_end(path)
 
     if ranks > 1 and not launched_ranks():
-        raise SystemExit(launch(work_and_say, ranks))
-    work_and_say()
+        raise SystemExit(launch(work, ranks))
+    work()
+
+
+def _say_end(run: Path) -> None:
+    """Print the directory of a complete training, and on standard error how it ended."""
+    from mlm_repro.engine.run.files import describe_end
+
+    if not is_quiet():
+        print(describe_end(run), file=sys.stderr)
+    print(f"complete: {run}")
 
 
 @app.command("finetune")

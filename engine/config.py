@@ -592,11 +592,14 @@ class RecordConfig(Config):
     log_interval: PositiveInt | None = None
     """Iterations from one printed line to the next; by default one comes every 15 seconds, on a
     terminal a bar."""
+    evaluate: tuple[str, ...] = ()
+    """Protocols of `mlm-eval list` by which each checkpoint is scored when it is complete, such as
+    `lambada`. Training waits meanwhile. The results are files of the run's folder `scores`."""
     checkpoint_minutes: PositiveFloat | None = None
     """Minutes of training after which a checkpoint is written too, by the first rank's clock; by
     default iterations alone decide."""
 
-    @field_validator("loggers", mode="before")
+    @field_validator("loggers", "evaluate", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         # `--set record.loggers=tensorboard` gives a text.

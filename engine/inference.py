@@ -60,7 +60,7 @@ def load_for_inference(
     config = parse_config(
         read_object(directory / CONFIG).get("model", {}), ModelConfig, str(directory / CONFIG)
     )
-    check_tensor_parallel(config, mesh.tp.size, directory)
+    check_tensor_parallel(config, mesh.tp.size)
     index = {
         n: e for n, e in read_object(directory / INDEX).items() if not n.startswith(OPTIMIZER_STATE)
     }

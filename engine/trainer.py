@@ -40,14 +40,20 @@ from mlm_repro.engine.run.files import (
 )
 from mlm_repro.engine.run.loggers import Start, writing_metrics
 from mlm_repro.engine.run.resolved import ResolvedRun
+from mlm_repro.engine.run.scores import start_scoring
 from mlm_repro.engine.step import NotFinite, build_step
 from mlm_repro.lineage.atomic import sync
 from mlm_repro.lineage.chain import checkpoint_path, complete_checkpoints, resolve_checkpoint
 from mlm_repro.lineage.errors import Diverged, Interrupted
 from mlm_repro.lineage.files import write_document
-from mlm_repro.lineage.processes import when_stopped
+from mlm_repro.lineage.processes import ended_by, when_stopped
 from mlm_repro.lineage.progress import Progress, announce, format_bytes, format_duration
 from mlm_repro.lineage.run import RunDirectory
+
+STOP = "stop"
+"""Message of a rank that was asked to stop to the others, while they wait for a scoring."""
+POLL_SECONDS = 0.2
+"""Seconds after which ranks that wait for a scoring look again whether it has ended."""
 
 
 class Trainer:
@@ -144,15 +150,19 @@ class Trainer:
             groups = place_groups(batch_size, self.config.train.microbatch_size, dp.rank, dp.size)
             layers = list(chain.from_iterable(chunk.stage.layers for chunk in self.model.chunks))
             self.inputs.streams.load(place, groups, layers)
-        # Earlier releases did not store the number; then every iteration counts as an update.
-        samples = self.state.updated_samples
-        self.updated_samples = (
-            self.schedule.samples_before(self.state.iteration) if samples is None else samples
-        )
+        self._count_samples(self.state.iteration)
         if self.step.scaler and self.state.loss_scaler:
             self.step.scaler = LossScaler(**self.state.loss_scaler)
         # A resumed run must judge spikes by the same losses as one that was never stopped.
         self.recent.seen.extend(self.state.recent)
+
+    def _count_samples(self, iteration: int) -> None:
+        """Set the number of samples in the updates up to an iteration, as the state has it."""
+        samples = self.state.updated_samples
+        # Earlier releases did not store the number; then every iteration counts as an update.
+        if samples is None:
+            samples = self.schedule.samples_before(iteration)
+        self.updated_samples = samples
 
     def run_to_end(self, loggers: dict[str, Start] | None = None, until: int | None = None) -> None:
         """Run the remaining iterations, with validations, checkpoints and lines of metrics.jsonl,
@@ -196,6 +206,9 @@ class Trainer:
                 start = self._validate(0, train.validation_samples)
                 log(start)
                 self.validations.append(start)
+            elif not earlier:
+                # The session before may have ended before its last checkpoint was scored.
+                begun += self._score(first, progress)
             for number in range(first, train.iterations):
                 line, warnings, stop = self.iterate(number)
                 if seam and number == seam.iteration:
@@ -226,9 +239,12 @@ class Trainer:
                     self._go_on_saving()
                 if is_last or stop or self.is_save_due or done % train.checkpoint_interval == 0:
                     self._save()
-                # Waited for here, because after this the process ends or the run is sealed.
-                if is_last or stop:
-                    self._finish_saving()
+                    # Waited for here, because after this the process ends, the run is sealed or the
+                    # checkpoint is scored.
+                    if is_last or stop or self.config.record.evaluate:
+                        self._finish_saving()
+                    if is_last or not stop:
+                        begun += self._score(done, progress)
                 if stop and not is_last:
                     raise Interrupted(
                         f"stopped after iteration {done} of {train.iterations}, with a checkpoint"
@@ -271,6 +287,35 @@ class Trainer:
             self.directory.complete()
         self.mesh.world.barrier()
 
+    def _score(self, iteration: int, progress: Progress) -> float:
+        """Score the checkpoint of an iteration by the protocols of `record.evaluate` that have no
+        file of it; return the seconds that it took, which are none of the training's. Every rank
+        calls it, and waits for the first. A scoring that fails gives a warning. Raises Interrupted
+        if a rank is asked to stop meanwhile."""
+        start = time.monotonic()
+        run = self.directory.path
+        checkpoint = checkpoint_path(run, iteration)
+        for protocol in self.config.record.evaluate:
+            process = start_scoring(checkpoint, protocol) if self.mesh.is_first else None
+            status = None
+            while status is None:
+                # A message now and then, because a rank that waits for minutes counts as lost.
+                time.sleep(POLL_SECONDS)
+                own = process.poll() if process else 0
+                states = self.mesh.world.gather_objects(STOP if self.stop_requested else own)
+                status = states[0]
+                if STOP in states:
+                    if process:
+                        process.kill()
+                    raise Interrupted(
+                        f"stopped while a checkpoint was scored; `mlm-train resume {run}` goes on"
+                        " from there"
+                    )
+            if status:
+                progress.note(f"warning: no scores by {protocol}: mlm-eval {ended_by(status)}")
+        self.saved = time.monotonic()
+        return self.saved - start
+
     def _estimate(self, first: int) -> str:
         train = self.config.train
         left = train.iterations - first
@@ -304,13 +349,9 @@ class Trainer:
         rate = self.rate()
         microbatches = self.inputs.of(number)
         scale = self.step.loss_scale
-        minutes = self.config.record.checkpoint_minutes
+        minutes = self.config.record.checkpoint_minutes or math.inf
         ranks = self.mesh.world.size
-        is_due = (
-            minutes is not None
-            and self.mesh.is_first
-            and time.monotonic() >= self.saved + 60 * minutes
-        )
+        is_due = self.mesh.is_first and time.monotonic() >= self.saved + 60 * minutes
         # Three counts of ranks in one sum, in base `ranks + 1`. They travel with the loss, so that
         # a stop, a due checkpoint and a finished write cost no collective.
         base = ranks + 1
@@ -458,7 +499,7 @@ class Trainer:
         """Call the function `note` with a warning as text if more than a tenth of the finished
         iterations made no update. Raises NotFinite if none of them made one."""
         done = self.state.iteration
-        skipped = self.state.iteration - self.state.optimizer_steps
+        skipped = done - self.state.optimizer_steps
         lower = "a lower train.initial_loss_scale, or train.precision = 'bf16' or 'fp32', avoids it"
         why = (
             f"gradients overflowed in fp16: {lower}"

@@ -376,6 +376,21 @@ def fetch(
         print(f"written: {fetch_model(name, out)}")
 
 
+@app.command()
+def check(
+    protocols: Annotated[list[str], typer.Argument(help="Names from `mlm-eval list`.")],
+) -> None:
+    """Print the path of each protocol's test file; one that is not here is downloaded.
+
+    A training that scores its checkpoints (`record.evaluate`) looks for the files before it begins.
+    """
+    from mlm_repro.data_pipeline.contamination.testsets import find_test_set
+
+    for protocol in protocols:
+        check_task_name(protocol)
+        print(find_test_set(TASKS[protocol].test_set))
+
+
 @app.command("list")
 def list_() -> None:
     """List the protocols, each with a title that says how it differs."""

@@ -86,9 +86,9 @@ def training(
     written, and the command exits with code 6.
     """
     from mlm_repro.lineage.atomic import write_bytes
-    from mlm_repro.reports.training import load_training, render_training
+    from mlm_repro.reports.training import Training, render_training
 
-    loaded = load_training(run)
+    loaded = Training(run)
     page = out / f"{loaded.path.name}.html"
     write_bytes(page, render_training(loaded).encode("utf-8", "replace"))
     print(page)

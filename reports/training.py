@@ -1,9 +1,9 @@
 """A page of one training: its curves, numbers, generated text, evaluations and data, in one file to
 send."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from mlm_repro.data_pipeline.files import (
@@ -11,23 +11,22 @@ from mlm_repro.data_pipeline.files import (
     LEDGER,
     DataCard,
     Ledger,
-    TrainedOn,
     named_datasets,
 )
 from mlm_repro.engine.costs import parameter_count, tokens_trained
 from mlm_repro.engine.run.files import (
     SUMMARY,
     Step,
-    TrainingSummary,
-    Validation,
     read_steps,
+    read_summary,
     read_validations,
 )
 from mlm_repro.engine.run.resolved import read_config
+from mlm_repro.engine.run.scores import SCORES
 from mlm_repro.evaluation.schema import Result
 from mlm_repro.lineage.atomic import JSON
-from mlm_repro.lineage.chain import complete_checkpoints
-from mlm_repro.lineage.digest import check_seal, is_sealed, read_digest
+from mlm_repro.lineage.chain import complete_checkpoints, iteration_of
+from mlm_repro.lineage.digest import check_seal, read_digest
 from mlm_repro.lineage.errors import UserError
 from mlm_repro.lineage.files import Manifest, parse_document, read_document, read_object
 from mlm_repro.lineage.numbers import exact, show
@@ -51,33 +50,53 @@ loss."""
 TRAINED = ("iteration", "samples", "loss", *CURVES)
 VALIDATED = ("iteration", "samples", "loss", "perplexity")
 """Fields in the table of iterations, `TRAINED`, and in the table of validations."""
+MEASURES = "accuracy", "perplexity"
+"""Keys of the numbers in a result of `mlm-eval` that are drawn over iterations."""
 
 
-@dataclass(frozen=True)
 class Training:
     """Training run as far as it has come: its manifest, metrics, datasets, evaluation results and
     generated texts."""
 
-    path: Path
-    manifest: Manifest
-    size: tuple[int, int]
-    """Number of the model's parameters, and number of tokens of the whole training."""
-    summary: TrainingSummary | None
-    """Summary of the training, from its file; None if the training is unfinished."""
-    steps: Sequence[Step]
-    validations: Sequence[Validation]
-    datasets: Sequence[TrainedOn]
-    ledger: Ledger | None
-    card: DataCard | None
-    evaluations: dict[str, Result]
-    """Stem of the file beside the run, with the task behind it if the file has several → result of
-    a checkpoint of the run."""
-    samples: Sequence[JSON]
-    """Prompts with the continuations that checkpoints of the run generated, each a dict as
-    `mlm-eval` wrote it."""
-    state: str
-    note: str
-    """Sentence on the datasets that are not shown; empty if there are none."""
+    def __init__(self, run: Path) -> None:
+        """Read a training run, finished or not, from its directory, its dataset if that is here,
+        and the results of `mlm-eval` in the run and beside it.
+
+        Raises BadInput if the directory holds no training, IntegrityFailure if a file is damaged or
+        the run was changed after it was sealed.
+        """
+        directory = RunDirectory.open(run, "training")
+        self.path = path = directory.path
+        self.manifest = read_document(path / MANIFEST, Manifest)
+        config = read_config(directory)
+        self.state = "unfinished: it was stopped, failed or is at work"
+        if directory.is_complete:
+            self.state = f"complete and unchanged, digest {check_seal(path)[:16]}"
+        self.size = parameter_count(config.model), tokens_trained(config.model, config.train)
+        """Number of the model's parameters, and number of tokens of the whole training."""
+        self.summary = read_summary(path) if (path / SUMMARY).is_file() else None
+        """Summary of the training, from its file; None if the training is unfinished."""
+        self.steps = read_steps(path)
+        self.validations = read_validations(path)
+        self.datasets = named_datasets(path)
+        self.ledger: Ledger | None = None
+        self.card: DataCard | None = None
+        self.note = ""
+        """Sentence on the datasets that are not shown; empty if there are none."""
+        data = max(self.datasets, key=lambda each: each.weight, default=None)
+        if data and not data.is_here:
+            self.note = f"The dataset {data.place} is not here, or was built anew since."
+        elif data:
+            if len(self.datasets) > 1:
+                self.note = (
+                    f"Of {len(self.datasets)} datasets this is the one of the largest share."
+                )
+            if (data.place / LEDGER).is_file():  # a dataset that this suite did not build has none
+                self.ledger = read_document(data.place / LEDGER, Ledger)
+            self.card = read_document(data.place / DATASET, DataCard)
+        self.evaluations, self.samples = _scored(path)
+        """Results of its checkpoints by the stem of the file beside the run, with the task if the
+        file has several; prompts with the continuations that its checkpoints generated."""
 
     @property
     def exhibits(self) -> dict[str, Exhibit]:
@@ -88,15 +107,16 @@ class Training:
     def _exhibits(self) -> Iterator[Exhibit]:
         if self.steps:
             curves = [binned("training", self.steps, "loss")]
-            points = tuple(
-                Point(validation.iteration, validation.loss) for validation in self.validations
-            )
-            if points:
-                curves.append(Layer("validation", 2, "measured", points))
+            if self.validations:
+                points = [Point(line.iteration, line.loss) for line in self.validations]
+                curves.append(Layer("validation", 2, "measured", tuple(points)))
             yield _curve("loss", "Loss", "loss (nats)", curves)
             for key, (name, title, label) in CURVES.items():
                 if (curve := binned(label, self.steps, key)).points:
                     yield _curve(name, title, label, [curve])
+        for name, points in _scores(self.path).items():
+            curve = Layer(name, 0, "measured", tuple(points))
+            yield _curve(name.replace(" ", "-"), name, name, [curve])
         if self.evaluations:
             yield evaluations_exhibit(self.evaluations, [])
         if self.ledger:
@@ -125,10 +145,10 @@ def binned(name: str, steps: Sequence[Step], key: str) -> Layer:
     and maximum, at its last iteration. Steps without a value are left out."""
     valued = [step for step in steps if getattr(step, key) is not None]
     apart = -(-len(valued) // SHOWN) or 1
-    points = []
-    for start in range(0, len(valued), apart):
-        block = valued[start : start + apart]
-        points.append(Point.mean(block[-1].iteration, [getattr(step, key) for step in block]))
+    blocks = [valued[start : start + apart] for start in range(0, len(valued), apart)]
+    points = [
+        Point.mean(block[-1].iteration, [getattr(step, key) for step in block]) for block in blocks
+    ]
     return Layer(name, 0, "measured", tuple(points))
 
 
@@ -152,50 +172,17 @@ def _curve(name: str, title: str, label: str, curves: list[Layer]) -> Exhibit:
     )
 
 
-def load_training(run: Path) -> Training:
-    """Read a training run, finished or not, from its directory, its dataset if that is here, and
-    the results of `mlm-eval` beside it, and return it as a Training.
-
-    Raises BadInput if the directory holds no training, IntegrityFailure if a file is damaged or the
-    run was changed after it was sealed.
-    """
-    directory = RunDirectory.open(run, "training").path
-    manifest = read_document(directory / MANIFEST, Manifest)
-    config = read_config(manifest.model_dump(), directory / MANIFEST)
-    state = "unfinished: it was stopped, failed or is at work"
-    if is_sealed(directory):
-        state = f"complete and unchanged, digest {check_seal(directory)[:16]}"
-    path = directory / SUMMARY
-    summary = read_document(path, TrainingSummary) if path.is_file() else None
-    ledger = card = None
-    datasets = named_datasets(directory)
-    note = ""
-    if datasets:
-        data = max(datasets, key=lambda each: each.weight)
-        if not data.is_here:
-            note = f"The dataset {data.place} is not here, or was built anew since."
-        else:
-            if len(datasets) > 1:
-                note = f"Of {len(datasets)} datasets this is the one of the largest share."
-            if (data.place / LEDGER).is_file():  # a dataset that this suite did not build has none
-                ledger = read_document(data.place / LEDGER, Ledger)
-            card = read_document(data.place / DATASET, DataCard)
-    evaluations, samples = _scored(directory)
-    return Training(
-        directory,
-        manifest,
-        (parameter_count(config.model), tokens_trained(config.model, config.train)),
-        summary,
-        read_steps(directory),
-        read_validations(directory),
-        datasets,
-        ledger,
-        card,
-        evaluations,
-        samples,
-        state,
-        note,
-    )
+def _scores(run: Path) -> dict[str, list[Point]]:
+    """Return a dict protocol and number, such as `lambada accuracy` → list of Points over
+    iterations, from the files that a run's directory has of the scores of its checkpoints."""
+    curves: dict[str, list[Point]] = defaultdict(list)
+    for path in sorted((run / SCORES).glob("*/*.json")):
+        result = read_object(path)
+        for name in MEASURES:
+            if result.get(name) is not None:
+                point = Point(iteration_of(path.parent), result[name])
+                curves[f"{path.stem} {name}"].append(point)
+    return curves
 
 
 def _scored(run: Path) -> tuple[dict[str, Result], list[JSON]]:

@@ -126,7 +126,7 @@ class FileSource:
             files = [
                 (file.relative_to(root).as_posix(), file) for file in matching if file.is_file()
             ]
-        return self._of_splits(root, files)
+        return self._of_splits(root, [*files])
 
     def _elsewhere(self, remote: Remote) -> Files:
         """Return a list of pairs, the name and Remote of each file below or at a remote address

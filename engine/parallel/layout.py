@@ -3,7 +3,6 @@ torch."""
 
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlm_repro.lineage.errors import BadInput
@@ -95,20 +94,9 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
     tp = config.parallel.tp
     pp = config.parallel.pp
     batch_in_microbatches = config.train.batch_in_microbatches
-    for size, what in (
-        (config.model.num_heads, "attention heads"),
-        (config.model.padded_vocab_size, "vocabulary rows"),
-        (ranks, "ranks"),
-    ):
-        if size % tp:
-            pad = (
-                ", or pad the vocabulary for it with `tokenizer.tp` of the dataset's recipe"
-                if what == "vocabulary rows"
-                else ""
-            )
-            raise BadInput(
-                f"tp = {tp} does not divide the {size} {what}; tp can be {_divisors(size)}{pad}"
-            )
+    check_tensor_parallel(config.model, tp)
+    if ranks % tp:
+        raise BadInput(f"tp = {tp} does not divide the {ranks} ranks; tp can be {_divisors(ranks)}")
     if config.parallel.sequence_parallel and not config.model.section.divides_sequence:
         raise BadInput(
             f"a model of family = {config.model.family!r} does not divide its sequence: "
@@ -169,17 +157,17 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
     return Layout(tp=tp, pp=pp, dp=dp)
 
 
-def check_tensor_parallel(model: "ModelConfig", tp: int, where: Path) -> None:
-    """Raise BadInput, with the model's path `where`, unless the number `tp` of tensor-parallel
-    ranks divides the model's attention heads and its padded vocabulary. Nothing is returned."""
-    for size, what in (
-        (model.num_heads, "attention heads"),
-        (model.padded_vocab_size, "vocabulary rows"),
+def check_tensor_parallel(model: "ModelConfig", tp: int) -> None:
+    """Raise BadInput, with the choices that would, unless the number `tp` of tensor-parallel ranks
+    divides the model's attention heads and its padded vocabulary. Nothing is returned."""
+    pad = ", or pad the vocabulary for it with `tokenizer.tp` of the dataset's recipe"
+    for size, what, advice in (
+        (model.num_heads, "attention heads", ""),
+        (model.padded_vocab_size, "vocabulary rows", pad),
     ):
         if size % tp:
             raise BadInput(
-                f"tp = {tp} does not divide the {size} {what} of {where}; tp can be"
-                f" {_divisors(size)}"
+                f"tp = {tp} does not divide the {size} {what}; tp can be {_divisors(size)}{advice}"
             )
 
 

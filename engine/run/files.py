@@ -133,9 +133,8 @@ def steps_in(metrics: Iterable[JSON]) -> list[Step]:
     """Return as a list of Steps the iterations among lines of metrics.jsonl, given as dicts, in
     their order; other kinds of lines are left out. Raises IntegrityFailure if one does not fit the
     schema."""
-    where = f"iteration {{iteration}} in {METRICS}"
     return [
-        parse_document(line, Step, where.format(**line))
+        parse_document(line, Step, f"iteration {line['iteration']} in {METRICS}")
         for line in metrics
         if line["kind"] == "train"
     ]
@@ -145,8 +144,11 @@ def validations_in(metrics: Iterable[JSON]) -> list[Validation]:
     """Return as a list of Validations all lines of metrics.jsonl, given as dicts, that are not
     iterations, in their order, the final validation too. Raises IntegrityFailure if one does not
     fit the schema."""
-    where = f"a validation in {METRICS}"
-    return [parse_document(line, Validation, where) for line in metrics if line["kind"] != "train"]
+    return [
+        parse_document(line, Validation, f"a validation in {METRICS}")
+        for line in metrics
+        if line["kind"] != "train"
+    ]
 
 
 def describe_end(run: Path) -> str:

@@ -122,12 +122,11 @@ def writing_metrics(
                     session.close()
 
     def log(line: JSON) -> None:
-        chosen = {
-            name: line[name]
-            for name in line
-            if name != "iteration" and type(line[name]) in (int, float)
+        numbers = {
+            f"{line['kind']}/{name}": value
+            for name, value in line.items()
+            if name != "iteration" and type(value) in (int, float)
         }
-        numbers = {f"{line['kind']}/{name}": value for name, value in chosen.items()}
         for name, session in list(sessions.items()):
             with leaving_out(name):
                 session.write(line["iteration"], numbers)

@@ -321,7 +321,8 @@ CHECKPOINT = rf"(config|index|lineage|state)\.json|{PIECES}|{MARKER}"
 KINDS = {
     "training": Kind(
         {METRICS: None, SUMMARY: TrainingSummary},
-        rf"timeline\.json|tensorboard/events\.{NAME}|checkpoints/iter_[0-9]{{7,}}/({CHECKPOINT})",
+        rf"timeline\.json|tensorboard/events\.{NAME}|checkpoints/iter_[0-9]{{7,}}/({CHECKPOINT})"
+        rf"|scores/iter_[0-9]{{7,}}/{NAME}\.json",
         lambda config: re.escape(config["name"]),
         PLACES,
         lambda config: differing(RunConfig, config),
@@ -334,6 +335,7 @@ KINDS = {
             "metrics.jsonl *.tokens_per_second",
             "metrics.jsonl *.model_tflops",
             "metrics.jsonl *.spike",
+            "scores/*",
             "checkpoints/* seconds",
             "checkpoints/* loss_scaler",
             "checkpoints/*/probe.json",

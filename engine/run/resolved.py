@@ -6,12 +6,11 @@ plans. Imports no torch.
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from mlm_repro.data_pipeline.files import named_datasets
 from mlm_repro.data_pipeline.tokens.tokenizer import FILE_NAME
@@ -51,9 +50,6 @@ from mlm_repro.lineage.files import Manifest, read_object
 from mlm_repro.lineage.run import MANIFEST, RunDirectory, asked_for, identity_in
 from mlm_repro.lineage.shipped import Shipped, find_file
 
-ORIGINS = ("init_from", "continues")
-"""Names that a run's starting point can have among the run's inputs: `init_from` for a checkpoint's
-weights alone, `continues` for a run that is continued."""
 SCHEMA = 1
 """Version of the meaning of a training's settings. Raise it when a default or the arithmetic behind
 a key changes."""
@@ -204,27 +200,27 @@ class ResolvedRun:
             return self.begun
         run = self.directory(root).begun(self._asked)
         if run.is_new:
-            for path in self._earlier_identities(root, run.path):
-                end = (
-                    "complete"
-                    if is_sealed(path)
-                    else f"unfinished: `mlm-train resume {path}` goes on with it"
-                )
-                print(
-                    f"note: {path} is the same work under an older identity, {end}", file=sys.stderr
-                )
+            self._note_earlier_identities(root, run.path)
         return run
 
-    def _earlier_identities(self, root: Path, own: Path) -> Iterator[Path]:
-        """Yield the paths of the directories of trainings below the folder `root`, other than the
-        path `own`, that were begun with this run's name, settings and inputs, in order of their
-        names. Runs that cannot be read are left out."""
-        for path in sorted(root.glob(f"{self.config.name}-*/{MANIFEST}")):
+    def _note_earlier_identities(self, root: Path, own: Path) -> None:
+        """Print to standard error a note for each training below the folder `root`, other than the
+        one in the directory `own`, that was begun with this run's name, settings and inputs, in
+        order of their names. Runs that cannot be read are left out."""
+        for path in sorted(root.glob(f"{self.config.name}-*")):
             with suppress(UserError):
-                manifest = RunDirectory.open(path.parent, "training").manifest
-                same = settings_of(read_config(manifest, path)) == settings_of(self.config)
-                if same and manifest["parents"] == self.parents and path.parent != own:
-                    yield path.parent
+                run = RunDirectory.open(path, "training")
+                same = settings_of(read_config(run)) == settings_of(self.config)
+                if same and run.manifest["parents"] == self.parents and path != own:
+                    end = (
+                        "complete"
+                        if run.is_complete
+                        else f"unfinished: `mlm-train resume {path}` goes on with it"
+                    )
+                    print(
+                        f"note: {path} is the same work under an older identity, {end}",
+                        file=sys.stderr,
+                    )
 
     def check_not_longer(self, root: Path) -> None:
         """Raise BadInput if the run at `root`/name, this run's name, is complete and has the same
@@ -234,7 +230,7 @@ class ResolvedRun:
         train = self.config.train
         if not is_sealed(named) or train.continues or not (named / MANIFEST).is_file():
             return
-        theirs = read_config(RunDirectory.open(named, "training").manifest, named / MANIFEST)
+        theirs = read_config(RunDirectory.open(named, "training"))
         length = theirs.train.iterations
         as_long = theirs.train.model_copy(
             update={"iterations": train.iterations, "continues": None}
@@ -357,17 +353,13 @@ def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, Starting
         read_object(checkpoint / CONFIG).get("model", {}), ModelConfig, str(checkpoint / CONFIG)
     )
     ours = config.model.model_copy(update={"padded_vocab_size": theirs.padded_vocab_size})
-    free = {"dropout", "init_std"}
-    pairs = zip(
-        ours.model_dump(exclude=free).items(), theirs.model_dump(exclude=free).values(), strict=True
-    )
-    differing = [(name, value, other) for (name, value), other in pairs if value != other]
-    if differing:
-        name, value, other = differing[0]
-        raise BadInput(
-            f"the weights of {source}, from which this run starts, are of another model:"
-            f" model.{name} is {other} there and {value} in this run"
-        )
+    values = ours.model_dump()
+    for name, other in theirs.model_dump(exclude={"dropout", "init_std"}).items():
+        if other != values[name]:
+            raise BadInput(
+                f"the weights of {source}, from which this run starts, are of another model:"
+                f" model.{name} is {other} there and {values[name]} in this run"
+            )
     own = checkpoint / "tokenizer" / FILE_NAME
     if not own.is_file():
         raise BadInput(
@@ -392,22 +384,20 @@ def settings_of(config: RunConfig) -> JSON:
     return config.model_dump(mode="json", exclude_defaults=True, exclude=set(PLACES))
 
 
-def read_config(manifest: Mapping[str, Any], path: Path) -> RunConfig:
-    """Return the RunConfig in `manifest`, the content of a training's manifest, without records and
-    loggers of earlier versions. Raises BadInput naming the manifest's `path` if this program lacks
-    one of its other keys or refuses a value."""
-    values = manifest.get("config", {})
-    if (
-        manifest.get("schema_version") is None
-        and values.get("train", {}).get("precision") == "fp16"
-    ):
+def read_config(run: RunDirectory) -> RunConfig:
+    """Return the RunConfig in the manifest of a training's directory, without records and loggers
+    of earlier versions. Raises BadInput naming the manifest if this program lacks one of its other
+    keys or refuses a value."""
+    manifest = run.manifest
+    values = manifest["config"]
+    if manifest["schema_version"] is None and values.get("train", {}).get("precision") == "fp16":
         values = values | {"train": FIRST_RELEASE | values["train"]}
     # Earlier versions had other records and loggers.
     if isinstance(record := values.get("record"), dict):
         record = {key: value for key, value in record.items() if key not in FORMER_RECORDS}
-        loggers = [name for name in LOGGERS if name in record.get("loggers", ())]
-        values = values | {"record": record | {"loggers": loggers}}
-    return parse_config(values, RunConfig, str(path))
+        record["loggers"] = [name for name in LOGGERS if name in record.get("loggers", ())]
+        values = values | {"record": record}
+    return parse_config(values, RunConfig, str(run.path / MANIFEST))
 
 
 def continue_run(config: RunConfig, run: Path) -> RunConfig:
@@ -542,7 +532,7 @@ def resolve_begun(
             " on in a new run"
         )
     try:
-        config = read_config(manifest, path / MANIFEST)
+        config = read_config(directory)
     except BadInput as error:
         raise BadInput(
             f"{error}; `mlm-train run CONFIG --continue {path}` goes on in a new run"
@@ -575,20 +565,15 @@ def resolve_begun(
     moved = {"dataset": locations[0][0] if isinstance(config.data.dataset, Path) else locations}
     config = config.model_copy(update={"data": config.data.model_copy(update=moved)})
     config = override_config(config, changed) if changed else config
-    train = config.train
-    parents = manifest["parents"]
-    source = (
-        checkpoint_path(train.continues.run, train.continues.iteration)
-        if train.continues
-        else train.init_from
-    )
+    seam = config.train.continues
+    kind = "continues" if seam else "init_from"
+    source = checkpoint_path(seam.run, seam.iteration) if seam else config.train.init_from
     origin = None
-    kind = next((kind for kind in ORIGINS if kind in parents), None)
-    if source and kind:
+    if source and (digest := manifest["parents"].get(kind)):
         where = by_digest(
-            source, parents[kind], lambda run: read_digest(resolve_checkpoint(run)), path.parent
+            source, digest, lambda run: read_digest(resolve_checkpoint(run)), path.parent
         )
-        origin = StartingPoint(kind, where or source, parents[kind])
+        origin = StartingPoint(kind, where or source, digest)
     run = resolve(config, ranks, origin)
     if run.data.digest != dataset:
         raise IntegrityFailure(
