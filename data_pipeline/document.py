@@ -92,6 +92,11 @@ class Unfit(Exception):
     quarantine."""
 
 
+def json_line(value: Any) -> bytes:
+    """Return a JSON value, or a dataclass, as a line of JSON in UTF-8, newline included."""
+    return orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)
+
+
 def size_bytes(text: str) -> int:
     """Return the length of the text in UTF-8, in bytes."""
     return len(text) if text.isascii() else len(text.encode("utf-8"))

@@ -49,9 +49,7 @@ def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirect
             f"{prefix} has {documents} documents, too few for a training and a validation split"
         )
     cut = documents - max(1, round(documents / VALID_SHARE))
-    bounds = np.concatenate([[0], np.cumsum(file.sizes, dtype=np.int64)])[
-        file.document_index
-    ].tolist()
+    bounds = np.cumsum(np.append(0, file.sizes))[file.document_index].tolist()
     texts = [file.tokens[start:end] for start, end in pairwise(bounds)]
     ended = sum(int(ids[-1:].sum()) == tokenizer.end_of_text for ids in texts)
     unended = documents - ended
@@ -82,8 +80,9 @@ def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirect
             for ids in texts[first:last]:
                 text = tokenizer.decode(ids[ids != tokenizer.end_of_text])
                 amount.add(0, len(text.encode("utf-8")), len(ids))
-            stage.enter(amount.bytes, amount.tokens, amount.documents)
-            stage.keep(amount.bytes, amount.tokens, amount.documents)
+            counted = amount.bytes, amount.tokens, amount.documents
+            stage.enter(*counted)
+            stage.keep(*counted)
         tokenizer.save(run.path / "tokenizer")
         write_document(run.path / LEDGER, ledger)
         names = sorted(run.path.glob(f"*{TOKENS_OF}.*"))

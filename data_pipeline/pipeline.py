@@ -262,7 +262,7 @@ class Pipeline:
         index of each shard's remaining documents, whose text is left in place; and enter the stages
         in the ledger. Returns the finished stage. Raises BadInput if no document is left."""
         counts = [task_counts["documents"] for task_counts in measured.counts]
-        starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).tolist()
+        starts = np.cumsum([0, *counts]).tolist()
         decided: list[Input] = []
         for name, decide in (
             ("deduplicate", self._deduplicate),
@@ -394,7 +394,7 @@ class Pipeline:
                 1,
                 min(
                     count,
-                    math.ceil((self.config.shards or 1) * count / max(1, *in_split.values(), 1)),
+                    math.ceil((self.config.shards or 1) * count / max(1, *in_split.values())),
                 ),
             )
             self.splits[name] = {}

@@ -6,10 +6,9 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-import orjson
 
 from mlm_repro.data_pipeline.config import BY_NAME, TokenizerConfig
-from mlm_repro.data_pipeline.document import write_table
+from mlm_repro.data_pipeline.document import json_line, write_table
 from mlm_repro.data_pipeline.files import (
     DATASET,
     LEDGER,
@@ -154,7 +153,7 @@ def name_duplicates(settings: Settings, inputs: list[Path], directory: Path) -> 
                 "survivor": stays.id + origins[1],
                 "jaccard": round(jaccard, 6),
             }
-            file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+            file.write(json_line(row))
     return {}
 
 

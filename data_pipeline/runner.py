@@ -21,12 +21,11 @@ from resource import RUSAGE_SELF, getrusage
 from typing import Any, NamedTuple
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from mlm_repro.data_pipeline.config import BY_NAME, WITHOUT, DataConfig
 from mlm_repro.data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
-from mlm_repro.data_pipeline.document import Document
+from mlm_repro.data_pipeline.document import Document, json_line
 from mlm_repro.data_pipeline.reading.file_sources import FileSource
 from mlm_repro.data_pipeline.reading.sources import OpenedSources, open_sources
 from mlm_repro.data_pipeline.stages import own_code
@@ -44,6 +43,7 @@ from mlm_repro.lineage.config import flatten, parse_config
 from mlm_repro.lineage.digest import bytes_below, sha256_file
 from mlm_repro.lineage.environment import available_cores
 from mlm_repro.lineage.errors import BadInput, DataMissing, Interrupted, UserError
+from mlm_repro.lineage.files import Manifest
 from mlm_repro.lineage.progress import announce, format_bytes, format_duration
 from mlm_repro.lineage.run import RunDirectory
 
@@ -101,7 +101,8 @@ forked."""
 REHEARSED_BYTES = 4 << 20
 """Bytes of text in the sample that a rehearsal builds."""
 REHEARSED_TOKENS = 300
-"""Vocabulary size of a tokenizer that a rehearsal trains."""
+"""Largest vocabulary size of a tokenizer whose training is rehearsed: the smallest samples give no
+more tokens."""
 
 Build = Callable[[Workspace], Callable[[Path], dict[str, str] | None]]
 """A function that runs the tasks in a workspace and returns another. That one fills the directory
@@ -126,14 +127,14 @@ def build_dataset(
     begin = partial(
         RunDirectory.begin, root, config.name, "data", stated, settings=config.identity()
     )
+    shelf = root / SHELF / config.name
+    run_stages = partial(_run_stages, config, begin, executor, ROOM_OF_A_DATASET, shelf)
     if not part:
-        return _run_stages(config, begin, executor, ROOM_OF_A_DATASET, root / SHELF / config.name)
+        return run_stages()
     with Meeting(root / MEETINGS / config.name, *parse_part(part)) as meeting:
         settings = flatten(stated) | {"shard_bytes": config.shard_bytes, "parts": meeting.parts}
         meeting.agree({key: str(value) for key, value in settings.items()} | _made_by(config))
-        return _run_stages(
-            config, begin, executor, ROOM_OF_A_DATASET, root / SHELF / config.name, meeting
-        )
+        return run_stages(meeting)
 
 
 def run_stage(
@@ -333,10 +334,11 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
     if "deduplicate" in config.stages:
         values["deduplicate"]["against"] = []
     if config.tokenizer.origin in ("train", "words"):
-        values["tokenizer"]["vocab_size"] = REHEARSED_TOKENS
+        values["tokenizer"]["vocab_size"] = min(REHEARSED_TOKENS, config.tokenizer.vocab_size)
     begun = time.process_time()
     with tempfile.TemporaryDirectory() as name, contextlib.redirect_stderr(io.StringIO()):
         from mlm_repro.data_pipeline.duplicates.lsh import buckets
+        from mlm_repro.data_pipeline.passes.train_tokenizer import train
         from mlm_repro.data_pipeline.pipeline import Pipeline
         from mlm_repro.data_pipeline.publish import publish
 
@@ -352,9 +354,7 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
                 documents = 0
                 for item in chain.from_iterable(source.sample() for source in local):
                     if isinstance(item, Document):
-                        file.write(
-                            orjson.dumps({"text": item.text}, option=orjson.OPT_APPEND_NEWLINE)
-                        )
+                        file.write(json_line({"text": item.text}))
                         documents += 1
                     # A build needs two documents, one for each split.
                     if documents > 1 and file.tell() >= size:
@@ -394,7 +394,7 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
         sizes = [np.empty(0, np.int64)]
         for path in work.glob("fingerprints/*/band-*.bin"):
             sizes.append(np.diff(buckets(np.fromfile(path, np.uint64))[1]))
-        return Rehearsed(
+        rehearsed = Rehearsed(
             documents,
             sample_file.stat().st_size,
             took,
@@ -403,6 +403,22 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
             getrusage(RUSAGE_SELF).ru_maxrss << 10,
             np.concatenate(sizes),
         )
+        # Token ids take the disk that they take by a vocabulary of the recipe's size, or of the
+        # largest half, quarter and so on that the sample gives.
+        wanted = config.tokenizer.vocab_size
+        asked = {
+            "kind": config.tokenizer.kind,
+            "shards": (0, len(pipeline.finished["prepare"].counts)),
+            "bytes": 0,
+        }
+        while config.tokenizer.origin in ("train", "words") and wanted > REHEARSED_TOKENS:
+            with contextlib.suppress(BadInput):
+                train({**asked, "vocab_size": wanted}, [work / "prepare"], Path(name))
+                values["tokenizer"]["path"] = name
+                of_size = parse_config(values, DataConfig, "the rehearsal")
+                return rehearsed._replace(disk=rehearse(of_size, sources).disk)
+            wanted //= 2
+        return rehearsed
 
 
 def _run_stages(
@@ -510,6 +526,7 @@ def _complete(
     executor = PartExecutor(workers, meeting, lambda: run.is_complete) if meeting else workers
     if meeting and meeting.part > 1:
         return _help(run, build, workers, executor, meeting, room)
+    _tell_of_others(run)
     with run.filled():
         if run.is_complete:
             shutil.rmtree(work, ignore_errors=True)
@@ -533,6 +550,26 @@ def _complete(
                 _put_away(work, taken)
             raise
     return run
+
+
+def _tell_of_others(run: RunDirectory) -> None:
+    """Print a note of each folder beside the run's that holds unfinished work on the same recipe
+    with other code, libraries or input, which this run cannot use. Folders whose manifests cannot
+    be read are left out."""
+    manifest = run.manifest
+    for work in sorted(run.path.parent.glob(f"{manifest['name']}-*/{FOLDER}")):
+        with contextlib.suppress(UserError):
+            other = RunDirectory.open(work.parent)
+            begun = other.manifest
+            parents = begun["parents"].items() - manifest["parents"].items()
+            if parents and begun["settings"] == manifest["settings"] and not other.is_complete:
+                print(
+                    f"note: {work.parent} holds unfinished work on this recipe,"
+                    f" {format_bytes(bytes_below(work))}, of no use here, as it was begun with"
+                    f" another {', '.join(sorted(dict(parents)))}: remove that folder, or go on"
+                    f" there by the same command under {Manifest(**begun).environment.code}",
+                    file=sys.stderr,
+                )
 
 
 def _help(

@@ -158,9 +158,7 @@ def find_copies(settings: Settings, inputs: list[Path], directory: Path) -> Coun
     any others, so that no copy is written under it. Returns the number of copies.
     """
     held = settings["held"]
-    np.save(
-        directory / STARTS, np.concatenate([[0], np.cumsum(settings["counts"], dtype=np.int64)])
-    )
+    np.save(directory / STARTS, np.cumsum([0, *settings["counts"]]))
     counts = settings["counts"] if settings["config"]["rule"] == "verified" else []
     # Texts are grouped by the first word of their digests; the second confirms each copy, so that
     # one word of all digests is in memory at a time.
@@ -276,7 +274,7 @@ def gather_components(settings: Settings, inputs: list[Path], directory: Path) -
     members = np.flatnonzero(sizes[first] > 1)
     members = members[np.argsort(first[members], kind="stable")]
     sizes = sizes[sizes > 1]
-    starts = np.concatenate([[0], np.cumsum(sizes)])
+    starts = np.cumsum(np.append(0, sizes))
     np.save(directory / MEMBERS, members)
     np.save(directory / COMPONENTS, starts)
     of_task = starts[:-1] // MEMBERS_OF_A_TASK

@@ -3,9 +3,7 @@ with stage and reason."""
 
 from pathlib import Path
 
-import orjson
-
-from mlm_repro.data_pipeline.document import Document
+from mlm_repro.data_pipeline.document import Document, json_line
 from mlm_repro.data_pipeline.files import StageAttrition
 
 DROPPED = "dropped.jsonl"
@@ -26,4 +24,4 @@ def drop(
     if folder:
         row = document.to_json() | {"stage": entry.name, "reason": reason}
         with (folder / DROPPED).open("ab") as file:
-            file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+            file.write(json_line(row))

@@ -41,7 +41,7 @@ def choose_order(settings: Settings, inputs: list[Path], directory: Path) -> Cou
     splitting; `shuffle`, section and seed of the split, or None for the order of the input. Returns
     the number of documents in each split.
     """
-    starts = np.concatenate([[0], np.cumsum(settings["counts"], dtype=np.int64)])
+    starts = np.cumsum([0, *settings["counts"]])
     np.save(directory / STARTS, starts)
     orders = {}
     if shuffle := settings["shuffle"]:

@@ -20,7 +20,7 @@ import orjson
 from numpy.typing import NDArray
 
 from mlm_repro.data_pipeline.contamination.decontaminate import ngrams_of_files
-from mlm_repro.data_pipeline.document import Document, size_bytes
+from mlm_repro.data_pipeline.document import Document, json_line, size_bytes
 from mlm_repro.data_pipeline.duplicates.lsh import fingerprints
 from mlm_repro.data_pipeline.fast.shingles import as_bytes
 from mlm_repro.data_pipeline.files import StageAttrition
@@ -119,7 +119,7 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
                 for number, ngrams in enumerate(matching, len(numbers) - len(long)):
                     if ngrams:
                         row = {"document": number, "ngrams": dict(ngrams)}
-                        matches.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+                        matches.write(json_line(row))
     np.save(directory / NUMBERS, np.array(numbers))
     np.save(directory / SIZES, np.array(sizes).reshape(-1, 2))
     for entry in entries[:1]:

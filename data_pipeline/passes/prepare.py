@@ -6,9 +6,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-import orjson
-
-from mlm_repro.data_pipeline.document import Document, Drop, Malformed, Unfit, size_bytes
+from mlm_repro.data_pipeline.document import Document, Drop, Malformed, Unfit, json_line, size_bytes
 from mlm_repro.data_pipeline.files import StageAttrition
 from mlm_repro.data_pipeline.passes.dropped import drop
 from mlm_repro.data_pipeline.reading.pieces import Piece
@@ -43,7 +41,7 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     def set_aside(item: Malformed) -> None:
         nonlocal bad
         bad += item.line > 0  # a damaged file is reported as line 0 and is not a malformed line
-        quarantine.write(orjson.dumps(item, option=orjson.OPT_APPEND_NEWLINE))
+        quarantine.write(json_line(item))
 
     start = time.perf_counter()
     with DocumentWriter(directory) as documents, (directory / QUARANTINE).open("wb") as quarantine:

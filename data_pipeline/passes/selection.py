@@ -6,12 +6,11 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from mlm_repro.data_pipeline.contamination.decontaminate import decontaminate
 from mlm_repro.data_pipeline.contamination.words import Ngrams
-from mlm_repro.data_pipeline.document import Drop, size_bytes
+from mlm_repro.data_pipeline.document import Drop, json_line, size_bytes
 from mlm_repro.data_pipeline.files import StageAttrition
 from mlm_repro.data_pipeline.passes.deduplicate import DECISIONS
 from mlm_repro.data_pipeline.passes.dropped import drop
@@ -94,7 +93,7 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
     ngrams = Ngrams.of(rare.read_text(encoding="utf-8").split("\n")[:-1] if rare else ())
     test_text = 0
     index = array("q")
-    tokens_before = np.concatenate([[0], np.cumsum(sizes[:, 1])])
+    tokens_before = np.cumsum(np.append(0, sizes[:, 1]))
     encoded = 0
     with (
         DocumentWriter(directory) as parts,
@@ -119,7 +118,7 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
                 if share := _share(part.text, others):
                     test_text += 1
                     row = {"id": part.id, "share": round(share, 4)}
-                    left_in.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+                    left_in.write(json_line(row))
             if remains is None or remains == [document]:
                 line = documents.starts[numbers[number] : numbers[number] + 2].tolist()
                 index.extend((0, *line, *tokens_before[number : number + 2].tolist(), size))

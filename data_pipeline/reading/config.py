@@ -2,7 +2,7 @@
 
 import difflib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
@@ -84,6 +84,11 @@ class SourcesConfig(Config):
     quarantine names the rest."""
     max_bad_fraction: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Largest share of the lines that may be malformed; above it the run stops and says why."""
+
+    @property
+    def piece_keys(self) -> dict[str, Any]:
+        """The fields of a Piece that name keys of a line: `text_key`, `id_key` and `keep`."""
+        return {"text_key": self.text_key, "id_key": self.id_key, "keep": self.metadata}
 
     @field_validator("split", mode="before")
     @classmethod

@@ -84,11 +84,7 @@ class FileSource:
         self._wanted = config.split if config else ()
         self._left_out = ""
         if config and self.kind not in ("text", "documents"):
-            self._keys = {
-                "text_key": config.text_key,
-                "id_key": config.id_key,
-                "keep": config.metadata,
-            }
+            self._keys = config.piece_keys
 
     @property
     def _root(self) -> Path:
@@ -119,7 +115,7 @@ class FileSource:
             return [("stdin", Path(self._spool.name))]
         if path.is_dir():
             root = path
-            files = list(self._below(path))
+            files = [*self._below(path)]
         else:
             matching = [Path(file) for file in sorted(glob.glob(str(path), recursive=True))]
             fixed = itertools.takewhile(lambda part: not glob.has_magic(part), path.parts[:-1])
@@ -127,11 +123,7 @@ class FileSource:
             files = [
                 (file.relative_to(root).as_posix(), file) for file in matching if file.is_file()
             ]
-        if not files:
-            raise BadInput(
-                f"source {self.name}: there is no such file, and no folder with files of this kind"
-            )
-        return self._of_splits(root, [*files])
+        return self._of_splits(root, files)
 
     def _elsewhere(self, remote: Remote) -> Files:
         """Return name and address of each file below or at a remote address that is of this kind,
@@ -145,17 +137,18 @@ class FileSource:
         endings = "" if len(listed) == 1 or "*" in remote.url else SUFFIXES[self.kind]
         files: Files = [file for file in listed if file[0].lower().endswith(endings)]
         self._warn_of(sorted({name for name, _ in listed} - {name for name, _ in files}))
-        if not files:
-            raise BadInput(
-                f"source {self.name}: there is no such file, and no folder with files of this kind"
-            )
         return self._of_splits(None if "*" in remote.url else remote, files)
 
     def _of_splits(self, root: Path | Remote | None, files: Files) -> Files:
         """Return the files of the splits to read, split by split. Files of other splits are left
         out, which is printed and becomes part of the source's description. `root` is the folder
-        that the files' names start from, or None if they have no common one. Raises BadInput for a
-        name that is not UTF-8 text, and for a split that the files do not have."""
+        that the files' names start from, or None if they have no common one. Raises BadInput if
+        there are no files, for a name that is not UTF-8 text, and for a split that they do not
+        have."""
+        if not files:
+            raise BadInput(
+                f"source {self.name}: there is no such file, and no folder with files of this kind"
+            )
         refuse_non_text(name for name, _ in files)
         if self.kind == "text":
             return files

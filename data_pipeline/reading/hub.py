@@ -135,11 +135,7 @@ class HubSource:
         self._keys: dict[str, Any] = {}
         self._splits = (config.split if config else ()) or (TRAIN,)
         if config and name.startswith(HUB):
-            self._keys = {
-                "text_key": config.text_key,
-                "id_key": config.id_key,
-                "keep": config.metadata,
-            }
+            self._keys = config.piece_keys
 
     @cached_property
     def _location(self) -> Location:

@@ -19,10 +19,9 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
-import orjson
 from packaging.requirements import Requirement
 
-from mlm_repro.data_pipeline.document import Document, Malformed
+from mlm_repro.data_pipeline.document import Document, Malformed, json_line
 from mlm_repro.data_pipeline.reading.config import INSTALLED_DOCS, SourcesConfig
 from mlm_repro.data_pipeline.reading.pieces import Piece, cut_lines
 from mlm_repro.data_pipeline.reading.readers import (
@@ -207,9 +206,7 @@ def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     taken = {}
     for number in order:
         items = takewhile(limit.admits, extract(places[number], settings["max_line_bytes"]))
-        if lines := b"".join(
-            orjson.dumps(item, option=orjson.OPT_APPEND_NEWLINE) for item in items
-        ):
+        if lines := b"".join(map(json_line, items)):
             taken[number] = lines
         if limit.reached:
             break

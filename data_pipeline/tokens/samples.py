@@ -59,7 +59,7 @@ def build_sample_index(
     for order_of_documents in orders_of_documents:
         random.shuffle(order_of_documents)
     documents = np.concatenate(orders_of_documents)
-    ends = np.concatenate([[0], np.cumsum(sizes[documents], dtype=np.int64)])
+    ends = np.cumsum(np.append(0, sizes[documents]))
     starts = np.arange(all_samples + 1, dtype=np.int64) * seq_length
     position = np.searchsorted(ends, starts, side="right") - 1
     samples = np.stack([position, starts - ends[position]], axis=1)

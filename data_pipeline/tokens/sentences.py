@@ -82,7 +82,7 @@ class Sentences:
     def of(cls, file: TokenFile, vocabulary: Vocabulary, longest: int) -> Self:
         """Return the sentences of a token file, found by the vocabulary's flags; each has at most
         `longest` tokens."""
-        stops = np.concatenate([[0], np.cumsum(file.sizes, dtype=np.int64)])
+        stops = np.cumsum(np.append(0, file.sizes))
         spans = [np.empty(0, np.int64)] * 2
         documents = np.zeros(len(file.document_index), np.int64)
         for _ in range(2):  # the first pass counts, the second fills arrays of that length

@@ -213,9 +213,8 @@ class TokenFileWriter:
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         try:
-            self._bin.flush()
-            os.fsync(self._bin.fileno())
             self._bin.close()
+            sync(self._partial[0])
             if kind is None:
                 self._write_index()
                 self._publish()
@@ -247,8 +246,7 @@ class TokenFileWriter:
                 np.array(self._document_ends, "<i8"),
             ):
                 column.tofile(file)
-            file.flush()
-            os.fsync(file.fileno())
+        sync(self._partial[1])
 
 
 def merge_token_files(prefixes: Sequence[Path], out: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 import orjson
 
-from mlm_repro.data_pipeline.document import Document
+from mlm_repro.data_pipeline.document import Document, json_line
 
 LINES = "documents.jsonl"
 STARTS = "documents.npy"
@@ -30,7 +30,7 @@ class DocumentWriter:
 
     def append(self, document: Document) -> None:
         """Append a document to the shard."""
-        line = orjson.dumps(document.to_json(), option=orjson.OPT_APPEND_NEWLINE)
+        line = json_line(document.to_json())
         self._file.write(line)
         self._starts.append(self.end + len(line))
 
