@@ -115,7 +115,7 @@ class FileSource:
             return [("stdin", Path(self._spool.name))]
         if path.is_dir():
             root = path
-            files = [*self._below(path)]
+            files = list(self._below(path))
         else:
             matching = [Path(file) for file in sorted(glob.glob(str(path), recursive=True))]
             fixed = itertools.takewhile(lambda part: not glob.has_magic(part), path.parts[:-1])
@@ -123,7 +123,7 @@ class FileSource:
             files = [
                 (file.relative_to(root).as_posix(), file) for file in matching if file.is_file()
             ]
-        return self._of_splits(root, files)
+        return self._of_splits(root, [*files])
 
     def _elsewhere(self, remote: Remote) -> Files:
         """Return name and address of each file below or at a remote address that is of this kind,
