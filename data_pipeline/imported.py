@@ -27,14 +27,14 @@ VALID_SHARE = 30
 
 
 def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirectory:
-    """Make a dataset in the directory `out` from the `.bin` and `.idx` at a prefix, whose tokenizer
-    is at `config.path`, or find it complete there, and return its run directory. Documents keep
-    their order; the last thirtieth of them, at least one, is for validation.
+    """Make a dataset in the directory `out` from the token file `prefix.bin` and `prefix.idx`,
+    whose tokenizer is at `config.path`, or find it complete there, and return its RunDirectory.
+    Documents keep their order; the last thirtieth of them, at least one, is for validation.
 
-    Prints a warning if documents do not end with the end-of-text token. Raises BadInput if a file
-    or the tokenizer is missing, if there are fewer than two documents, for a token that the
-    tokenizer does not have, or if `out` holds anything else; IntegrityFailure if the token file is
-    damaged.
+    Prints a warning to standard error if documents do not end with the end-of-text token. Raises
+    BadInput if a file or the tokenizer is missing, if there are fewer than two documents, for a
+    token that the tokenizer does not have, or if `out` holds anything else; IntegrityFailure if the
+    token file is damaged.
     """
     assert config.path
     file = TokenFile(prefix)

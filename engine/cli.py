@@ -67,7 +67,12 @@ def run(
     ] = None,
     same_code: SameCode = False,
 ) -> None:
-    """Train a configuration, or resume its run, in a run directory of its own."""
+    """Train a configuration, or resume its run, in a run directory of its own, and print the
+    directory.
+
+    The directory's name follows from what the run computes, so the same command resumes a run. With
+    --dry-run, print the resolved run and its cost, and train nothing.
+    """
     from mlm_repro.engine.config import RunConfig
     from mlm_repro.engine.run.resolved import read_run
 
@@ -104,7 +109,7 @@ def resume(
     same_code: SameCode = False,
 ) -> None:
     """Resume a run from its newest checkpoint, at the layout that trained last unless `--set
-    parallel.` changes it."""
+    parallel.` changes it, and print its directory."""
     from mlm_repro.engine.run.resolved import resolve_begun
     from mlm_repro.lineage.run import RunDirectory
 
@@ -117,13 +122,14 @@ def resume(
 
 
 def _train(run: "ResolvedRun", runs: Path, same_code: bool, threads: bool = False) -> None:
-    """Train a run on its ranks below the folder `runs`, and print its directory. If it is complete
-    already, train nothing: make the link with the run's name lead to it, and print its directory.
+    """Train a ResolvedRun on its ranks, in its directory below the folder `runs`, and print the
+    directory. If the run is complete already, train nothing: make the link with the run's name lead
+    to its directory, and print that.
 
-    The ranks are threads if `threads` is set. Otherwise this process trains if it is a rank or the
-    only one; else it forks the ranks and raises SystemExit with 0 or the exit code of a rank that
-    failed. Raises BadInput if a protocol of `record.evaluate` cannot be scored here, or `same_code`
-    is set and other code worked on the run last.
+    The ranks are threads if `threads` is set. Raises BadInput without a fitting torch, if a
+    protocol of `record.evaluate` cannot be scored here, or if `same_code` is set and other code
+    worked on the run last; SystemExit with 0 or a failed rank's exit code if this process forks
+    ranks; and the errors of the function `train` if this process trains.
     """
     check_torch()
     directory = run.begun or run.directory(runs)
@@ -218,7 +224,8 @@ def export_(
     checkpoint: Annotated[Path, typer.Argument(help="Checkpoint or run directory.")],
     out: Annotated[Path, typer.Argument(help="New directory.")],
 ) -> None:
-    """Write a checkpoint, or a model that `shard-hf` divided, as a Hugging Face directory."""
+    """Write a checkpoint, or a model that `shard-hf` divided, as a Hugging Face directory, and
+    print the directory."""
     from mlm_repro.engine.published import PLAN
     from mlm_repro.lineage.chain import resolve_checkpoint
 
@@ -271,7 +278,8 @@ def import_(
         typer.Option(min=1, help="Attention heads, if the files do not have them."),
     ] = None,
 ) -> None:
-    """Turn another program's published weights into a checkpoint of this engine."""
+    """Turn another program's published weights into a checkpoint of this engine, and print the
+    checkpoint's directory."""
     from mlm_repro.engine.published import check_published
 
     check_published(directory)
@@ -295,7 +303,8 @@ def schedule(
         typer.Option("--schedule", help="By default 1f1b, with chunks interleaved."),
     ] = None,
 ) -> None:
-    """Print a pipeline schedule as a grid, with its bubble and its activations in flight."""
+    """Print a pipeline schedule as a grid, with its bubble and the peak number of its activations
+    in flight on each rank."""
     from mlm_repro.engine.pipeline.lowering import lower
     from mlm_repro.engine.pipeline.schedule import compute_orders, ideal_bubble, peaks_in_flight
 
@@ -347,7 +356,8 @@ def from_megatron_(context: typer.Context) -> None:
     configuration (TOML).
 
     `mlm-train from-megatron pretrain.sh` or `mlm-train from-megatron --num-layers 24 …`. The script
-    is not run.
+    is not run. Flags about data or without effect follow as comments; warnings about flags without
+    a counterpart go to standard error.
     """
     from mlm_repro.engine.megatron_flags import from_megatron, script_or_arguments
     from mlm_repro.lineage.config import to_toml
@@ -365,7 +375,8 @@ def from_megatron_(context: typer.Context) -> None:
 
 @app.command("to-megatron")
 def to_megatron_(config: Model, overrides: Overrides = None, twin: Twin = False) -> None:
-    """Print the flags with which Megatron-LM trains a configuration."""
+    """Print the flags with which Megatron-LM trains a configuration, as one line for a shell, and a
+    warning on standard error for each setting that they do not express."""
     from mlm_repro.engine.megatron_flags import to_megatron
     from mlm_repro.engine.run.resolved import read_run
 
@@ -376,11 +387,11 @@ def to_megatron_(config: Model, overrides: Overrides = None, twin: Twin = False)
 
 
 def _announce_conversion(directory: Path) -> None:
-    """Print how many bytes a conversion reads from `directory` and at most writes. Raises BadInput
-    if there is no such directory.
+    """Print to standard error how many bytes a conversion reads from `directory` and at most
+    writes. Raises BadInput if there is no such directory.
 
-    Sets an environment variable, so that a message about an interruption says that the command
-    begins anew.
+    Sets an environment variable of this process, so that a message about an interruption says that
+    the command begins anew.
     """
     from mlm_repro.lineage.digest import bytes_below
 

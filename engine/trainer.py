@@ -61,8 +61,9 @@ class Trainer:
     the run with the other ranks."""
 
     def __init__(self, run: ResolvedRun, directory: RunDirectory, mesh: ParallelMesh) -> None:
-        """Build model, optimizer, inputs, checkpoint writer and guards of this rank. Every rank
-        calls it. No step is computed and no checkpoint read before `prepare`."""
+        """Build model, optimizer, inputs, checkpoint writer and guards of this rank. `directory` is
+        the run's, begun already. Every rank calls it. No step is computed and no checkpoint read
+        before `prepare`."""
         self.run = run
         self.directory = directory
         self.mesh = mesh
@@ -90,15 +91,17 @@ class Trainer:
         """Seconds of an iteration, as the rehearsal estimates them for the first line that a user
         reads; NaN before `prepare`."""
         self.validations: list[Validation] = []
-        """Validations so far, on ranks other than the first only this session's."""
+        """List of the run's Validations so far, in order; ranks other than the first have only this
+        session's."""
         self.stop_requested = False
         self.saved = time.monotonic()
         self.is_save_due = self.is_ready = False
 
     def prepare(self) -> None:
         """Rehearse an iteration, which allocates memory and measures the time but leaves the
-        weights, then load the checkpoint that the run resumes or starts from. Every rank calls
-        it."""
+        weights, then load the checkpoint that the run resumes or starts from. Every rank calls it.
+        Raises IntegrityFailure if no checkpoint of the run, or the one to start from, can be
+        trusted, BadInput if one in the run's directory belongs to another run."""
         # In this order, because a rehearsed update clears the moments that are loaded next.
         self._rehearse()
         self._resume()
@@ -124,9 +127,10 @@ class Trainer:
         self.inputs.streams.discard()
 
     def _resume(self) -> None:
-        """Set `self.state` and load weights, optimizer, memory, loss scale and recent losses from
-        the run's newest checkpoint, else from the one that it starts from. Without either, the run
-        begins at iteration 0."""
+        """Set this trainer's `state` and load weights, optimizer, memory, loss scale and recent
+        losses from the run's newest checkpoint that can be trusted, else from the one that it
+        starts from. Without either, the run begins at iteration 0. Raises IntegrityFailure if none
+        of the run's checkpoints can be trusted, or not the one to start from."""
         run = self.run
         own = (self.model.parameters, self.step.optimizer)
         self.state = checkpoint.resume(
@@ -163,11 +167,12 @@ class Trainer:
     def run_to_end(self, loggers: dict[str, Start] | None = None, until: int | None = None) -> None:
         """Run the remaining iterations, with validations, checkpoints and lines of metrics.jsonl,
         validate on the whole split, write the summary and seal the run. Every rank calls it, after
-        `prepare`.
+        `prepare`; the first one alone writes metrics and summary, and prints progress to standard
+        error.
 
-        Raises Interrupted, after a checkpoint, if a signal or iteration `until` stops it before the
-        end, NotFinite or Diverged as guards and validations do, and IntegrityFailure if a file of
-        the dataset has changed.
+        Raises Interrupted after a checkpoint if a signal or iteration `until` stops it before the
+        end, and without one if a checkpoint cannot be written; NotFinite or Diverged as guards and
+        validations do; and IntegrityFailure if a file of the dataset has changed.
         """
         train = self.config.train
         first = self.state.iteration
@@ -324,16 +329,18 @@ class Trainer:
         return f"{cost}, by a rehearsed iteration of {self.rehearsed_seconds:.3g} s"
 
     def rate(self) -> float:
-        """Return the learning rate of the next update, from the updates and samples so far."""
+        """Return the learning rate of the next update, from the numbers of updates and of their
+        samples so far."""
         train = self.config.train
         return learning_rate(train, clock(train, self.step.optimizer.steps, self.updated_samples))
 
     def iterate(self, number: int) -> tuple[Step, list[str], bool]:
-        """Run iteration `number`, from 0; return its line for metrics.jsonl, the guards' warnings
-        without empty ones, and True if a rank was asked to stop. Every rank calls it.
+        """Run iteration `number`, from 0; return a tuple: the Step, its line for metrics.jsonl; a
+        list of the guards' warnings as texts, without empty ones; and True if a rank was asked to
+        stop. Every rank calls it.
 
-        Logs nothing, and leaves `state` to the caller. Raises NotFinite or Diverged as the guards
-        do.
+        Logs nothing, and leaves this trainer's `state` to the caller. Raises NotFinite or Diverged
+        as the guards do, and IntegrityFailure for a token outside the vocabulary.
         """
         for guard in self.guards:
             guard.before(number)
@@ -388,9 +395,9 @@ class Trainer:
         num_samples: int,
         kind: Literal["validation", "final-validation"] = "validation",
     ) -> Validation:
-        """Return a line for metrics.jsonl, not yet written, with the mean loss and perplexity of
-        about the first `num_samples` validation sequences, without dropout. Every rank calls it.
-        Raises NotFinite if the loss is not finite."""
+        """Return a Validation, a line for metrics.jsonl that is not yet written, with the mean loss
+        and perplexity of about the first `num_samples` validation sequences, without dropout, after
+        `iteration` iterations. Every rank calls it. Raises NotFinite if the loss is not finite."""
         mesh = self.mesh
         inputs = list(self.validation.inputs(num_samples))
         # Sums and counts are reduced, not means: ranks may have different numbers of sequences.
@@ -436,7 +443,8 @@ class Trainer:
         one that is still being written is completed first.
 
         Every rank calls it. Raises IntegrityFailure if the dataset was changed, and Diverged if a
-        guard finds that replicas differ; no checkpoint is begun then.
+        guard finds that replicas differ; no checkpoint is begun then. Raises Interrupted if a
+        checkpoint cannot be written.
         """
         self._finish_saving()
         # Nothing is kept that was trained on a dataset that changed meanwhile.
@@ -481,14 +489,15 @@ class Trainer:
             self.writer.close()
 
     def _loss_of(self, tokens: tuple[tuple[int, ...], ...]) -> float:
-        """Return the current model's mean loss, without dropout, on samples of token ids that are
-        the same on every data-parallel rank. Every rank calls it."""
+        """Return the current model's mean loss, without dropout, on `tokens`, samples of token ids,
+        [samples, length + 1], that are the same on every data-parallel rank. Every rank calls
+        it."""
         total = self.model.evaluate([to_input(np.array(tokens, dtype=np.int64), self.mesh)])
         return self.mesh.pp.all_reduce(total).item() / len(tokens)
 
     def _check_updates(self, note: Callable[[str], None]) -> None:
-        """Call `note` with a warning if more than a tenth of the iterations made no update. Raises
-        NotFinite if none did."""
+        """Call the function `note` with a warning as text if more than a tenth of the finished
+        iterations made no update. Raises NotFinite if none of them made one."""
         done = self.state.iteration
         skipped = done - self.state.optimizer_steps
         lower = "a lower train.initial_loss_scale, or train.precision = 'bf16' or 'fp32', avoids it"
@@ -505,9 +514,9 @@ class Trainer:
             note(f"warning: {skipped} of {done} iterations did not change the weights: {why}")
 
     def _console(self, line: Step) -> str:
-        """Return an iteration as text for the progress line: mean loss of the last iterations,
-        gradient norm, learning rate, time and the speed of all ranks together; in fp16 the loss
-        scale, and the number of skipped iterations if there are any."""
+        """Return an iteration, given as its Step, as text for the progress line: mean loss of the
+        last iterations, gradient norm, learning rate, time and the speed of all ranks together; in
+        fp16 the loss scale, and the number of skipped iterations if there are any."""
         skipped = self.state.iteration - self.state.optimizer_steps
         norm = line.gradient_norm
         losses = [loss for loss, _ in self.recent.seen][

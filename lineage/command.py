@@ -109,7 +109,7 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
     if not sys.stderr.isatty():
         os.environ.update(dict.fromkeys(BARS_OF_LIBRARIES, "1"))
     code: str | int | None = 0
-    cause: Exception | None = None
+    cause: BaseException | None = None
     try:
         try:
             stop = partial(_stop, os.getpid())
@@ -136,8 +136,9 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
         # From here on no signal may change the exit code. One that comes while an end is taken
         # down, or just before this line, is still caught.
         _ignore_stops()
-    except _CtrlC:
+    except _CtrlC as stop:
         code = _explain(Interrupted(f"interrupted; the same command {afterwards()}"))
+        cause = stop
     release_claims()
     sys.stdout.flush()
     lost = getattr(sys.stdout, "lost", None)
@@ -145,22 +146,22 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
         code = _explain(
             Interrupted(f"standard output cannot be written: {lost.strerror}; the work is done")
         )
-    if code == Interrupted.exit_code:
-        _end_at_once(code)
+    if isinstance(cause, _CtrlC):
+        _end_at_once()
     raise SystemExit(code) from cause
 
 
-def _end_at_once(code: int) -> None:
-    """End this process with an exit code after its exit functions, but without the interpreter's
-    own end: a stop may have left an import half done, or native code at work in a thread, and
-    either could abort that end. Does nothing in a process of `multiprocessing`, which ends so by
-    itself, and where the exit functions are its parent's."""
+def _end_at_once() -> None:
+    """End this process as interrupted, after its exit functions, but without the interpreter's own
+    end: a stop may have left an import half done, or native code at work in a thread, and either
+    could abort that end. Does nothing in a process of `multiprocessing`, which ends so by itself,
+    and where the exit functions are its parent's."""
     from multiprocessing import parent_process
 
     if not parent_process():
         atexit._run_exitfuncs()
         sys.stderr.flush()
-        os._exit(code)
+        os._exit(Interrupted.exit_code)
 
 
 class _Output(io.TextIOWrapper):

@@ -291,8 +291,8 @@ def _passes() -> Iterator[int]:
 
 
 def _segments(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield start and end in `text` of each of ftfy's segments, which are lines or parts of long
-    lines, between the positions `start` and `end`."""
+    """Yield a pair, start and end in `text`, for each of ftfy's segments, which are lines or parts
+    of long lines, between the positions `start` and `end`."""
     while start < end:
         after = text.find("\n", start, min(start + SEGMENT, end)) + 1 or min(start + SEGMENT, end)
         yield start, after
@@ -300,9 +300,9 @@ def _segments(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _blocks(text: str, tagged: int) -> Iterator[tuple[int, int]]:
-    """Yield start and end of the blocks of a text: whole segments of about BLOCK characters, or one
-    longer segment. A block starts at `tagged`, where the segment with the first tag starts; if it
-    is the text's length there is none."""
+    """Yield a pair, start and end, for each block of a text, in order: whole segments of about
+    BLOCK characters, or one longer segment. A block starts at `tagged`, where the segment with the
+    first tag starts; if it is the text's length there is none."""
     start = 0
     while start < len(text):
         stop = tagged if start < tagged else len(text)

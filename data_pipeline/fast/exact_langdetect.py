@@ -34,8 +34,8 @@ Classes = NDArray[np.uint16]
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Detection = tuple[str | None, tuple[float, ...]]
-"""A language (None for a text without features), and the probability of each language in the order
-of the profiles."""
+"""A pair: a language (None for a text without features), and the probability of each language in
+the order of the profiles."""
 
 SUPPORTED = "1.0.9"
 TRIALS = 7
@@ -51,9 +51,9 @@ SLOTS_LOG2 = 18
 
 
 def tables_of(factory: DetectorFactory) -> dict[str, NDArray[Any]]:
-    """Return, by name, the arrays that `fast_detect`, the fast detection of languages, needs,
-    computed from the profiles of langdetect's `factory`. Probabilities are stored sparsely: the
-    values that are not 0, and their positions."""
+    """Return a dict name → array of the tables that `fast_detect`, the fast detection of languages,
+    needs, computed from the profiles of langdetect's `factory`. Probabilities are stored sparsely:
+    the values that are not 0, and their positions."""
     chances = np.zeros((len(factory.word_lang_prob_map), PADDED))
     chances[:, : len(factory.langlist)] = list(factory.word_lang_prob_map.values())
     classes, upper = _character_classes(factory)
@@ -109,15 +109,15 @@ def fast_detect(tables: dict[str, NDArray[Any]]) -> Callable[[str], Detection]:
 
 
 def _letters(factory: DetectorFactory) -> dict[str, int]:
-    """Return a class, a small number, for each character that occurs in a profile, in order of code
-    point; a space has the class SPACE."""
+    """Return a dict from each character that occurs in a profile to its class, a small number, in
+    order of code point; a space has the class SPACE."""
     letters = sorted(set(chain.from_iterable(factory.word_lang_prob_map)) - {" "})
     return {" ": SPACE} | {letter: number for number, letter in enumerate(letters, UPPER + 1)}
 
 
 def _character_classes(factory: DetectorFactory) -> tuple[Classes, Flags]:
-    """Return the class of each code point after langdetect's normalisation, [0x110000], and for
-    each class whether it is upper-case, [classes].
+    """Return two arrays: the class of each code point after langdetect's normalisation, [0x110000],
+    and for each class True if it is upper-case, [classes].
 
     langdetect normalises nothing outside the basic plane.
     """
@@ -135,9 +135,10 @@ def _character_classes(factory: DetectorFactory) -> tuple[Classes, Flags]:
 
 
 def _gram_tables(factory: DetectorFactory) -> tuple[Words, Places, Rows]:
-    """Return three arrays. The first has bits that tell which n-grams of the first DENSE classes
-    are known: bit `third` of the word `first * DENSE + second`. The keys and the rows are a hash
-    table with open addressing from n-grams to rows of probabilities; free slots are -1.
+    """Return three arrays: known, keys and rows. The first has bits that tell which n-grams of the
+    first DENSE classes are known: bit `third` of the word `first * DENSE + second`. The keys and
+    the rows are a hash table with open addressing from n-grams to rows of probabilities; free slots
+    are -1.
 
     langdetect begins anew at a space, so it looks up no n-gram with a space in the middle, nor two
     spaces.
@@ -242,8 +243,8 @@ def _features(
 
 @compiled
 def _sum(values: Floats, count: int, compensated: bool) -> float:
-    """Return the sum of the first `count` values as `sum()` adds floats: from Python 3.12 on with
-    Neumaier's compensation."""
+    """Return the sum of the first `count` values as Python's `sum()` adds floats: if `compensated`,
+    with Neumaier's compensation, as from Python 3.12 on."""
     total = compensation = 0.0
     for j in range(count):
         value = values[j]

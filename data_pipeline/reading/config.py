@@ -19,14 +19,16 @@ ENDINGS = {
     "text": (".txt", ".md", ".rst"),
     "documents": (".jsonl", ".parquet"),
 }
-"""Kinds of files, with the endings that the names of such files have without compression."""
+"""Dict from each kind of files to the endings that the names of such files have without
+compression."""
 HUB = "hub:"
 INSTALLED_DOCS = "installed-docs"
 
 
 def check_source_name(name: str) -> None:
-    """Raise ValueError, with the nearest known name, if no kind of source has this name, or if a
-    kind of files lacks its path. The source itself is not looked for."""
+    """Raise ValueError, with the nearest known name, if `name`, a source as a recipe writes it, is
+    of no known kind, or if a kind of files lacks its path, as in `jsonl:`. The source itself is not
+    looked for."""
     kind, colon, path = name.partition(":")
     is_known = name in (*HUB_NAMES, INSTALLED_DOCS) or (name.startswith(HUB) and "/" in path)
     if is_known or (path and kind in ENDINGS):

@@ -18,7 +18,8 @@ BUFFER_BYTES = 1 << 18
 
 class DocumentWriter:
     """Context manager that writes a shard of documents into a directory: `documents.jsonl`, their
-    JSON lines, and `documents.npy`, the byte at which each line starts."""
+    JSON lines, and `documents.npy`, the byte at which each line starts, then the size of the file.
+    Both are complete when the block ends."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -48,8 +49,8 @@ class DocumentWriter:
 
 
 class DocumentShard:
-    """The documents in a directory that a DocumentWriter wrote, read in order by iteration, or by
-    number with `shard[number]`."""
+    """The documents in a directory that a DocumentWriter wrote: Documents, read in order by
+    iteration, or by number, from 0, with `shard[number]`."""
 
     def __init__(self, directory: Path) -> None:
         self.starts = np.asarray(np.load(directory / STARTS, mmap_mode="r"))

@@ -84,11 +84,13 @@ def sliding_stream(
     windows.
 
     The tokenizer's first tokens come before the text once, or in every window, and are never
-    scored. Without such tokens the text's first sub-word is not scored.
+    scored. In every window they take their room from the text, and a longer stride becomes that
+    room; the Stream has the stride that was taken. Without such tokens the text's first sub-word is
+    not scored.
 
     Its blocks are its articles. A text without articles is cut into stretches of a window each, or
     longer ones so that there are at most MOST_STRETCHES. Raises BadInput if the first tokens fill a
-    window, the stride is longer than a window, or there is nothing to score.
+    window, the stride is longer than a window without them, or there is nothing to score.
     """
     detokenized = detokenizer.apply(text.text)
     tokens = np.array(tokenizer.encode(detokenized), np.int64)
