@@ -268,7 +268,7 @@ def test_the_wait_is_no_second_of_the_training(data: Path, stand_in: Path, tmp_p
 @pytest.mark.parametrize(
     ("protocol", "said"),
     [
-        ("lambada", "lambada/lambada_test.jsonl is not here and the Hugging Face hub cannot be"),
+        ("lambada", "lambada/lambada_test.jsonl is neither in MLM_DATA_DIR nor in"),
         ("lambada,lambda", "unknown protocol 'lambda'; did you mean 'lambada'?"),
     ],
 )
