@@ -20,8 +20,8 @@ from mlm_repro.reports.tables import AXES, records_data
 
 @dataclass(frozen=True)
 class ExperimentNumbers:
-    """An experiment of the catalogue with the records of numbers made here and the verdicts on its
-    claims."""
+    """An experiment of the catalogue with `records`, the numbers made here, and `claims`, the
+    verdicts on its published claims."""
 
     experiment: Experiment
     records: Sequence[Record]
@@ -29,7 +29,7 @@ class ExperimentNumbers:
 
     @cached_property
     def every(self) -> list[Record]:
-        """The published numbers as records, then the records of numbers made here, in one list."""
+        """A list of Records: the experiment's published numbers, then the numbers made here."""
         experiment = self.experiment
         x_name = self.x_name
         return [
@@ -42,8 +42,8 @@ class ExperimentNumbers:
 
     @property
     def texts(self) -> list[str]:
-        """The text of each number of `every`, in its order: printed digits of a published one,
-        value and interval of one made here."""
+        """A list with the text of each number of `every`, in its order: the printed digits of a
+        published one, value and interval of one made here."""
         return [*(str(claim.value) for claim in self.experiment.claims), *map(_text, self.records)]
 
     @property
@@ -64,8 +64,9 @@ class ExperimentNumbers:
 
 
 def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
-    """Return an experiment's exhibit for the page, with a figure or a table, data and command:
-    published numbers with ours over them, or ours alone if the experiment answers no claim."""
+    """Return an experiment's Exhibit for the page, with a figure or a table or both, data and
+    command: published numbers with ours over them, or ours alone if the experiment answers no
+    claim."""
     experiment = numbers.experiment
     quantity = _drawn(numbers)
     command = f"mlm-experiment run {experiment.name}"
@@ -90,8 +91,8 @@ def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
 
 
 def drawn_layers(numbers: ExperimentNumbers, quantity: str) -> list[Layer]:
-    """Return the layers, one for each series and kind, of a quantity's numbers that have an x; a
-    model has the same colour in every figure."""
+    """Return a list of Layers, one for each series and kind, of the numbers of `quantity` that have
+    an x; a model has the same colour in every figure."""
     rows = [row for row in numbers.every if row.quantity == quantity and row.x is not None]
     series = dict.fromkeys(row.series for row in rows)
     models = () if {*MODELS}.isdisjoint(series) else MODELS
@@ -105,9 +106,9 @@ def named(quantity: str) -> str:
 
 
 def _drawn(numbers: ExperimentNumbers) -> str:
-    """Return the quantity to draw, the first of those with two points by this order: one that is
-    published, one that has our numbers, the one with the most points. Empty for a table, and if no
-    quantity has two points."""
+    """Return the name of the quantity to draw, of those with two points the best by this order: one
+    that is published, one that has our numbers, the one with the most points. Empty for an
+    experiment shown as a table, and if no quantity has two points."""
     drawn = dict.fromkeys(
         (row.quantity, row.series, row.x) for row in numbers.every if row.x is not None
     )
@@ -123,9 +124,9 @@ def _drawn(numbers: ExperimentNumbers) -> str:
 
 
 def _table(numbers: ExperimentNumbers, without: str) -> Table:
-    """Return a table with a row for each series and x with a published number, and a column for
-    each pair of a published quantity, other than `without`, and a kind of number. x has a column
-    only if any row has one."""
+    """Return a Table with a row for each series and x that has a published number, and a column for
+    each pair of a published quantity, other than the one named `without`, and a kind of number. x
+    has a column only if any row has one."""
     quantities = [claim.quantity for claim in numbers.experiment.claims]
     texts = defaultdict(list)
     shown = [row for row in numbers.every if row.quantity in quantities and row.quantity != without]
@@ -155,8 +156,8 @@ def _text(record: Record) -> str:
 
 
 def _repeats(layers: Iterable[Layer]) -> list[str]:
-    """Return sentences on how many runs are behind each point of our layers, one for each kind that
-    is drawn of measured, counted and scaled."""
+    """Return a list of sentences on how many runs are behind each point of the layers, one for each
+    kind among measured, counted and scaled that is drawn."""
     sentences = []
     counts = defaultdict[str, set[int]](set)
     for layer in layers:
@@ -172,8 +173,9 @@ def _repeats(layers: Iterable[Layer]) -> list[str]:
 
 
 def _arms(numbers: ExperimentNumbers) -> list[str]:
-    """Return sentences on an ablation: its question, the end of each arm after training, and the
-    verdict on each effect; empty if no effect was tried."""
+    """Return a list of sentences on an experiment's ablation: its question, the end of each arm
+    after training, and the verdict on each effect that was tried; empty without an ablation and if
+    no effect was tried."""
     ablation = numbers.experiment.ablation
     tried = [item for item in numbers.claims if item.scale == "reduced"]
     if ablation is None or not tried:

@@ -24,13 +24,13 @@ class Claims(tuple[Verdict, ...]):
 
     @classmethod
     def of(cls, verdicts: Iterable[Verdict]) -> Self:
-        """Return the verdicts as Claims, sorted by outcome in the page's order."""
+        """Return the verdicts, in any order, as Claims, sorted by outcome in the page's order."""
         order = list(LOOKS)
         return cls(sorted(verdicts, key=lambda verdict: order.index(verdict.outcome)))
 
     @property
     def counts(self) -> Counter[Outcome]:
-        """The number of claims by outcome, as a Counter."""
+        """A Counter of the number of claims by outcome."""
         return Counter(verdict.outcome for verdict in self)
 
     @property
@@ -41,9 +41,9 @@ class Claims(tuple[Verdict, ...]):
 
     @property
     def deviations(self) -> list[float]:
-        """How far our numbers are from the published ones: |ours / published − 1|, a float, for
-        each claim of an exact or approximate number other than 0 that was tried, not at reduced
-        scale."""
+        """A list of how far our numbers are from the published ones: |ours / published − 1|, a
+        float, for each claim of an exact or approximate number other than 0 that was tried, not at
+        reduced scale."""
         return [
             abs(verdict.record.value / float(verdict.claim.value) - 1)
             for verdict in self
@@ -54,8 +54,9 @@ class Claims(tuple[Verdict, ...]):
         ]
 
     def by(self, what: str) -> "dict[str, Claims]":
-        """Return the claims grouped by the verdict's field that `what` names, such as `experiment`,
-        `reason`, `needs` or `outcome`, or by `paper`, in the order of each group's first claim."""
+        """Return these verdicts as a dict of Claims, grouped by the verdict's field that `what`
+        names, such as `experiment`, `reason`, `needs` or `outcome`, or by the `paper` of its claim,
+        in the order of each group's first verdict."""
         groups = defaultdict(list)
         for verdict in self:
             name = verdict.claim.paper if what == "paper" else getattr(verdict, what)
@@ -77,8 +78,9 @@ class Group(NamedTuple):
 
     @property
     def parts(self) -> dict[str, Claims]:
-        """The section's claims grouped by the verdict's field that `rows` names: by reason or need,
-        the most frequent first, or by experiment, in the order of each one's first claim."""
+        """The section's verdicts as a dict of Claims, grouped by the verdict's field that `rows` of
+        this section names: by reason or need, the largest group first, or by experiment, in the
+        order of each group's first verdict. `rows` must name such a field."""
         parts = self.claims.by(self.rows)
         if self.rows not in ("reason", "needs"):
             return parts
@@ -106,8 +108,8 @@ class PaperPart(NamedTuple):
 
     @property
     def shared(self) -> dict[str, str]:
-        """The facts, by label, that all claims of this part have in common; the page shows them
-        once. There must be a claim."""
+        """A dict by label of the facts, as `described` gives them, that are the same for all claims
+        of this part; the page shows them once. This part must have a claim."""
         described_claims = [described(verdict.claim) for verdict in self.claims]
         return {
             label: text
@@ -127,8 +129,9 @@ class Paper(NamedTuple):
 
 
 def described(claim: Claim) -> dict[str, str]:
-    """Return by the label that the page shows the facts of a claim: sentence, source, protocol,
-    tolerance, class and note. Empty ones and the class `exact` are left out."""
+    """Return a dict of the facts of a claim as texts, by the label that the page shows: Says (the
+    sentence), Read in, Protocol, Tolerance, Class and Note. Empty facts and the class `exact` are
+    left out."""
     allowed = claim.allowed
     facts = {
         "Says": claim.sentence and f"“{claim.sentence}”",
@@ -142,9 +145,9 @@ def described(claim: Claim) -> dict[str, str]:
 
 
 def group_claims(claims: Claims) -> list[Group]:
-    """Return the page's sections of claims in its order, each with the claims of one scale or,
-    without a scale, of one outcome. Empty sections are left out, except the first, of measured
-    claims."""
+    """Return a list of the page's sections, a Group each, in the page's order, each with the
+    verdicts of `claims` of one scale or, for those without a scale, of one outcome. Empty sections
+    are left out, except the first, of measured claims."""
     groups: list[Group] = []
     for name, (title, rows, text) in STYLE["groups"].items():
         some = Claims(verdict for verdict in claims if (verdict.scale or verdict.outcome) == name)
@@ -161,10 +164,12 @@ def paper_parts(
     drawn: Mapping[str, Exhibit],
     elsewhere: Iterable[str],
 ) -> list[Paper]:
-    """Return a Paper, its section of the page, for each paper that has claims, in the page's order.
-    An exhibit belongs to the paper that most of its experiment's claims are from.
+    """Return a list of Papers, the sections of the page, one for each paper that `claims` has a
+    claim of, in the page's order. An exhibit is drawn in the section of the paper that most of its
+    experiment's claims are from.
 
-    `drawn` has exhibits by experiment, `elsewhere` the ids of exhibits in other parts of the page.
+    `experiments` is the catalogue by name, `drawn` has exhibits by the experiment's name,
+    `elsewhere` the ids of exhibits in other parts of the page.
     """
     ids = {*elsewhere, *(exhibit.name for exhibit in drawn.values())}
     homes = {
@@ -195,7 +200,8 @@ def paper_parts(
 
 def forecast_of_order(verdicts: Iterable[Verdict]) -> str:
     """Return a sentence on the order of the model sizes that was forecast before the trainings: the
-    outcome for each step of it; empty if none was tried."""
+    outcome of each of its steps that `verdicts` has a verdict on, at reduced scale; an empty text
+    if there is none. Other verdicts are passed over."""
     tried = [
         verdict
         for verdict in verdicts
@@ -211,9 +217,9 @@ def forecast_of_order(verdicts: Iterable[Verdict]) -> str:
 
 
 def errata_exhibit(claims: Claims) -> Exhibit:
-    """Return an exhibit, a table with a row for each contradiction inside a document that
-    errata.toml lists: the printed text, the text that follows, and our numbers on it, if they were
-    measured, counted or computed."""
+    """Return an Exhibit with a table of a row for each contradiction inside a document that
+    errata.toml lists: the printed text, the text that follows, and our numbers on it, those in
+    `claims` that were measured, counted or computed."""
     rows = []
     errata = read_errata().errata
     for erratum in errata:
@@ -257,14 +263,15 @@ def errata_exhibit(claims: Claims) -> Exhibit:
 
 
 def unlinked(text: str) -> str:
-    """Return the text with each Markdown link `[words](address)` replaced by its words."""
+    """Return the text with each Markdown link `[words](address)` replaced by the words in its
+    brackets."""
     return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", text)
 
 
 def verdicts_exhibit(claims: Claims, homes: Mapping[str, str]) -> Exhibit:
-    """Return an exhibit of data alone, a table with a row for each claim: the published number,
-    ours, the verdict and the run behind it. `homes` has the run's name on the page for each source
-    of a record."""
+    """Return an Exhibit without a figure or a table on the page; its data have a row for each
+    verdict of `claims`: the published number, ours, the verdict and the run behind it. `homes` has
+    the run's name on the page by the source that a record names."""
     heads = (
         "claim",
         "published",

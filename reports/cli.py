@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from mlm_repro.reports.report import Report
 
 KEPT = tuple(HOME / "results" / name for name in ("reproduce-8.3b", "ablations", "against"))
-"""Results that are kept with the code, which every page shows."""
+"""Directories of results that are kept with the code, which every page shows; the first is a
+reproduction."""
 
 app = CommandLine(help="Make a page, figures and tables from result files.", no_args_is_help=True)
 

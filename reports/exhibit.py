@@ -9,7 +9,7 @@ from mlm_repro.experiments.benchmark import Table as Table
 from mlm_repro.reports.figures import Panel
 
 SENTENCE = re.compile(r"(?<=[\w)%”][.?])\s+(?=[A-Z“])")
-"""The space between two sentences."""
+"""Regular expression of the space between two sentences."""
 NUMERIC = ("x", "value", "low", "high", "seed")
 """Columns of the data that hold numbers."""
 
@@ -43,8 +43,8 @@ class Exhibit:
 
     @property
     def said(self) -> tuple[list[str], list[str]]:
-        """Two lists of sentences: the caption's first two, which the page shows, and all its other
-        sentences with the notes."""
+        """A pair of lists of sentences: the caption's first two, which the page shows, and all
+        other sentences of the caption with the notes."""
         every = list(chain.from_iterable(map(SENTENCE.split, self.caption)))
         return every[:2], [*every[2:], *self.notes]
 

@@ -19,7 +19,7 @@ WIDE = (10.6, 4.4)
 COLUMN = (4.5, 3.45)
 """Width and height in inches of a figure that takes half of the page."""
 KEY_CHARACTERS = 15
-"""Letters of the key that fit on an inch."""
+"""Letters of a figure's key, its list of series and kinds, that fit on an inch."""
 MOST_TICKS = 10
 """Largest number of x values that each have a tick, and of points that each have an interval; more
 points get a band."""
@@ -53,7 +53,7 @@ class Layer:
 
     series: str
     rank: int
-    """Index among the series. It decides colour and marker."""
+    """Index of its series among all series, from 0. It decides colour and marker."""
     kind: str
     """Kind of the numbers, or another name of a line in style.toml."""
     points: tuple[Point, ...]
@@ -95,8 +95,9 @@ class Panel:
 
 
 def layers_of(numbers: Iterable[Record], order: Sequence[str]) -> list[Layer]:
-    """Return a layer for each kind and series of the records that have an x, published first, then
-    by `order`, which names every series.
+    """Return a list of Layers, one for each kind and series of the records in `numbers` that have
+    an x, published ones first, then by `order`, which must have the name of every series. Records
+    without an x are left out.
 
     Several of our numbers at an x become their mean with minimum and maximum; of several published
     numbers the first counts.
@@ -126,8 +127,9 @@ def _point(x: float, kind: Kind, at: Sequence[Record]) -> Point:
 
 
 def draw(panels: Sequence[Panel], column: bool = False) -> "Figure":
-    """Return a Matplotlib figure of the panels beside each other under one key of their series and
-    kinds. Panels of training curves have keys of their own."""
+    """Return a Matplotlib Figure, not saved, of the panels beside each other under one key of their
+    series and kinds; a panel of training curves has a key of its own. The figure has half the
+    page's width if `column` is true, else all of it."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -166,8 +168,8 @@ def draw(panels: Sequence[Panel], column: bool = False) -> "Figure":
 
 
 def _plot(axes: "Axes", panel: Panel) -> None:
-    """Draw every layer of a panel over x, with intervals as whiskers or as a band; x is logarithmic
-    if its values multiply.
+    """Draw every layer of a panel over x into the chart `axes`, with labels and limits, and
+    intervals as whiskers or, over many points, as a band; x is logarithmic if its values multiply.
 
     Perplexities are on a logarithmic axis, and so are losses that differ by more than a factor of
     four. Other axes begin at zero, or below negative values, except a loss's, because zero means
@@ -244,8 +246,8 @@ def _plot(axes: "Axes", panel: Panel) -> None:
 
 
 def _plain_log_ticks(axes: "Axes") -> None:
-    """Make the y axis of a chart logarithmic, with ticks at 1, 2 and 5 of each decade as plain
-    numbers."""
+    """Set the y axis of the chart `axes` to be logarithmic, with ticks at 1, 2 and 5 of each decade
+    as plain numbers."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axes.set_yscale("log")

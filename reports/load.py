@@ -23,6 +23,7 @@ class Reproduction:
     directory: Path
     manifest: Manifest
     digest: str
+    """Digest of the directory, as `check_seal` returns it."""
     summary: ReproductionSummary
     records: tuple[Record, ...]
     ledger: Ledger
@@ -73,8 +74,9 @@ class Reproduction:
 
 
 def newest_reproduction(runs: Path) -> Path:
-    """Return the complete `reproduce-*` directory in the folder `runs` that was begun last; links
-    are passed over. Raises BadInput if no reproduction is complete."""
+    """Return the path of the complete `reproduce-*` directory in the folder `runs` that was begun
+    last, by its manifest; links are passed over. Raises BadInput if no reproduction there is
+    complete."""
     reproductions = [
         path for path in sorted(runs.glob("reproduce-*")) if path.is_dir() and not path.is_symlink()
     ]
@@ -89,11 +91,12 @@ def newest_reproduction(runs: Path) -> Path:
 
 
 def load_reproduction(directory: Path) -> Reproduction:
-    """Read a reproduction's directory and check its seal and the origin of every number.
+    """Return the Reproduction that a directory holds; its seal and the origin of every number are
+    checked.
 
-    Raises BadInput if it holds another kind of run or an unfinished one. Raises IntegrityFailure if
-    it was changed after it was sealed, if a file cannot be read, or if a number has no source, or
-    is neither published nor has a digest or a run of this reproduction.
+    Raises BadInput if the directory holds no run, another kind of run or an unfinished one. Raises
+    IntegrityFailure if it was changed after it was sealed, if a file cannot be read, or if a number
+    has no source, or is neither published nor has a digest or a run of this reproduction.
     """
     directory = directory.resolve()
     manifest = read_document(RunDirectory.open(directory, "reproduction").path / MANIFEST, Manifest)

@@ -25,12 +25,13 @@ from mlm_repro.reports.style import (
 
 
 def build_report(report: Report, out: Path | None = None) -> Path:
-    """Write the folder `out`, by default `report/` inside the reproduction, whole or not at all; a
-    report that is there is replaced. Return the path of index.html.
+    """Write a report into the folder `out`, by default `report/` inside the reproduction, whole or
+    not at all; a folder that is there is replaced. Return the path of index.html.
 
     index.html refers to nothing outside itself. For each exhibit there is figures/NAME.csv, with
     NAME.svg if it has a figure. sources.json names the runs behind the page. The folder is sealed
-    on its own, and the same results give the same bytes.
+    on its own, and the same results give the same bytes. Raises BadInput at once if another process
+    writes the folder.
     """
     target = out or report.reproduction.directory / REPORT
     with claimed(target), new_directory(target) as directory:
@@ -40,8 +41,9 @@ def build_report(report: Report, out: Path | None = None) -> Path:
 
 
 def write_report(report: Report, directory: Path) -> None:
-    """Write a report's files into an empty directory: index.html, each exhibit's figure and data in
-    `figures`, and sources.json."""
+    """Write a Report's files into the existing, empty folder `directory`: index.html, each
+    exhibit's figures/NAME.csv and, if it has a figure, NAME.svg, and sources.json. The folder is
+    not sealed here."""
     exhibits = report.all_exhibits
     drawings = render_all(exhibits)
     figures = directory / "figures"
@@ -55,8 +57,9 @@ def write_report(report: Report, directory: Path) -> None:
 
 
 def shell() -> JSON:
-    """Return by name the style, the script, the glyphs of the kinds of numbers and two functions
-    that the template of every page takes."""
+    """Return a dict of what the template of every page takes: `style` and `script` as Markup for
+    HTML, `glyphs`, a dict of a glyph for each kind of number, and the functions `percent` and
+    `size_bytes`. The style and the script are read from the package's files."""
     folder = Path(__file__).parent / "templates"
     return {
         "style": Markup(theme_css() + (folder / "page.css").read_text(encoding="utf-8")),

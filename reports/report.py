@@ -44,10 +44,12 @@ SOURCES = "sources.json"
 
 
 class Sources(FileSchema):
-    """sources.json of a report: its other inputs, by paths relative to the reproduction."""
+    """sources.json of a report: the runs beside the reproduction that it was made of, by paths
+    relative to the reproduction's directory."""
 
     runs: list[str] = Field(default_factory=list)
-    """Runs of experiments and engines, and a reproduction that is kept with the code."""
+    """Paths of the runs of experiments and engines, and of a reproduction that is kept with the
+    code."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,14 @@ class Inputs:
 
     reproduction: Path
     runs: Sequence[Path] = ()
-    """Runs of experiments and engines, and a reproduction that is kept with the code."""
+    """Directories of the runs of experiments and engines, and of a reproduction that is kept with
+    the code."""
 
     @classmethod
     def of_built(cls, reproduction: Path) -> "Inputs":
-        """Return the inputs of the report that was built in a reproduction's directory. Raises
-        IntegrityFailure if its sources.json is damaged or missing."""
+        """Return the Inputs of the report that was built in `report/` inside the directory
+        `reproduction`. Raises IntegrityFailure if the report's sources.json is damaged or
+        missing."""
         sources = read_document(reproduction / REPORT / SOURCES, Sources)
         return cls(
             reproduction, [Path(os.path.normpath(reproduction / name)) for name in sources.runs]
@@ -70,14 +74,15 @@ class Inputs:
 
     @property
     def sources(self) -> Sources:
-        """The content of sources.json, for `reproduction/report`: the paths of the runs, relative
-        to the reproduction."""
+        """The Sources to write into the report's sources.json: the paths of `runs`, relative to the
+        reproduction's directory."""
         return Sources(runs=[os.path.relpath(path, self.reproduction) for path in self.runs])
 
     @property
     def command(self) -> str:
-        """The command line that builds the report again, with the reproduction and the folders of
-        the other runs. It is for the folder that holds the folder of runs."""
+        """The `mlm-report build` command line, as one text for a shell, that builds the report
+        again, with the reproduction and the folders of the other runs. It is to be given in the
+        folder above the one that the reproduction is in."""
         above = self.reproduction.parent.parent
         folders = dict.fromkeys(os.path.relpath(path.parent, above) for path in self.runs)
         return shlex.join(
@@ -114,23 +119,23 @@ class Report:
 
     @property
     def groups(self) -> list[Group]:
-        """The claims in the page's sections, one for each scale or outcome."""
+        """The list of the page's Groups, each with the claims of one scale or one outcome."""
         return group_claims(self.claims)
 
     @property
     def headlines(self) -> list[str]:
-        """Sentences that explain the counts of outcomes: the meaning of an outcome, how good the
-        predictions are, claims that were not tried. The last ones say how many verdicts could have
-        failed, from files beside the runs."""
+        """A list of sentences that explain the counts of outcomes: the meaning of an outcome, how
+        good the predictions are, claims that were not tried. The last ones say how many verdicts
+        could have failed, from files beside the runs, which are read at each use."""
         beside = dict.fromkeys(path.parent / VERDICTS for path in self.inputs.runs)
         scores = [read_document(path, VerdictScore).sentence for path in beside if path.is_file()]
         return [*headlines(self.claims), *scores]
 
     @property
     def findings(self) -> list[tuple[str, str, str]]:
-        """Each finding in short, as texts: the id of its part of the page, its name and a sentence.
-        First comes the order of the sizes in the reproduction, last the sections with an exhibit of
-        their own."""
+        """A list of the findings in short, each a tuple of texts: the id of its part of the page,
+        its name and a sentence. First comes the order of the sizes in the reproduction, last the
+        sections with an exhibit of their own."""
         short = [("reproduction", "This run", order_of(self.reproduction))]
         if self.kept:
             place = f"run-{Origin.of(self.kept).name}"
@@ -144,8 +149,8 @@ class Report:
 
     @property
     def homes(self) -> dict[str, str]:
-        """The name on the page of the run behind each source that a record names, by the source;
-        every source of the reproduction gives the reproduction."""
+        """A dict from each source that a record names to the page's name of the run behind the
+        source; every source of the reproduction's records gives the name of the reproduction."""
         own, *others = (origin.name for origin in self.origins)
         return {record.source: own for record in self.reproduction.records} | {
             name: name for name in others
@@ -153,9 +158,9 @@ class Report:
 
 
 def assemble(inputs: Inputs) -> Report:
-    """Read a report's inputs, judge the claims by them, and return the content of its page. Raises
-    Fault if two exhibits have one name, and BadInput or IntegrityFailure as `load_reproduction` and
-    `load_experiment_runs` do."""
+    """Read the runs that `inputs` names, judge all published claims by their numbers, and return
+    the Report, the content of the page. Raises Fault if two exhibits have one name, and BadInput or
+    IntegrityFailure as `load_reproduction` and `load_experiment_runs` do."""
     reproduction = load_reproduction(inputs.reproduction)
     results, run_origins = load_experiment_runs(inputs.runs)
     origins = (Origin.of(reproduction), *run_origins)
@@ -211,8 +216,9 @@ def _position(record: Record) -> tuple[str, str, str, str, float | None]:
 def _drawn(
     experiments: Mapping[str, Experiment], claims: Claims, every: Sequence[Record]
 ) -> dict[str, Exhibit]:
-    """Return by its name an exhibit of each experiment, made of the records in `every` that belong
-    to it; one without records says so. Experiments that a reproduction answers are left out."""
+    """Return a dict of exhibits by the experiment's name: one for each of `experiments`, made of
+    the records in `every` that belong to it and its verdicts in `claims`; one without records says
+    so in `missing`. Experiments that a reproduction answers are left out."""
     by_experiment = claims.by("experiment")
     drawn = {}
     for name, experiment in experiments.items():

@@ -15,19 +15,19 @@ from mlm_repro.reports.figures import Layer, Panel, layers_of
 from mlm_repro.reports.load import Reproduction
 
 TWINS = ("bits_per_byte", "accuracy", "log_likelihood")
-"""Last words of the quantities that mean something at any size."""
+"""Ends of the names of quantities that mean something for a model of any size."""
 
 
 def reproduction_exhibits(reproduction: Reproduction) -> dict[str, Exhibit]:
-    """Return the exhibits of a reproduction by their names, in the order of the page: curves,
+    """Return a dict of a reproduction's exhibits by name, in the order of the page: curves,
     comparisons, evaluations, models and the data's ledger. An exhibit without numbers is left
     out."""
     return {exhibit.name: exhibit for exhibit in (*_curves(reproduction), *_tables(reproduction))}
 
 
 def by_kind(curves: Sequence[Layer]) -> list[Panel]:
-    """Return a panel of validation perplexity over iterations for each kind of number in `curves`,
-    which has the published ones first; their panel comes last."""
+    """Return a list of Panels of validation perplexity over iterations, one for each kind of number
+    in `curves`; `curves` must have the published ones first, and their panel comes last."""
     kinds = dict.fromkeys(curve.kind for curve in reversed(curves))
     return [
         Panel(
@@ -119,9 +119,10 @@ def evaluations_exhibit(
     command: str = "",
     labels: Mapping[str, str] | None = None,
 ) -> Exhibit:
-    """Return an exhibit of evaluation results, which are given by file stem: a table of
-    perplexities and one of last-word tests, with the models in this order and under their labels,
-    by default their names."""
+    """Return an Exhibit of the results in `evaluations`, which has them by file stem, MODEL-TASK: a
+    table of perplexities and one of last-word tests, with the models in the order of `order`, each
+    under its name in `labels`, by default its own. `command` is the one that reproduces them, if it
+    is known."""
     return Exhibit(
         "evaluations",
         "Evaluations by convention",
@@ -133,8 +134,9 @@ def evaluations_exhibit(
 
 
 def ledger_exhibit(ledger: Ledger, command: str = "") -> Exhibit:
-    """Return an exhibit of how many documents each stage of the data pipeline kept, and how many it
-    dropped for which reason."""
+    """Return an Exhibit with a table of how many documents each stage of the data pipeline kept,
+    and how many it dropped for which reason. `command` is the one that reproduces them, if it is
+    known."""
     return Exhibit(
         "data-ledger",
         "What each stage kept and dropped",
@@ -146,8 +148,9 @@ def ledger_exhibit(ledger: Ledger, command: str = "") -> Exhibit:
 
 
 def _labelled(records: Sequence[Record], reproduction: Reproduction) -> list[Layer]:
-    """Return the records that have an x as curves by kind and series. Labels that include their
-    sizes replace the names of trained models, but not of published ones."""
+    """Return a list of Layers, one for each kind and series of the records that have an x. A
+    trained model is named by its label, which includes its size; published ones keep their
+    names."""
     labels = reproduction.summary.labels
     return [
         layer
@@ -170,15 +173,15 @@ def _means(curves: Sequence[Layer], sentence: str) -> str:
 
 
 def order_of(reproduction: Reproduction) -> str:
-    """Return a sentence on whether the larger models of a reproduction end lower, in every seed and
-    beyond chance."""
+    """Return a sentence, from a reproduction's records and scores, on whether its larger models end
+    lower, in every seed and beyond chance."""
     return order_verdict(reproduction.records, reproduction.scores, reproduction.summary.labels)
 
 
 def twins_table(reproduction: Reproduction) -> Table:
-    """Return a table with a row for each model that was trained here, of the quantities that mean
-    something at its size, and a last row for an even guess over the vocabulary, if its size is
-    known.
+    """Return a Table with a row for each model that was trained here, of the quantities that mean
+    something at its size, such as bits per byte, and a last row for an even guess over the
+    vocabulary, if its size is known.
 
     Several seeds are shown as their mean, minimum and maximum.
     """

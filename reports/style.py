@@ -21,22 +21,23 @@ from mlm_repro.lineage.records import Kind
 
 STYLE = read_toml(Path(__file__).with_name("style.toml"))
 PALETTE: dict[str, tuple[str, str]] = STYLE["palette"]
-"""Each colour on a light page and on a dark one."""
+"""Pair of colours, on a light page and on a dark one, by the colour's name."""
 LIGHT = {name: light for name, (light, _) in PALETTE.items()}
 LINES: dict[str, dict[str, Any]] = {
     name: {key: LIGHT.get(value, value) for key, value in line.items()}
     for name, line in STYLE["lines"].items()
 }
-"""Line and marker of each kind of number, and its name in a key."""
+"""Matplotlib's settings of the line and the marker, and its name in a key as `label`, by kind of
+number."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
 KIND_GLYPHS: dict[Kind, str] = {kind: glyph for kind, (glyph, _) in STYLE["kinds"].items()}
 KIND_MEANINGS: dict[Kind, str] = {kind: meaning for kind, (_, meaning) in STYLE["kinds"].items()}
 CONFIDENCES: dict[str, str] = STYLE["confidences"]
-"""Descriptions of how a claim was read."""
+"""Words on how a claim was read from its document, by the claim's `confidence`."""
 
 
 class OutcomeLook(NamedTuple):
-    """Glyph and meaning of a verdict's outcome on the page."""
+    """The look of a verdict's outcome on the page: its glyph, and its meaning in words."""
 
     glyph: str
     meaning: str
@@ -45,7 +46,7 @@ class OutcomeLook(NamedTuple):
 LOOKS: dict[Outcome, OutcomeLook] = {
     outcome: OutcomeLook(*STYLE["outcomes"][outcome]) for outcome in get_args(Outcome)
 }
-"""Outcomes in the order of the page."""
+"""Glyph and meaning of each outcome of a verdict, in the order of the page."""
 
 
 def look(rank: int) -> tuple[str, str]:
@@ -56,7 +57,8 @@ def look(rank: int) -> tuple[str, str]:
 
 
 def theme_css() -> str:
-    """Return CSS that sets the palette of both themes: the system's choice, unless the page's
+    """Return the text of CSS rules that set each colour of the palette as a custom property
+    `--NAME`, in a light and a dark theme. The theme is the system's choice, unless the page's
     switch sets `data-theme`."""
     light, dark = (
         "".join(f"--{name}:{pair[index]};" for name, pair in PALETTE.items()) for index in (0, 1)
@@ -70,8 +72,8 @@ def theme_css() -> str:
 
 
 def follow_theme(svg: str) -> str:
-    """Return the SVG with each colour of the light palette replaced by the page's custom property
-    of that name, which follows the theme."""
+    """Return the text of an SVG with each colour of the light palette replaced by `var(--NAME)`,
+    the page's custom property of the colour's name, which follows the theme."""
     names = {value: name for name, value in LIGHT.items()}
     pattern = re.compile("|".join(names))
     return pattern.sub(lambda match: f"var(--{names[match[0]]})", svg)
@@ -79,8 +81,9 @@ def follow_theme(svg: str) -> str:
 
 @contextmanager
 def figure_style(salt: str) -> Iterator[None]:
-    """Context manager: Matplotlib has the settings of style.toml inside the block. The names of
-    elements in an SVG follow from `salt`, so each drawing needs another."""
+    """Context manager: inside the block Matplotlib has the settings that style.toml has for
+    figures. The names of elements in an SVG follow from the text `salt`, so each drawing on a page
+    needs another."""
     import matplotlib
 
     named = {name: LIGHT.get(str(value), value) for name, value in STYLE["figures"].items()}

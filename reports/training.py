@@ -46,10 +46,11 @@ SHOWN = 400
 LISTED = 100
 """Largest number of iterations in the table."""
 CURVES: dict[str, tuple[str, str, str]] = tables.AXES["curves"]
-"""Id, title and axis of the curves beside the loss, by their key in the metrics."""
+"""Id of the exhibit, title and axis label of the curves beside the loss, by the Step's field that
+each one draws."""
 TRAINED = ("iteration", "samples", "loss", *CURVES)
 VALIDATED = ("iteration", "samples", "loss", "perplexity")
-"""Numbers in the tables of iterations and of validations."""
+"""Fields of a Validation that are the columns of its table, as `TRAINED` are a Step's."""
 
 
 @dataclass(frozen=True)
@@ -69,18 +70,19 @@ class Training:
     ledger: Ledger | None
     card: DataCard | None
     evaluations: dict[str, Result]
-    """Results of its checkpoints by the stem of the file beside the run, with the task if the file
-    has several."""
+    """Results of its checkpoints by the stem of the JSON file beside the run, with the task behind
+    a hyphen if the file has several."""
     samples: Sequence[JSON]
     """Prompts with the continuations that its checkpoints generated, as `mlm-eval` wrote them."""
     state: str
+    """Words on the state of the run, unfinished, or complete and unchanged with its digest."""
     note: str
     """Sentence on the datasets that are not shown; empty if there are none."""
 
     @property
     def exhibits(self) -> dict[str, Exhibit]:
-        """The page's exhibits by name: the curves if an iteration is recorded, the evaluations and
-        the data's ledger if there are any."""
+        """A dict of the page's exhibits by name: the curves if an iteration is recorded, the
+        evaluations and the data's ledger if there are any."""
         return {exhibit.name: exhibit for exhibit in self._exhibits()}
 
     def _exhibits(self) -> Iterator[Exhibit]:
@@ -102,8 +104,8 @@ class Training:
 
     @property
     def listed(self) -> list[Table]:
-        """The page's tables: one of at most 100 iterations, evenly spread and with the last, and
-        one of validations; a table without rows is left out."""
+        """A list of the page's tables: one of at most 100 iterations, evenly spread and with the
+        last, and one of validations; a table without rows is left out."""
         # Counted from the end, so that the last iteration is always shown.
         shown = self.steps[:: -(len(self.steps) // LISTED + 1)][::-1]
         title = f"{len(shown)} of {len(self.steps)} recorded iterations"
@@ -118,9 +120,9 @@ class Training:
 
 
 def binned(name: str, steps: Sequence[Step], key: str) -> Layer:
-    """Return a curve over iterations of the steps' field `key`, with at most `SHOWN` points; if
-    there are more steps, each point is the mean of a block, with minimum and maximum, at its last
-    iteration. Steps without a value are left out."""
+    """Return the Layer called `name`, a curve over iterations of the steps' field `key`, with at
+    most `SHOWN` points; if there are more steps, each point is the mean of a block, with minimum
+    and maximum, at its last iteration. Steps without a value are left out."""
     valued = [step for step in steps if getattr(step, key) is not None]
     apart = -(-len(valued) // SHOWN) or 1
     points = []
@@ -151,8 +153,8 @@ def _curve(name: str, title: str, label: str, curves: list[Layer]) -> Exhibit:
 
 
 def load_training(run: Path) -> Training:
-    """Read a training run, finished or not, from its directory, its dataset if that is here, and
-    the results of `mlm-eval` beside it.
+    """Return the Training that the directory `run` holds, finished or not, with its dataset if that
+    is here, and the results that `mlm-eval` wrote into the folder around it.
 
     Raises BadInput if the directory holds no training, IntegrityFailure if a file is damaged or the
     run was changed after it was sealed.
@@ -197,9 +199,10 @@ def load_training(run: Path) -> Training:
 
 
 def _scored(run: Path) -> tuple[dict[str, Result], list[JSON]]:
-    """Return the results of the run's checkpoints by file stem, with the task behind it if a file
-    has several, and their generated texts, from the JSON files of `mlm-eval` in the run's parent
-    folder. Other files there are passed over. Raises IntegrityFailure for a damaged result."""
+    """Return a pair from the JSON files of `mlm-eval` in the folder around the directory `run`: a
+    dict of the Results of the run's checkpoints by file stem, with `-TASK` behind it if a file has
+    several, and a list of their generated texts. Other files there are passed over. Raises
+    IntegrityFailure for a damaged result."""
     digests = {read_digest(checkpoint) for checkpoint in complete_checkpoints(run)}
     evaluations = {}
     samples = []
@@ -221,8 +224,8 @@ def _scored(run: Path) -> tuple[dict[str, Result], list[JSON]]:
 
 
 def render_training(training: Training) -> str:
-    """Return the HTML of a training's page, which refers to nothing outside itself. Figures are
-    drawn, with a line of progress."""
+    """Return the HTML of a training's page as one text, which refers to nothing outside itself. Its
+    figures are drawn, with a line of progress."""
     exhibits = training.exhibits
     context = {
         "run": training,
