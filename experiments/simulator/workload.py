@@ -67,8 +67,8 @@ class Workload(NamedTuple):
 
     @classmethod
     def of_run(cls, config: RunConfig, gpus: int) -> "Workload":
-        """Return the workload of one iteration of a run on this many GPUs. Every family but
-        Transformer-XL is taken for a GPT-2."""
+        """Return the Workload of one iteration of the run `config` on this many GPUs; the GPUs that
+        tp and pp leave are data-parallel. Every family but Transformer-XL is taken for a GPT-2."""
         model = config.model
         train = config.train
         parallel = config.parallel
@@ -117,8 +117,8 @@ class Workload(NamedTuple):
 def checked_config(
     workload: Workload, precision: Precision = "fp16", run: RunConfig | None = None
 ) -> RunConfig:
-    """Return the configuration of the run that the workload describes: `run` with the workload's
-    sizes and layout, or default settings if `run` is None. `precision` replaces the run's.
+    """Return the RunConfig that the workload describes: `run` with the workload's sizes and layout,
+    or default settings if `run` is None. `precision` replaces the run's.
 
     Raises BadInput with the engine's own reason if it would refuse the run, such as sizes that do
     not divide, and NotCosted for a family that is not costed.
@@ -168,8 +168,9 @@ def _check_family(w: Workload) -> None:
 
 @lru_cache(maxsize=4096)  # a fit asks for the same rows thousands of times
 def flops_of(workload: Workload) -> float:
-    """Return the floating-point operations of the matrix products of a workload's iteration, on all
-    GPUs together, with full recomputation if the workload has it.
+    """Return the floating-point operations, a float, of the matrix products of a workload's
+    iteration, on all GPUs together; layers that are computed again count only if the workload has
+    full recomputation.
 
     Raises BadInput as `checked_config` does.
     """
@@ -254,8 +255,8 @@ class Workloads:
 
     @classmethod
     def of(cls, rows: Sequence[Workload]) -> Self:
-        """Return checked workloads as columns, each an array of float64 with one element for each
-        workload."""
+        """Return the workloads `rows`, which must have been checked, as columns: a Workloads whose
+        fields are arrays of float64 with one element for each workload."""
         columns = [
             [
                 w.gpus,
