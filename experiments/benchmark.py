@@ -19,7 +19,7 @@ from mlm_repro.lineage.files import Environment, Positive, read_values
 from mlm_repro.lineage.numbers import csv_cell
 
 AGAINST = "against.json"
-"""The record that `mlm-verify against` keeps in its run."""
+"""Name of the file with the record that `mlm-verify against` keeps in its run."""
 MOST = 1e9
 """Largest share of a tolerance that `share_of` states; also the share of any difference where none
 is allowed."""
@@ -130,21 +130,21 @@ def share_of(name: str, distances: Sequence[float], allowed: Sequence[float]) ->
 
 
 def read_benchmark(path: Path) -> Benchmark:
-    """Return the record in a file. Raises IntegrityFailure if the file cannot be read or is not
-    JSON, BadInput if the JSON is not a record."""
+    """Return the Benchmark, a record, in a JSON file. Raises IntegrityFailure if the file cannot be
+    read or is not JSON, BadInput if the JSON is not a record."""
     return parse_config(read_values(path), Benchmark, path.name)
 
 
 def write_benchmark(path: Path, result: Benchmark) -> None:
-    """Write the record to `path` as JSON, replacing a file there. Fields that have their default
-    are omitted, except the environment."""
+    """Write `result`, a benchmark's record, to the file `path` as JSON, replacing a file there.
+    Fields that have their default are omitted, except the environment."""
     values = result.model_dump(mode="json", exclude_defaults=True)
     write_json(path, values | {"environment": result.environment.to_json()})
 
 
 def setting_lines(result: Benchmark) -> list[str]:
-    """Return a line `key: value` for each of the benchmark's settings, which all its cases share; a
-    dict is written as names and values."""
+    """Return a list with a line `key: value` for each of the record's own settings, which all its
+    cases share; a dict is written as names and values."""
     return [
         f"{key}: {named(value) if isinstance(value, dict) else value}"
         for key, value in result.setting.items()

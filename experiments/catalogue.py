@@ -120,7 +120,7 @@ class Claim(Config):
     @property
     def asked(self) -> str:
         """A text of all that decides whether a number agrees with the claim: its class, value,
-        unit, tolerance and sentence."""
+        unit, tolerance and sentence, with spaces between."""
         return f"{self.says} {self.value} {self.unit} {self.allowed.tolerance} {self.sentence}"
 
     @property
@@ -129,8 +129,8 @@ class Claim(Config):
         return f"{self.source} {self.where}"
 
     def record(self, experiment: str, x_name: str) -> Record:
-        """Return the published number as a record of the experiment of this name; `x_name` names
-        the x axis."""
+        """Return the published number as a Record of kind "published" of the experiment called
+        `experiment`; `x_name` names the x axis."""
         return Record(
             experiment=experiment,
             series=self.series,
@@ -156,21 +156,21 @@ class Claim(Config):
 
     @property
     def published(self) -> str:
-        """The published value as text with its unit, after a word such as "about"; a direction is
-        "> 0" or "< 0"."""
+        """The published value as text with its unit, after a word such as "about" that its class
+        gives; a direction is "> 0" or "< 0"."""
         if self.is_direction:
             return "> 0" if self.says == "at least" else "< 0"
         return f"{SAYS[self.says]['before']}{self.value:f} {self.unit}".rstrip()
 
     @cached_property
     def allowed(self) -> Tolerance:
-        """The tolerance of a measurement that answers the claim: the first in tolerances.toml that
+        """The Tolerance of a measurement that answers the claim: the first in tolerances.toml that
         names it, else the rounding of the printed digits."""
         return next((each for each in every_tolerance() if matches(self, each.claims)), DIGITS)
 
     @property
     def printed(self) -> Range:
-        """The range of numbers that round to the printed digits; an exact count is its own range,
+        """The Range of numbers that round to the printed digits; an exact count is its own range,
         and "about" allows a tenth either way."""
         value = float(self.value)
         read = as_range(value) if self.allowed.tolerance == "exact" else Range.printed(self.value)
@@ -181,11 +181,11 @@ class Claim(Config):
         return read
 
     def bounds(self, measured: bool = True) -> tuple[float, float]:
-        """Return the least and the greatest number that agrees with the claim; an end that the
-        claim leaves open is infinite.
+        """Return a pair, the least and the greatest number that agrees with the claim; an end that
+        the claim leaves open is infinite.
 
-        A measured number has the tolerance; a number computed from other printed numbers has
-        rounding alone.
+        If `measured` is true, the claim's tolerance counts; a number computed from other printed
+        numbers has rounding alone.
         """
         if self.is_direction:
             return (
@@ -203,7 +203,7 @@ class Claim(Config):
         """Return True if the number, or one in the range, can have the claimed relation to the
         published value.
 
-        Rounding counts in its favour, and so does the tolerance if the number was measured.
+        Rounding counts in its favour, and so does the claim's tolerance if `measured` is true.
         """
         ours = as_range(number)
         low, high = self.bounds(measured)
@@ -272,8 +272,9 @@ class Arithmetic(Config):
     """Numerator and denominator of a power."""
 
     def worked_out(self, says: Says) -> Range:
-        """Return the number that follows from the printed digits of the claims, with the range that
-        rounding allows. `says` is the class of the claim that it answers.
+        """Return, as a Range, the number that follows from the printed digits of the claims that
+        `of` and `over` name, with the range that rounding allows. `says` is the class of the claim
+        that it answers.
 
         Of several results, the classes "at least" and "for all" take the least, other classes the
         largest.
@@ -361,7 +362,8 @@ class Effect(Config):
 
     @property
     def claimed(self) -> str:
-        """The claimed range of the difference in words: `above 0`, `above -0.05 and below 0.05`."""
+        """The claimed range of the difference in words: `above 0`, `above -0.05 and below 0.05`;
+        empty without a bound."""
         ends = (("above", self.above), ("below", self.below))
         return " and ".join(f"{side} {end:g}" for side, end in ends if end is not None)
 
@@ -426,12 +428,12 @@ class Experiment(Config):
 
     @cached_property
     def claims(self) -> tuple[Claim, ...]:
-        """The claims that the experiment answers, in the catalogue's order."""
+        """A tuple of the Claims that the experiment answers, in the catalogue's order."""
         return tuple(claim for claim in every_claim() if matches(claim, self.expected.claims))
 
     def produces(self, quantity: str) -> bool:
-        """Return True if running the experiment may give numbers of this quantity. An experiment
-        that measures, trains or has arithmetic may give any."""
+        """Return True if running the experiment may give numbers of this quantity, a name. An
+        experiment that measures, trains or has arithmetic may give any."""
         return bool(self.reproduction or self.ablation or self.measures or self.arithmetic) or any(
             quantity in (*part.simulated, *part.computed) for part in self.parts
         )
@@ -439,13 +441,14 @@ class Experiment(Config):
 
 @cache
 def every_claim() -> tuple[Claim, ...]:
-    """Return every published claim that this suite ships, in the order of file names and rows; the
-    files are read once."""
+    """Return a tuple of every published Claim that this suite ships, in the order of file names and
+    rows; the files are read once a process."""
     return load_claims(CLAIMS)
 
 
 def load_claims(folder: Path) -> tuple[Claim, ...]:
-    """Return the claims in the folder's CSV files, in the order of file names and rows.
+    """Return a tuple of the Claims in the CSV files of `folder`, in the order of file names and
+    rows.
 
     Raises BadInput if a file cannot be read, and with file and line if a row is not a valid claim.
     """
@@ -459,7 +462,8 @@ def load_claims(folder: Path) -> tuple[Claim, ...]:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file as dicts by column name.
+    """Return a list of the rows of a CSV file as dicts of texts by column name; the first line has
+    the names.
 
     Raises BadInput if it cannot be read.
     """
@@ -472,7 +476,8 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 @cache
 def every_tolerance() -> tuple[Tolerance, ...]:
-    """Return the tolerances in tolerances.toml in the file's order; the file is read once."""
+    """Return a tuple of the Tolerances in tolerances.toml in the file's order; the file is read
+    once a process."""
     return tuple(Tolerance(**row) for row in read_toml(CLAIMS / "tolerances.toml")["tolerances"])
 
 
@@ -536,7 +541,7 @@ def _expression(patterns: tuple[str, ...]) -> re.Pattern[str]:
 
 @cache
 def read_errata() -> Errata:
-    """Return the content of errata.toml, which is read once."""
+    """Return errata.toml as an Errata. The file is read once a process."""
     return load_config(CLAIMS / "errata.toml", Errata)
 
 
@@ -555,11 +560,12 @@ def group_of(claim: Claim, groups: Mapping[str, Iterable[str]]) -> str | None:
 
 @cache
 def load_experiments() -> Mapping[str, Experiment]:
-    """Return all experiments by name, in the order of their names: figure-6 before figure-11, years
-    before words. Their files are read once."""
+    """Return a dict of all Experiments by name, in the order of their names: figure-6 before
+    figure-11, years before words. Their files are read once a process. Raises BadInput if a file is
+    not valid."""
 
     def natural(experiment: Experiment) -> list[int | str]:
-        """Return an experiment's sort key, which puts figure-6 before figure-11."""
+        """Return an experiment's sort key, a list, which puts figure-6 before figure-11."""
         return [
             int(part) if part.isdigit() else part for part in re.split(r"(\d+)", experiment.name)
         ]
@@ -574,7 +580,7 @@ def load_experiments() -> Mapping[str, Experiment]:
 
 
 def find_experiment(name: str) -> Experiment:
-    """Return the experiment of this name, such as "2021/figure-11". Raises BadInput if there is
+    """Return the Experiment called `name`, such as "2021/figure-11". Raises BadInput if there is
     none."""
     experiments = load_experiments()
     if name not in experiments:
@@ -584,7 +590,7 @@ def find_experiment(name: str) -> Experiment:
 
 
 def ablation_of(experiment: Experiment) -> Ablation:
-    """Return the experiment's ablation. Raises BadInput if it has none."""
+    """Return the experiment's Ablation. Raises BadInput if it has none."""
     if experiment.ablation is None:
         names = ", ".join(other.name for other in load_experiments().values() if other.ablation)
         raise BadInput(

@@ -162,9 +162,9 @@ def _seal_forecast(run: RunDirectory) -> EffectForecast:
 
 
 def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
-    """Train each configuration below `runs`, one to a core, wait for all, print a line for each,
-    and keep the outcomes in runs.jsonl of the ablation's `folder`. A training that diverges is an
-    outcome.
+    """Train each configuration below the folder `runs`, one to a core, wait for all, print a line
+    for each, and keep the outcomes in runs.jsonl of the ablation's folder, `folder`. A training
+    that diverges is an outcome, not an error.
 
     Trainings that are kept there already are skipped. Raises Interrupted if a training was stopped
     or killed and StepFailed if one failed, after stopping the others.
@@ -201,8 +201,8 @@ def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
 
 
 def _bits_per_nat(datasets: Sequence[Path]) -> list[float]:
-    """Return, for each dataset's directory, the bits per byte that one nat per token of its
-    validation text amounts to; 0 if it has no split `valid`.
+    """Return a list with, for each dataset's directory, the bits per byte that one nat per token of
+    its validation text amounts to; 0 if it has no split `valid`.
 
     Raises BadInput unless the splits of all datasets have as many documents and bytes: those of the
     same text do.
@@ -221,8 +221,8 @@ def _bits_per_nat(datasets: Sequence[Path]) -> list[float]:
 
 
 def bigram_loss(dataset: Path) -> float:
-    """Return the loss, in nats per token of a dataset's validation text, of bigrams counted in its
-    training text, smoothed as Witten and Bell do.
+    """Return the loss, in nats per token of the validation text of the dataset in a directory, of
+    bigrams counted in its training text, smoothed as Witten and Bell do. Both splits must be there.
 
     p(b | a) = (c(a, b) + k(a) · p(b)) / (c(a) + k(a)), where k(a) different tokens follow a, and
     p(b) is the share of b with one more of every token.
@@ -250,8 +250,9 @@ def _directory_of(config: RunConfig, runs: Path) -> Path:
 
 
 def _train(config: RunConfig, runs: Path) -> None:
-    """Train the configured model on one rank, in its run directory below `runs`. A loss that is not
-    finite ends the training with a printed message and without an error."""
+    """Train the model of `config` on one rank, in its run directory below the folder `runs`. A loss
+    that is not finite ends the training with a printed message and without an error; other errors
+    are raised."""
     try:
         train(resolve(config, 1), runs)
     except NotFinite as error:
@@ -268,9 +269,9 @@ def _begin_alone() -> None:
 
 
 def _alone(config: RunConfig, runs: Path) -> int:
-    """Train the configured model below `runs` with standard error discarded and return the exit
-    code, 0 also if the loss diverged; the message of a UserError is printed. A training that is
-    stopped ends its process, so that no other training begins in it."""
+    """Train the model of `config` below the folder `runs` with standard error discarded and return
+    the exit code, 0 also if the loss diverged; the message of a UserError is printed. A training
+    that is stopped ends its process, so that no other training begins in it."""
     try:
         with redirect_stderr(StringIO()):
             _train(config, runs)
