@@ -53,13 +53,13 @@ from mlm_repro.lineage.run import RunDirectory
 
 
 def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -> RunDirectory:
-    """Search each arm's rate, seal the forecast, train every arm with every seed that it gives, and
-    seal the outcome; return the ablation's run.
+    """Search each arm's rate, seal the forecast, train every arm with every seed that the forecast
+    gives, and seal the outcome; return the ablation's RunDirectory.
 
-    Everything lies below `runs`; finished parts are reused. `datasets` are directories, one for
-    each index that an arm has. Raises BadInput for an experiment without an ablation, and for too
-    few, too many or unequal datasets, StepFailed if a training fails, Interrupted after SIGTERM or
-    Ctrl-C.
+    Everything lies below the folder `runs`; finished parts are reused. `datasets` are directories,
+    one for each index that an arm has. Raises BadInput for an experiment without an ablation, and
+    for too few, too many or unequal datasets, StepFailed if a training fails, Interrupted after
+    SIGTERM or Ctrl-C.
     """
     ablation = ablation_of(experiment)
     name = experiment.name
@@ -124,9 +124,10 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
 def _sweep_rates(
     experiment: str, ablation: Ablation, datasets: Sequence[Path], folder: Path, runs: Path
 ) -> None:
-    """Run the learning-rate finder's training for each arm whose rate the finder gives, below
-    `runs`, and write its rates and losses to `folder`/sweeps/ARM.json. Do nothing if the ablation
-    has no finder. Raises StepFailed if a training fails."""
+    """Run the learning-rate finder's training for each arm whose rate the finder gives, below the
+    folder `runs`, and write the rates and losses of its iterations to sweeps/ARM.json in `folder`,
+    the ablation's. Do nothing if the ablation has no finder. Raises StepFailed if a training
+    fails."""
     for arm in ablation.arms:
         if not ablation.finder or arm.rate_of:
             continue
@@ -142,8 +143,8 @@ def _sweep_rates(
 
 
 def _seal_forecast(run: RunDirectory) -> EffectForecast:
-    """Seal the run's forecast in a directory of its own beside the run, print where, and return the
-    forecast."""
+    """Seal a copy of the forecast of an ablation's run, made before, in a directory of its own
+    beside the run, print where, and return the EffectForecast."""
     path = run.path / FORECAST
     forecast = read_document(path, EffectForecast)
     facts = {ABLATION: run.path.name, "sha256": sha256_file(path)}

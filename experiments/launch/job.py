@@ -39,13 +39,14 @@ from mlm_repro.lineage.shipped import Shipped, find_file
 
 TEMPLATES = Path(__file__).parent / "templates"
 ATTEMPTS_WITHOUT_PROGRESS = 3
-"""Limit on attempts in a row that write no checkpoint, were not told to stop and end in the same
-iteration.
+"""Limit on attempts of a job in a row that write no checkpoint, were not told to stop and end in
+the same iteration.
 
 A fault of the program comes back in the same iteration; a fault of the hardware does not.
 """
 MOST_ATTEMPTS_WITHOUT_PROGRESS = 10
-"""Limit on such attempts that end in any iteration."""
+"""Limit on attempts in a row that write no checkpoint and were not told to stop, whatever iteration
+they end in."""
 MEETING = (
     '--node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR" --master-port="${MASTER_PORT:-29500}"'
 )
@@ -57,8 +58,8 @@ TIME_LIMIT = r"(\d+-)?\d{1,3}(:[0-5]\d){2}"
 
 
 HOST = re.compile(r"(\w[\w.-]*@)?\w[\w.:-]*", re.ASCII)
-"""A host for `ssh`, with or without a user. It cannot pass for an option and has no character that
-a shell interprets."""
+"""Regular expression of a host for `ssh`, with or without a user. Such a host cannot pass for an
+option and has no character that a shell interprets."""
 
 
 class Job(Config):
@@ -143,8 +144,9 @@ class Job(Config):
         return self.nodes * self.ranks_per_node
 
     def host_names(self) -> list[str]:
-        """Return the hosts' names in the file `hosts`, empty without that file; the ranks meet at
-        the first. Raises BadInput unless there is one valid name for each node."""
+        """Return a list of the hosts' names in the file `hosts` of this job, empty if the job has
+        none; the ranks meet at the first. Raises BadInput if the file cannot be read, or unless it
+        has one valid name for each node."""
         try:
             names = self.hosts.read_text(encoding="utf-8").split() if self.hosts else []
         except (OSError, UnicodeDecodeError) as error:
@@ -170,8 +172,8 @@ class Job(Config):
         return ((sum(days) * 24 + hours) * 60 + minutes) * 60 + seconds
 
     def config(self) -> RunConfig:
-        """Return the configuration of the job's training. Raises BadInput if the model or an
-        override is not valid, or if its layout does not divide over the job's ranks."""
+        """Return the RunConfig of the job's training. Raises BadInput if the model or an override
+        is not valid, or if its layout does not divide over the job's ranks."""
         config = read_run_config(self.model, self.overrides)
         layout_of(config, self.ranks)
         return config
@@ -184,9 +186,10 @@ class Job(Config):
 
 
 def predicted_iteration(job: Job) -> Prediction | None:
-    """Return a prediction of an iteration on the job's cluster; None if the job names no cluster.
+    """Return the Prediction of an iteration on the job's cluster; None if the job names no cluster.
 
-    Raises BadInput with the reason if the job does not fit the cluster.
+    Raises BadInput with the reason if the job's model is not valid or the job does not fit the
+    cluster.
     """
     config = job.config()
     if not job.cluster:
@@ -225,7 +228,7 @@ def saved_seconds(job: Job) -> float:
     states, else the one that loses the least, which is infinite for a job that never fails.
 
     Raises BadInput if the stated interval is so long that a rank fails, on average, before the next
-    checkpoint is written.
+    checkpoint is written, and as `Job.config` does.
     """
     failures = failures_of(job)
     interval = 60 * job.checkpoint_minutes if job.checkpoint_minutes else failures.best_interval
@@ -304,7 +307,7 @@ def describe_job(job: Job) -> str:
 
 def write_launch_files(job: Job, out: Path) -> tuple[Path, Path]:
     """Write `slurm.sh` and `torchrun.sh` into the folder `out`, and `jobset.yaml` if the job has a
-    container. Return the paths of the two scripts, in this order.
+    container, replacing earlier ones. Return the paths of the two scripts, in this order.
 
     Raises BadInput if they cannot be written, or for a job that no script can carry.
     """
@@ -320,7 +323,8 @@ def write_launch_files(job: Job, out: Path) -> tuple[Path, Path]:
 
 
 def slurm_script(job: Job, out: Path) -> str:
-    """Return the text of the job's script for `sbatch`; `out` is the folder of its files.
+    """Return the text of the job's script for `sbatch`; `out` is the folder of its files. Nothing
+    is written.
 
     Before the time limit Slurm signals only the batch shell. The script passes the signal on with
     `scancel`, because `srun` itself would kill the ranks. They write a checkpoint and end with exit
@@ -371,10 +375,10 @@ def slurm_script(job: Job, out: Path) -> str:
 
 
 def _mounted(job: Job, out: Path) -> list[Path]:
-    """Return, resolved and sorted, the folders that the ranks read or write: runs, launch files,
-    dataset, the run they start from, the working directory and the folder of the model's file. A
-    folder inside another one of them is left out. Raises BadInput for a name that pyxis cannot
-    mount."""
+    """Return a list, resolved and sorted, of the folders that the job's ranks read or write: runs,
+    launch files (`out`), dataset, the run they start from, the working directory and the folder of
+    the model's file. A folder inside another one of them is left out. Raises BadInput for a name
+    that pyxis cannot mount."""
     origin = job.config().train.init_from
     needed = {
         path.resolve() for path in (job.runs, out, job.dataset, *([Path(origin)] if origin else ()))
@@ -391,7 +395,8 @@ def _mounted(job: Job, out: Path) -> list[Path]:
 
 def torchrun_script(job: Job, out: Path) -> str:
     """Return the text of the job's script that is started on every node, or once if the job names
-    its hosts; `out` is the folder of its files.
+    its hosts; `out` is the folder of its files. Nothing is written. Raises BadInput if the job's
+    file of hosts is not valid.
 
     SIGTERM and Ctrl-C stop the ranks after the iteration in progress, with a checkpoint.
     """
@@ -413,9 +418,9 @@ def torchrun_script(job: Job, out: Path) -> str:
 
 
 def jobset(job: Job, out: Path) -> str:
-    """Return the YAML of a Kubernetes JobSet for the job, whose pods mount this machine's folders
-    under the same paths. The pods run `torchrun.sh` of the folder `out`. Raises BadInput for a
-    folder that cannot be mounted."""
+    """Return the text, YAML, of a Kubernetes JobSet for the job, whose pods mount this machine's
+    folders under the same paths. The pods run `torchrun.sh` of the folder `out`. Raises BadInput
+    for a folder that cannot be mounted."""
     folders = [*enumerate(map(str, _mounted(job, out)))]
     name = f"mlm-{re.sub('[^a-z0-9]+', '-', job.name.lower())}".rstrip("-")
     values = {
