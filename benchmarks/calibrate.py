@@ -349,7 +349,7 @@ A100 = "dgx-a100-80g"
 H100 = "h100"
 V100 = "dgx-2h-v100"
 CORE = "megatron-core"
-"""Software of the H100 rows."""
+"""Name of the software that trained in the H100 rows."""
 STATED = (
     "host_layer_seconds",
     "host_softmax_seconds",

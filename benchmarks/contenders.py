@@ -78,7 +78,7 @@ class TrainingSize:
     model: ModelConfig
     train: TrainConfig
     warm_up: int = 0
-    """Iterations of a round that are not timed."""
+    """Number of iterations at the beginning of a round that are not timed."""
 
     @property
     def tokens(self) -> int:
@@ -112,9 +112,9 @@ class Timed:
     seconds: list[float]
     """Seconds of each iteration after the warm-up, by the clock that was given."""
     losses: list[float]
-    """Loss of every iteration, also of the warm-up."""
+    """Loss of every iteration in nats per token, also of the warm-up's."""
     peak_bytes: int = 0
-    """Peak memory of the first rank."""
+    """Peak memory of the first rank during the round, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class OurLayout:
 
     name: str
     microbatches: int = 1
-    """Microbatches of an iteration."""
+    """Number of microbatches that an iteration's batch is divided into."""
     is_captured: bool = False
     """True if the first step captures its microbatches as CUDA graphs."""
     is_tuned: bool = True
@@ -189,8 +189,8 @@ class _Block(nn.Module):
 
 
 class NanoGPTModel(nn.Module):
-    """nanoGPT's GPT-2 in plain torch, called with token ids and targets [b, s]; returns their mean
-    loss."""
+    """nanoGPT's GPT-2 in plain torch, called with token ids and targets, both [b, s]; returns their
+    mean loss in nats, a scalar tensor."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -81,7 +81,7 @@ class StageRivals:
     name: str
     library: str
     goal: float | None
-    """The factor by which ours should be faster."""
+    """The factor by which our function should be faster than the plain one; None without a goal."""
     plain: Callable[[Sequence[str]], list[Any]]
     ours: Callable[[Sequence[str]], list[Any]]
     blocks: int = BLOCKS
@@ -281,7 +281,8 @@ def one_sample(case: Case, contender: str) -> float:
 
 
 def write_texts(path: Path, texts: Sequence[str]) -> Path:
-    """Write texts into `path` as JSON lines, each under `text`, and return `path`."""
+    """Write the texts into the file `path` as JSON lines, each under the key `text`, and return
+    `path`."""
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     return path
 
@@ -321,7 +322,8 @@ def run_pipeline(
 
 
 def texts_of(dataset: Path) -> Counter[str]:
-    """Return a Counter of the texts of all documents below a built dataset's folder `documents`."""
+    """Return a Counter of the texts of all documents in the folder `documents` of the directory of
+    a built dataset."""
     return Counter(
         json.loads(line)["text"]
         for path in sorted((dataset / "documents").glob("**/*.jsonl"))

@@ -40,7 +40,7 @@ CONTEXT = 1024
 HALF = 512
 STRIDE = 32
 VOCABULARY = 49152
-"""Tokens that every model here has."""
+"""Number of token ids, from 0, that every model here has."""
 SMALL = "2 layers, 128 wide"
 GPT2_124M = "GPT-2 124M"
 LLAMA = "LLaMA 124M"

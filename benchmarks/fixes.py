@@ -50,7 +50,7 @@ class Case(Config):
     repository: Literal["megatron", "torchtitan"] = "megatron"
     commit: str
     number: str
-    """Upstream's number of the pull or merge request."""
+    """Upstream's number of the pull or merge request, a text."""
     date: date
     title: str
     program: str = "megatron-core"
@@ -104,7 +104,7 @@ class Row(Config):
     after: Said
     result: Literal["found", "named otherwise", "missed", "cannot run"]
     alarms: int
-    """Number of findings after the fix."""
+    """Number of findings of `mlm-verify layouts` on the tree after the fix."""
 
 
 class Fixes(Config):

@@ -136,7 +136,8 @@ class Worker:
         return value
 
     def end(self) -> None:
-        """Kill the process, if there is one, and wait for its end."""
+        """Kill this worker's process, if there is one, and wait for its end; the next call of
+        `answer` starts a new one."""
         if self._process:
             self._process.kill()
             self._process.join()

@@ -33,7 +33,7 @@ GPU_FACTS = (
     "power.limit",
     "temperature.gpu",
 )
-"""Fields that `nvidia-smi` is asked for."""
+"""Names of the fields that `nvidia-smi` is asked for."""
 T = TypeVar("T")
 
 Measured = Mapping[str, Sequence[Timed]]

@@ -75,7 +75,8 @@ class Block(nn.Module):
         self.moe = experts(score_before_experts)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the hidden states [b, s, h] with the experts' output on the normed input added."""
+        """Return the hidden states `x` [b, s, h] with the experts' output on the normed states
+        added."""
         y: torch.Tensor = x + self.moe(self.norm(x))
         return y
 

@@ -109,8 +109,8 @@ class Table:
 
     @property
     def csv(self) -> str:
-        """The table as CSV text: a line of heads, then the rows. A text that a spreadsheet would
-        take for a formula gets an apostrophe."""
+        """The table as CSV text: a line of heads, then the rows. A cell that a spreadsheet would
+        take for a formula gets an apostrophe before it."""
         buffer = io.StringIO()
         rows = ([csv_cell(cell) for cell in row] for row in (self.heads, *self.rows))
         csv.writer(buffer, lineterminator="\n").writerows(rows)

@@ -529,8 +529,8 @@ class Errata(Config):
 
 
 def matches(claim: Claim, patterns: Iterable[str]) -> bool:
-    """Return True if one of the patterns matches the claim's whole id; `*` stands for any
-    characters."""
+    """Return True if one of the patterns matches the claim's whole id; in a pattern `*` stands for
+    any characters."""
     return _expression(tuple(patterns)).match(claim.id) is not None
 
 
@@ -546,7 +546,7 @@ def read_errata() -> Errata:
 
 
 def erratum_of(claim: Claim) -> Erratum | None:
-    """Return the first erratum in errata.toml that names this claim; None if there is none."""
+    """Return the first Erratum in errata.toml that names this claim; None if there is none."""
     return next(
         (erratum for erratum in read_errata().errata if matches(claim, erratum.claims)), None
     )

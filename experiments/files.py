@@ -34,11 +34,12 @@ EVALUATIONS = "evaluations.jsonl"
 EXPERIMENTS = "experiments"
 """Kind and name of a study of the runs of several experiments."""
 TRAININGS_APART = "training"
-"""Folder in which the first release kept trainings."""
+"""Name of the folder of a study in which the first release kept trainings."""
 FORMER_EVALUATIONS = "evaluations"
-"""Folder in which the first release kept evaluations."""
+"""Name of the folder of a reproduction in which the first release kept evaluations."""
 EVALUATIONS_APART = ".evaluations"
-"""Hidden folder in which new evaluations wait until `join_evaluations`."""
+"""Name of the hidden folder of a reproduction in which new evaluations wait until
+`join_evaluations`."""
 STAND_IN = "a stand-in for the released weights"
 """First words of a record's note if other weights were scored, or only a part of the test."""
 SMOOTHING = 0.9
@@ -135,7 +136,7 @@ class KeptEvaluation(FileSchema, extra="forbid"):
     """A line of evaluations.jsonl of a reproduction: a file that `mlm-eval --json` wrote."""
 
     name: str
-    """Model and protocol, with a hyphen between them."""
+    """Names of the model and the protocol, with a hyphen between them."""
     result: JSON
 
 
@@ -210,7 +211,7 @@ class Comparison(FileSchema):
     """Index of the smaller model; `larger` is the larger model's index."""
     larger: int
     difference: Finite
-    """Bits per byte: the larger model's minus the smaller's."""
+    """Difference in bits per byte: the larger model's minus the smaller's."""
     low: Finite
     """Lower end of the 90 % interval; `high` is the upper end."""
     high: Finite
@@ -250,13 +251,13 @@ class ReproductionScores(FileSchema):
     """scores.json of a reproduction: paired differences between its models on the same text."""
 
     text: str
-    """Protocol of the text."""
+    """Name of the protocol by which the text was scored."""
     articles: int
     seeds: int
     models: list[str]
-    """Names, smallest first."""
+    """Names of the models, smallest first."""
     comparisons: list[Comparison]
-    """Comparisons of neighbours in size."""
+    """Comparisons of the models that are neighbours in size."""
 
     @model_validator(mode="after")
     def _is_of_its_models(self) -> Self:
@@ -319,11 +320,11 @@ class EffectForecast(FileSchema):
 
 
 class VerdictScore(FileSchema):
-    """verdicts.json, which a clone's `python -m tests.mutation` writes: which verdicts could have
-    failed."""
+    """verdicts.json, which a clone's `python -m tests.mutation` writes: the verdicts that could
+    have failed, counted in a sentence."""
 
     sentence: str
-    """The score in words."""
+    """Sentence on how many verdicts could have failed."""
 
 
 def origin_of(manifest: Manifest) -> JSON:

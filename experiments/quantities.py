@@ -24,7 +24,7 @@ from mlm_repro.experiments.simulator.workload import Workload, Workloads, checke
 from mlm_repro.lineage.atomic import JSON
 
 TABLE_2_TOKENS = 300e9
-"""Training tokens in the 2021 paper's Table 2."""
+"""Number of training tokens in the 2021 paper's Table 2."""
 
 
 def simulated_values(
@@ -74,7 +74,7 @@ def layer_values(
 
 
 LAYER = ("forward_milliseconds", "backward_milliseconds", "overhead_percent")
-"""Simulated quantities of one layer, which `layer_values` gives."""
+"""Names of the simulated quantities of one layer, which `layer_values` gives."""
 
 
 def _training_days(row: Row, first: Row) -> Range:

@@ -94,8 +94,8 @@ def digest_of_numbers(records: Iterable[Record]) -> str:
 
 
 def format_records(records: Iterable[Record]) -> str:
-    """Return a text with an aligned line for each record: series, quantity, x, value, kind and
-    note."""
+    """Return one text with an aligned line for each record: series, quantity with its unit, x,
+    value, kind and note."""
     return "\n".join(
         aligned(
             [

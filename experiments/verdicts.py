@@ -82,11 +82,11 @@ class Verdict:
     outcome."""
 
     experiment: str
-    """Empty where none runs the claim."""
+    """Name of the experiment that answers the claim; empty if none does."""
     claim: Claim
     outcome: Outcome
     scale: Scale
-    """Empty where it was not tried."""
+    """Way in which the claim was tried, a key of `SCALES`; empty if it was not tried."""
     record: Record | None
     """The number that was compared with the claim; None if there is none, or if it means
     nothing."""
@@ -124,7 +124,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Results:
-    """Records of several runs, with the runs that were left out and the findings of ablations."""
+    """Records of several runs, sentences on the runs that were left out, and the findings of
+    ablations."""
 
     records: tuple[Record, ...]
     """All but the published ones, of the newest run first."""
@@ -184,7 +185,7 @@ class RunNumbers(NamedTuple):
     path: Path
     manifest: JSON
     records: list[Record]
-    """All but the published ones."""
+    """All records of the run but the published ones."""
 
     @property
     def name(self) -> str:
@@ -379,9 +380,9 @@ class Skill(NamedTuple):
 
     tried: int
     inside: int
-    """Published numbers inside the interval."""
+    """Number of published numbers inside the rule's interval."""
     error: float
-    """Mean distance from the published number, in percent."""
+    """Mean distance of the predictions from the published numbers, in percent of these."""
     score: float
     """Mean interval score (Gneiting and Raftery 2007, Equation 43), in percent of the number: the
     width of the interval, and for each miss 2/0.1 times how far the number lies beyond. Less is

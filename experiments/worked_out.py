@@ -52,8 +52,8 @@ class Worked(NamedTuple):
 
 
 class WorkedOut(NamedTuple):
-    """The numbers that were computed and simulated for one experiment, and the workloads that
-    cannot run."""
+    """The numbers that were computed and simulated for one experiment, as Worked, and the workloads
+    that cannot run."""
 
     numbers: tuple[Worked, ...]
     refused: tuple[Line, ...]

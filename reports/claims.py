@@ -16,11 +16,11 @@ from mlm_repro.reports.style import CONFIDENCES, LOOKS, STYLE
 
 UNCOUNTED: Outcome = "of-others"
 OWN: tuple[Kind, ...] = ("measured", "counted", "computed")
-"""Kinds of numbers that an erratum may rest on."""
+"""Kinds of records that an exhibit of errata shows as our numbers."""
 
 
 class Claims(tuple[Verdict, ...]):
-    """A tuple of verdicts, each with its claim; its properties count them, and `by` groups them."""
+    """A tuple of Verdicts, each with its claim; its properties count them, and `by` groups them."""
 
     @classmethod
     def of(cls, verdicts: Iterable[Verdict]) -> Self:
@@ -35,8 +35,8 @@ class Claims(tuple[Verdict, ...]):
 
     @property
     def counted(self) -> int:
-        """The number of claims, without those whose outcome is `of-others`: numbers of others that
-        documents quote."""
+        """The number of claims, an int, without those whose outcome is `of-others`: numbers of
+        others that documents quote."""
         return len(self) - self.counts[UNCOUNTED]
 
     @property
@@ -88,8 +88,8 @@ class Group(NamedTuple):
 
     @property
     def against(self) -> Claims:
-        """The claims of this section that our results contradict, and the predictions that
-        missed."""
+        """The verdicts of this section, as Claims, whose claims our results contradict, and those
+        whose predictions missed."""
         return Claims(
             verdict for verdict in self.claims if verdict.is_against or verdict.outcome == "missed"
         )
@@ -103,7 +103,7 @@ class PaperPart(NamedTuple):
     place: str
     """Id of its exhibit on the page; empty if it has no exhibit."""
     exhibit: Exhibit | None
-    """The exhibit, if it is drawn in this part."""
+    """The experiment's exhibit, if it is drawn in this part of the section; None if not."""
     claims: Claims
 
     @property

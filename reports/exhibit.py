@@ -11,7 +11,7 @@ from mlm_repro.reports.figures import Panel
 SENTENCE = re.compile(r"(?<=[\w)%”][.?])\s+(?=[A-Z“])")
 """Regular expression of the space between two sentences."""
 NUMERIC = ("x", "value", "low", "high", "seed")
-"""Columns of the data that hold numbers."""
+"""Heads of the columns of an exhibit's data that hold numbers."""
 
 
 @dataclass(frozen=True)
@@ -19,13 +19,13 @@ class Exhibit:
     """A figure, tables or both on the page, with caption, data and command."""
 
     name: str
-    """Id on the page and name of the files."""
+    """Id of the exhibit on the page, and name of its files without their endings."""
     title: str
     caption: Sequence[str]
     """Sentences that are computed from the data; the page shows two, and folds the others and the
     notes."""
     data: Table
-    """Numbers as recorded, the content of NAME.csv."""
+    """Table of the numbers as recorded, the content of figures/NAME.csv."""
     command: str = ""
     """Command that reproduces the numbers; empty if it is not known."""
     panels: Sequence[Panel] = ()
@@ -33,9 +33,9 @@ class Exhibit:
     alt: str = ""
     """Text alternative of the figure; empty if it has no figure."""
     tables: Sequence[Table] = ()
-    """Tables on the page."""
+    """Tables that the page shows for the exhibit; empty if it has none."""
     notes: Sequence[str] = ()
-    """Sentences on the measurement."""
+    """Sentences on how the numbers were measured, which the page folds."""
     missing: str = ""
     """Sentence that says that no run was given; empty if one was."""
     column: bool = False

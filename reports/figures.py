@@ -37,7 +37,7 @@ class Point:
     without an interval."""
     high: float | None = None
     count: int = 1
-    """How many numbers `value` is the mean of."""
+    """Number of the values whose mean `value` is; 1 for a single number."""
 
     @classmethod
     def mean(cls, x: float, values: Sequence[float]) -> "Point":
@@ -57,7 +57,7 @@ class Layer:
     kind: str
     """Kind of the numbers, or another name of a line in style.toml."""
     points: tuple[Point, ...]
-    """Points by ascending x."""
+    """Points of the line by ascending x."""
 
     @property
     def final(self) -> float:

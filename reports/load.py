@@ -29,13 +29,14 @@ class Reproduction:
     ledger: Ledger
     card: DataCard
     scores: ReproductionScores | None
-    """None if an earlier version made the run."""
+    """Paired differences between its models, the content of scores.json; None if an earlier version
+    made the run."""
     evaluations: dict[str, Result]
     """Results by model and protocol, with a hyphen between them."""
 
     @property
     def name(self) -> str:
-        """The name of its directory."""
+        """The name of its directory, a text."""
         return self.directory.name
 
     @property
@@ -52,20 +53,20 @@ class Reproduction:
 
     @property
     def order(self) -> list[str]:
-        """The names of all series: the models of the summary, from the smallest, then the other
-        series of the records by name."""
+        """A list of the names of all series: the models of the summary in its order, from the
+        smallest, then the other series of the records by name."""
         named = dict.fromkeys(model.series for model in self.summary.models)
         return list(named | dict.fromkeys(sorted(record.series for record in self.records)))
 
     @property
     def command(self) -> str:
-        """The command that reproduces its numbers, the first of the summary's; empty if it has
-        none."""
+        """The command line that reproduces its numbers, as one text, the first of the summary's;
+        empty if the summary has none."""
         return next(iter(self.summary.commands.values()), "")
 
     def select(self, experiment: str, *quantities: str) -> list[Record]:
-        """Return the records of a published table or figure, such as "2019/table-3", in file order,
-        of all quantities or only of the named ones."""
+        """Return a list of the Records of a published table or figure, `experiment`, such as
+        "2019/table-3", in file order, of all quantities or only of those named in `quantities`."""
         return [
             record
             for record in self.records

@@ -105,14 +105,14 @@ class Report:
     origins: tuple[Origin, ...]
     """The reproduction, then the other runs that have numbers on the page."""
     left_out: tuple[str, ...]
-    """A sentence for each run that was never finished."""
+    """Sentences, one for each run that was never finished and is not shown."""
     inputs: Inputs
     kept: Reproduction | None
     """The reproduction that is kept with the code, if the page shows another one; else None."""
 
     @property
     def all_exhibits(self) -> list[Exhibit]:
-        """Every exhibit that the page shows, in its order, in one list."""
+        """A list of every Exhibit that the page shows, in the page's order."""
         parts = chain.from_iterable(paper.parts for paper in self.papers)
         drawn = [part.exhibit for part in parts if part.exhibit]
         return [*self.exhibits.values(), *drawn, *self.sections.values()]

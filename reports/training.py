@@ -42,9 +42,9 @@ from mlm_repro.reports.reproduced import evaluations_exhibit, ledger_exhibit
 from mlm_repro.reports.style import template_environment
 
 SHOWN = 400
-"""Largest number of points in a curve."""
+"""Largest number of points in a curve of a training's page."""
 LISTED = 100
-"""Largest number of iterations in the table."""
+"""Largest number of iterations in the table of a training's page."""
 CURVES: dict[str, tuple[str, str, str]] = tables.AXES["curves"]
 """Id of the exhibit, title and axis label of the curves beside the loss, by the Step's field that
 each one draws."""
@@ -61,9 +61,10 @@ class Training:
     path: Path
     manifest: Manifest
     size: tuple[int, int]
-    """Parameters, and tokens of the whole training."""
+    """Pair: the number of the model's parameters, and the number of tokens of the whole
+    training."""
     summary: TrainingSummary | None
-    """None if it is unfinished."""
+    """Content of the training's summary.json; None if the training is unfinished."""
     steps: Sequence[Step]
     validations: Sequence[Validation]
     datasets: Sequence[TrainedOn]

@@ -56,7 +56,8 @@ def made(name: str) -> str:
 
 
 def pages() -> list[Path]:
-    """Return the paths, sorted, of the Markdown pages below docs/ that have generated parts."""
+    """Return a list of the paths, sorted, of the Markdown pages below docs/ that have generated
+    parts."""
     return [
         path
         for path in sorted((ROOT / "docs").rglob("*.md"))

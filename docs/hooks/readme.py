@@ -141,7 +141,8 @@ def verdicts_block(_: Reproduction) -> str:
 
 
 def line(cells: Sequence[str]) -> str:
-    """Return the cells joined to a row of a Markdown table, as they are."""
+    """Return the texts `cells` joined to one row of a Markdown table; nothing in them is
+    escaped."""
     return f"|{'|'.join(cells)}|"
 
 

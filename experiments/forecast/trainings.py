@@ -20,17 +20,17 @@ from mlm_repro.lineage.files import Manifest, parse_document
 from mlm_repro.lineage.run import MANIFEST
 
 SEARCH_SEED = 0
-"""Seed of the trials of learning rates."""
+"""Seed of the trainings that try learning rates."""
 
 
 class Trained(NamedTuple):
     """A training that a study keeps, with its validation losses."""
 
     name: str
-    """Name of its directory."""
+    """Name of the training's directory."""
     config: RunConfig
     dataset: str
-    """Digest of its dataset."""
+    """Digest of the dataset that it was trained on."""
     digest: str
     """Digest of the completed training; empty if it is not finished."""
     losses: dict[int, float]
@@ -40,7 +40,7 @@ class Trained(NamedTuple):
     """Last validation loss in nats per token: of a training that finished, on the whole validation
     text; NaN if nothing was validated."""
     is_finished: bool
-    """False if its loss became NaN or infinite."""
+    """False if the training's loss became NaN or infinite."""
 
     @property
     def is_trial(self) -> bool:

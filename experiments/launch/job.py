@@ -167,7 +167,7 @@ class Job(Config):
 
     @property
     def limit_seconds(self) -> int:
-        """The time limit of one attempt, in seconds."""
+        """The time limit of one attempt of this job, in seconds, an int."""
         *days, hours, minutes, seconds = map(int, re.split("[-:]", self.time_limit))
         return ((sum(days) * 24 + hours) * 60 + minutes) * 60 + seconds
 

@@ -44,7 +44,8 @@ SMALL = {"GPT-3": (256, 32, 512), "MT-NLG": (256, 32, 640)}
 """s, a and h, by model, with the same as/h as published, which is all that bytes per sbh depend
 on."""
 FORMS = ("none", "selective", "full")
-"""Recomputed parts: nothing, the scores, or the layer."""
+"""Names of the parts of a layer that are recomputed in backward: nothing, the scores, or the
+layer."""
 PROBABILITY = 0.1
 CONFIGURATIONS = {
     "no parallelism": ("none", 1, False),

@@ -32,11 +32,11 @@ MODEL = ModelConfig(
     dropout=0.0,
 )
 ELEMENT = 4
-"""Bytes of an fp32 number."""
+"""Number of bytes of an fp32 number."""
 BSH = MODEL.seq_length * MODEL.hidden_size
-"""Elements of a microbatch of one sequence between layers."""
+"""Number of elements of a microbatch of one sequence between layers, b·s·h."""
 WIDTHS = (2, 4, 8)
-"""Tensor-parallel ranks that collectives are counted at."""
+"""Numbers of tensor-parallel ranks that collectives are counted at."""
 REPORTED = 3
 """Tensors of at most this many elements are not counted: loss, gradient norm and a flag."""
 RANKS = 4
@@ -53,7 +53,7 @@ LAYOUTS = {
 PASSED_ON = ("reduce", "gather", "alltoall_base", "allgather", "allgather_base", "broadcast")
 """Collectives in which a tensor leaves a rank once, except the rank's own part."""
 STAGES = {1: "optimizer states", 3: "optimizer states, gradients and parameters"}
-"""ZeRO's stages in the words of its paper."""
+"""Words of ZeRO's paper for the state that each stage divides, by the stage."""
 
 
 class Traffic(TorchDispatchMode):

@@ -25,10 +25,10 @@ from mlm_repro.lineage.shipped import HOME, model_file
 RECIPES = HOME / "data_pipeline" / "recipes"
 FULL_RECIPE = RECIPES / "available-2019.toml"
 SEED_MARK = "-seed-"
-"""Mark in the name of a training with another seed than its recipe's."""
+"""Text in the name of a training with another seed than its recipe's, before the seed."""
 SEEDS = "seeds"
-"""Folder for trainings with further seeds, so that the folder of runs shows one training a
-model."""
+"""Name of the folder for trainings with further seeds, so that the folder of runs shows one
+training a model."""
 
 
 RATE = 0.00589
@@ -59,11 +59,11 @@ class Size:
     suffix: str
     overrides: tuple[str, ...]
     windows: int
-    """WikiText-103 windows scored for each model."""
+    """Number of WikiText-103 windows that are scored for each model."""
     examples: int
-    """LAMBADA examples scored for each model."""
+    """Number of LAMBADA examples that are scored for each model."""
     seeds: int = 1
-    """Trainings of each model by default."""
+    """Number of trainings of each model by default, each with its own seed."""
 
 
 FACTORS = (
@@ -109,16 +109,16 @@ class Plan:
 
     target: str
     mode: str
-    """full or scaled."""
+    """Size of the models: "full", as published, or "scaled", twins."""
     reason: str
     recipe: Path
     size: Size | None
-    """None for the full size."""
+    """Scale of the twins; None for the full size."""
     published: tuple[RunConfig, ...]
     """The published recipe of each item of `configs`: all models up to the target, smallest first,
     repeated for every seed."""
     configs: tuple[RunConfig, ...]
-    """Recipe of each model: the published one or its twin."""
+    """Recipe of each model to train: the published one or its twin."""
 
     def overrides(self, config: RunConfig) -> list[str]:
         """Return a list of the overrides, `key=value` texts, with which `mlm-train run --twin`
@@ -310,5 +310,6 @@ def _training_seconds(plan: Plan, config: RunConfig) -> float:
 
 
 def training_bytes(config: RunConfig) -> int:
-    """Return the bytes of disk for all the checkpoints that a training keeps at one time."""
+    """Return the bytes of disk, an int, for all the checkpoints that the training `config` keeps at
+    one time."""
     return config.train.keep_checkpoints * checkpoint_bytes(config.model, config.train.precision)

@@ -38,7 +38,7 @@ COLUMNS = (
     "head_dim",
     "sequence_parallel",
 )
-"""Columns that describe a workload in a CSV file."""
+"""Names of the columns that describe a workload in a CSV file."""
 LARGEST_CELL = 1e9
 PEAK_TFLOPS = {"selene": 312.0, "dgx-a100-80g": 312.0, "dgx-2h-v100": 130.0, "p3dn-v100": 125.0}
 """Peak TFLOP/s of a GPU, by cluster, to which the papers' percentages refer."""
@@ -62,7 +62,7 @@ class Observation(NamedTuple):
     value: float
     """Published or measured number, in the quantity's unit."""
     cluster: str = ""
-    """Name of the cluster that it was measured on."""
+    """Name of the cluster that it was measured on; empty if it was not named."""
 
     @property
     def source(self) -> str:

@@ -29,7 +29,7 @@ MOST_UNEVEN = 1.1
 """Largest allowed ratio of the fullest stage's layers to the mean."""
 SHOWN = 10
 OWN = "this-engine"
-"""Software that plans are made for by default."""
+"""Name of the software that plans are made for by default, this engine's."""
 RECOMPUTE = ("none", "selective", "full")
 SERIAL = ("train.microbatch_size=1", "parallel.tp=1", "parallel.pp=1", "parallel.chunks=1")
 """Overrides that reset the model's own layout, because a requested batch need not divide over

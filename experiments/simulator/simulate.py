@@ -43,15 +43,15 @@ from mlm_repro.lineage.progress import Progress
 
 @dataclass(frozen=True)
 class Parts:
-    """Seconds of an iteration's parts, one element per workload."""
+    """Seconds of the parts of an iteration, each an array [n] with one element per workload."""
 
     pipeline: Floats
-    """Time from the first forward to the last backward pass."""
+    """Seconds from the first forward to the last backward pass."""
     gradients: Floats
-    """Time of gradient reduction that computation does not hide."""
+    """Seconds of gradient reduction that computation does not hide."""
     optimizer: Floats
     host: Floats
-    """Host time outside microbatches."""
+    """Seconds of host time outside microbatches."""
 
     @property
     def total(self) -> Floats:
@@ -72,7 +72,7 @@ class Prediction:
     """Rate by the papers' count (2021 paper, Equation 3), which counts attention without its causal
     mask."""
     memory_bytes: int = 0
-    """Memory of this engine's fullest rank (`mlm_repro.engine.costs`)."""
+    """Bytes that this engine's fullest rank needs (`mlm_repro.engine.costs`)."""
     probability_fits: float = 0.0
     """Probability that the layout fits into a GPU's memory."""
     extrapolated: str = ""

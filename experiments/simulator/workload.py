@@ -28,7 +28,8 @@ fewer than 100,000."""
 
 
 class NotCosted(BadInput):
-    """Raised for a model of a family that the simulator does not cost."""
+    """Raised for a model of a family that the simulator does not cost; a BadInput, so that its exit
+    code is the same."""
 
 
 class Workload(NamedTuple):
@@ -52,7 +53,7 @@ class Workload(NamedTuple):
     """True if messages between stages are divided over the tensor-parallel ranks (2021 paper,
     Section 4.1)."""
     family: str = "gpt2"
-    """`gpt2` or `transformer-xl`."""
+    """Model family that is timed: `gpt2` or `transformer-xl`."""
     ffn_hidden: int = 0
     """Width between the products of the MLP; 0 for 4h."""
     zero: int = 0
@@ -61,7 +62,7 @@ class Workload(NamedTuple):
     sequence_parallel: int = 0
     """1 where activations outside tensor-parallel regions are divided over the sequence."""
     memory: int = 0
-    """Positions of a Transformer-XL's memory."""
+    """Number of positions of a Transformer-XL's memory; 0 for other families."""
     head_dim: int = 0
     """Width of a Transformer-XL's heads; 0 for hidden over heads."""
 
@@ -223,18 +224,18 @@ class Workloads:
 
     gpus: Floats
     b: Floats
-    """Sequences of a microbatch."""
+    """Number of sequences of a microbatch."""
     s: Floats
     h: Floats
     heads: Floats
     layers: Floats
     v: Floats
-    """Padded vocabulary."""
+    """Size of the padded vocabulary."""
     t: Floats
     p: Floats
     d: Floats
     m: Floats
-    """Microbatches of a rank in an iteration."""
+    """Number of microbatches of a rank in an iteration."""
     full: Floats
     """1 where whole layers are computed again, otherwise 0."""
     selective: Floats
@@ -251,7 +252,7 @@ class Workloads:
     """Width of a head."""
     zero: Floats
     outside: Floats
-    """Ranks over which activations outside tensor-parallel regions are divided."""
+    """Number of ranks over which activations outside tensor-parallel regions are divided."""
 
     @classmethod
     def of(cls, rows: Sequence[Workload]) -> Self:
