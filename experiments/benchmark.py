@@ -33,12 +33,12 @@ class Series(Config):
 
     contender: Name
     measure: Name
-    """The quantity, such as `rate`."""
+    """Name of the quantity, such as `rate`."""
     unit: str = ""
     samples: Annotated[list[int | FiniteFloat], Field(min_length=1)]
     """One sample for each round; in a comparison of engines one for each iteration."""
     kind: Literal["measured", "computed"] = "measured"
-    """computed: a limit, a bound or a closed form."""
+    """Kind of the samples; computed: a limit, a bound or a closed form."""
 
 
 class Ratio(Config):
@@ -69,7 +69,7 @@ class Case(Config):
     series: list[Series] = Field(default_factory=list)
     ratios: list[Ratio] = Field(default_factory=list)
     missing: dict[Name, str] = Field(default_factory=dict)
-    """Contenders that were not measured, with the reason."""
+    """Reason for each contender that was not measured, by its name."""
     losses: dict[str, list[FiniteFloat | None]] = Field(default_factory=dict)
     """Losses of each iteration of the first round, by contender; None for one that is NaN or
     infinite."""
@@ -88,9 +88,9 @@ class Benchmark(Config):
     disagreements: list[str] = Field(default_factory=list)
     """A sentence for each contender or case whose answers differ by more than is allowed."""
     notes: list[str] = Field(default_factory=list)
-    """Sentences on the method."""
+    """Sentences on the method of the measurements."""
     setting: JSON = Field(default_factory=dict)
-    """Settings that all cases share."""
+    """Settings that all cases of the benchmark share."""
     load_average: list[FiniteFloat] = Field(default_factory=list)
     """The machine's load averages over one minute before the run and after it; empty if they were
     not noted."""

@@ -71,11 +71,11 @@ ABOUT = 0.1
 
 
 class Tolerance(Config):
-    """How much more than by rounding a measurement may differ from claims, which claims, and
-    why."""
+    """A tolerance of measurements: how much more than by rounding a measurement may differ from
+    claims, the ids of these claims, and the reason."""
 
     claims: tuple[str, ...]
-    """Ids; `*` stands for any characters."""
+    """Ids of claims; `*` stands for any characters."""
     tolerance: Annotated[str, Field(pattern=rf"^({TOLERANCE})$")]
     because: str = Field(min_length=1)
 
@@ -89,21 +89,21 @@ class Claim(Config):
 
     id: str
     source: str
-    """Document it was read in."""
+    """Document in which the claim was read."""
     where: str
-    """Table, figure or part of the document."""
+    """Table, figure or part of the document that has the claim."""
     series: str
-    """Row or curve."""
+    """Row of the table or curve of the figure that has the number."""
     x: FiniteFloat | None
     """Position on the x axis; None where the series has no axis."""
     quantity: str
     value: Decimal
-    """The number with the digits that were printed."""
+    """The number with the digits that were printed; 0 for a direction."""
     unit: str
     protocol: str = Field(min_length=1)
-    """Measurement, as far as the source describes it."""
+    """Way of the measurement, as far as the source describes it."""
     says: Says
-    """How the sentence puts it: the required relation of our number follows."""
+    """Class of the sentence, a key of says.toml: the required relation of our number follows."""
     sentence: str
     """Quotation of at most 25 words with its hedge; empty for the cell of a table and the point of
     a figure."""
@@ -242,21 +242,21 @@ class Part(Config):
     workloads: str
     """Name of a set in the `*-runs.csv` files of `experiments/published`."""
     x: str = ""
-    """Column of the x axis; empty without an axis."""
+    """Column of the workloads' files that is the x axis; empty without an axis."""
     baseline: str = ""
     """Set whose first row ratios refer to; empty for this set."""
     simulated: tuple[str, ...] = ()
     """Quantities derived from the time of an iteration or of a layer, the one that fits use
     first."""
     computed: tuple[str, ...] = ()
-    """Quantities in closed form."""
+    """Quantities that are computed in closed form."""
 
 
 class Arithmetic(Config):
     """A printed number that can be computed from other printed numbers, and the operation."""
 
     claim: str
-    """Id of the claim."""
+    """Id of the claim whose number is computed."""
     of: tuple[str, ...]
     """Ids of the numbers that it is made of; `*` stands for any characters."""
     over: str = ""
@@ -269,7 +269,7 @@ class Arithmetic(Config):
     percent: Literal["", "more", "less"] = ""
     """Say a quotient as percent more or less than 1."""
     exponent: tuple[float, float] = (1.0, 1.0)
-    """Numerator and denominator of a power."""
+    """Numerator and denominator of the power for `how` = "power"."""
 
     def worked_out(self, says: Says) -> Range:
         """Return, as a Range, the number that follows from the printed digits of the claims that
@@ -321,11 +321,11 @@ class Arm(Config):
     """One of the recipes that an ablation compares, as changes to the common recipe."""
 
     name: str
-    """Series of its records."""
+    """Name of the arm, and series of its records."""
     model: JSON = Field(default_factory=dict)
     train: JSON = Field(default_factory=dict)
     rates: tuple[float, ...] = ()
-    """Learning rates to try instead of the ablation's."""
+    """Learning rates to try for this arm in place of the ablation's."""
     of_rate: float = Field(default=1.0, gt=0)
     """Multiplier on the learning rate that the search found."""
     rate_of: str = Field(default="", exclude_if=operator.not_)
@@ -385,21 +385,21 @@ class Ablation(Config):
     """Learning rates that every arm is tried at with a seed of its own; it is trained at the
     best."""
     search_share: float = Field(default=0.2, gt=0, le=1)
-    """Length of a trial over that of a training."""
+    """Length of a trial of a learning rate as a share of a training's."""
     finder: tuple[float, float] | None = None
     """Lowest and highest rate of a learning-rate finder's sweep over as many iterations, which
     gives the rate in place of trials; None if trials give it."""
     seeds: int = Field(default=5, ge=5, le=8)
     """Number of seeds for every arm; the forecast's digest gives them."""
     level: float = Field(default=0.95, gt=0, lt=1)
-    """Level of the paired t intervals over seeds."""
+    """Level of the paired t intervals over seeds, a fraction."""
 
 
 class Expected(Config):
-    """expected.toml: the claims an experiment answers."""
+    """expected.toml: the claims that an experiment answers."""
 
     claims: tuple[str, ...]
-    """Ids; `*` stands for any characters."""
+    """Ids of the claims; `*` stands for any characters."""
 
 
 class Experiment(Config):
@@ -409,16 +409,16 @@ class Experiment(Config):
     name: str
     title: str
     shows: str
-    """One sentence about what it shows."""
+    """One sentence about what the table or figure shows."""
     chart: Literal["curves", "table"] = "curves"
-    """Form of the exhibit in the report."""
+    """Form of the experiment's exhibit in the report."""
     parts: tuple[Part, ...] = ()
     arithmetic: tuple[Arithmetic, ...] = ()
-    """Claims that follow from other claims."""
+    """Claims whose numbers follow from other claims' numbers."""
     reproduction: str = ""
-    """Model whose reproduction (`mlm-experiment reproduce`) answers it."""
+    """Model whose reproduction (`mlm-experiment reproduce`) answers the experiment's claims."""
     ablation: Ablation | None = None
-    """Trainings that `mlm-experiment ablate` makes for it."""
+    """Trainings that `mlm-experiment ablate` makes for the experiment."""
     measures: str = ""
     """Measurement that `mlm-experiment run` makes for it on this machine, a name of
     `MEASUREMENTS`."""

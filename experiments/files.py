@@ -56,7 +56,7 @@ class KeptRun(FileSchema, extra="forbid"):
     """A line of runs.jsonl: the parts of a run that a study keeps."""
 
     name: str
-    """Name of the run in the study."""
+    """Name of the run in the study, of its directory or, in a reproduction, of the model."""
     manifest: JSON | None = None
     seal: JSON | None = None
     """Completion marker of the run; None for a training whose loss stopped being a number, and for

@@ -66,7 +66,7 @@ class Job(Config):
     """job.toml: a training run as work for a machine that is lent for a limited time."""
 
     name: str
-    """Names the job and its files."""
+    """Name of the job, which its files have too."""
     model: str
     """A shipped model, such as 8.3b, or a TOML file, as `mlm-experiment plan` takes it."""
     overrides: tuple[str, ...] = ()
@@ -78,13 +78,13 @@ class Job(Config):
     nodes: PositiveInt
     ranks_per_node: PositiveInt
     gpus: bool = True
-    """True if each rank has a GPU."""
+    """True if each rank of the job has a GPU."""
     cores_per_rank: PositiveInt = 8
     """Cores that Slurm gives each rank."""
     exclusive: bool = True
     """True if Slurm gives the job whole nodes, with all their memory."""
     join_seconds: PositiveInt = 300
-    """How long a rank waits for the others to start."""
+    """Seconds for which a rank waits for the others to start."""
     disk_mb_per_second: PositiveFloat = WRITTEN_BYTES_PER_SECOND / 1e6
     """Rate in MB/s at which each rank writes while all ranks write; a checkpoint's time is planned
     by it."""
@@ -95,7 +95,7 @@ class Job(Config):
     """Failures that end an attempt, for each rank and hour; by default Llama 3's (arXiv:2407.21783,
     Section 3.3.4)."""
     restart_seconds: PositiveFloat = RESTART_SECONDS
-    """Time from a failure to the first iteration after it."""
+    """Seconds from a failure to the first iteration after it."""
     spare_nodes: NonNegativeInt = 0
     """Further nodes that Slurm reserves: after a node has failed, the next attempt runs on a spare
     one."""

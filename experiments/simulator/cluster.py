@@ -20,7 +20,7 @@ class Constant(Config):
     iterations; counted: in the software; transferred: from another machine, without a measurement
     on this one."""
     source: str
-    """Document, table or named set of measurements."""
+    """Document, table or named set of measurements that the value is from."""
 
 
 Number = TypeVar("Number", Constant, float)
@@ -41,19 +41,19 @@ class Hardware(Config, Generic[Number]):
     gpus_per_node: Number
     memory_bytes: Number
     matmul_flops_per_second: Number
-    """Peak of dense matrix products at the cluster's precision."""
+    """Peak rate of dense matrix products at the cluster's precision."""
     vector_flops_per_second: Number
     """Peak of fp32 products without tensor cores, at which attention runs unless the width of its
     heads is a multiple of 8."""
     memory_bytes_per_second: Number
     link_bytes_per_second: Number
-    """One direction between two GPUs of a node."""
+    """Bandwidth in one direction between two GPUs of a node."""
     network_bytes_per_second: Number
-    """One direction between two nodes, all adapters of a node together."""
+    """Bandwidth in one direction between two nodes, all adapters of a node together."""
     node_latency_seconds: Number
-    """Start of an all-reduce inside a node."""
+    """Time to start an all-reduce inside a node."""
     node_rank_latency_seconds: Number
-    """Latency added for each rank beyond the first."""
+    """Latency of an all-reduce inside a node that each rank beyond the first adds."""
     # A share of the link's bandwidth, so that it can be transferred to a machine with other links.
     node_efficiency: Number
     """Share of a link's bandwidth that large all-reduces inside a node reach, by 2(n − 1)/n ·
