@@ -164,8 +164,8 @@ class DataConfig(_WithFilters):
         return any(BY_NAME[name].needs_tokenizer for name in self.stages)
 
     def identity(self) -> JSON:
-        """Return, nested as in the recipe, the JSON values of all settings that change the dataset
-        and differ from their defaults. Their digest identifies the dataset."""
+        """Return a dict, nested as in the recipe, with the JSON values of all settings that change
+        the dataset and differ from their defaults. Their digest identifies the dataset."""
         return self.model_dump(mode="json", exclude_defaults=True, exclude=WITHOUT)
 
 

@@ -16,7 +16,7 @@ from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.files import read_document
 
 SCORED = 1000
-"""Number of documents, from the first on, whose language is scored."""
+"""Number of a dataset's documents, from the first on, whose language is scored for its page."""
 FILES = "page.html", "README.md"
 
 
@@ -24,8 +24,8 @@ def write_page(dataset: Path, out: Path) -> None:
     """Write `page.html` and `README.md` about the complete dataset in the directory `dataset` into
     a new folder `out`.
 
-    Raises BadInput if the folder is there, or if `dataset` has no data card, as after a verb that
-    writes no token files.
+    Raises BadInput if `out` is there already, or if `dataset` has no data card, as after a verb
+    that writes no token files; IntegrityFailure if a file of the dataset is damaged.
     """
     if out.exists():
         raise BadInput(f"{out} is there already: give --page a new folder")

@@ -34,9 +34,10 @@ OPTIMIZERS = {
     "lamb-clamped": "mlm_repro.engine.optim.adam:ClampedLamb",
     "lamb-2019-05": "mlm_repro.engine.optim.adam:LambOfThePost",
 }
-"""module:class of each optimizer, by its name in `train.optimizer`."""
+"""Dict name of an optimizer in `train.optimizer` → `module:class` of its implementation."""
 LARGEST_SIZE = 1 << 28
-"""Largest size of a model; the bytes of a matrix with two such sides are counted in 64 bits."""
+"""Largest value of one size of a model, such as a width or a number of rows: 2²⁸. The bytes of a
+matrix with two such sides are counted in 64 bits."""
 Size = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -71,7 +72,7 @@ class GPT2Config(FamilySection):
 
 
 class BertConfig(FamilySection):
-    """Options of a BERT (2019 paper, Section 5.3)."""
+    """Options of a BERT: order and epsilon of its layer norms (2019 paper, Section 5.3)."""
 
     special_tokens: ClassVar[int] = len(SPECIAL_TOKENS)
 
@@ -92,19 +93,21 @@ class BertConfig(FamilySection):
 
 
 class TransformerXLConfig(FamilySection):
-    """Options of a Transformer-XL (Dai et al. 2019)."""
+    """Options of a Transformer-XL (Dai et al. 2019): length of its memory, widths, and clusters of
+    words."""
 
     divides_sequence: ClassVar[bool] = False
 
     memory_length: Annotated[int, Field(ge=0, le=LARGEST_SIZE)] = 0
-    """States of earlier segments that every layer sees, `m`; 0 for a model without recurrence."""
+    """Number of states of earlier segments, one a token, that every layer sees, `m`; 0 for a model
+    without recurrence."""
     head_dim: Size | None = None
     """Width of one attention head; hidden_size / num_heads unless given."""
     inner_size: Size | None = None
     """Width between the two products of the MLP; 4 × hidden_size unless given."""
     cutoffs: tuple[int, ...] = ()
-    """First word of each cluster after the head, for adaptive embedding and softmax; words are
-    sorted by frequency."""
+    """Id of the first word of each cluster after the head, rising, for adaptive embedding and
+    softmax; empty for neither. Word ids are sorted by falling frequency."""
     div_value: PositiveInt = 1
     """Factor by which the embeddings grow narrower from each cluster to the next."""
 
@@ -138,9 +141,9 @@ class TransformerXLConfig(FamilySection):
             )
 
     def shrink(self, scale: "TwinScale") -> Self:
-        """Return a copy of these options for a twin, each divided by its factor in `scale` and
-        rounded down: heads and MLP shrink with the model, the memory with its context, the cutoffs
-        with its vocabulary."""
+        """Return a TransformerXLConfig for a twin: a copy of these options, divided by the factors
+        in `scale` and rounded down. Heads and MLP shrink with the model, the memory with its
+        context, the cutoffs with its vocabulary; `div_value` stays."""
         sizes = {
             "memory_length": self.memory_length // scale.seq_length,
             "head_dim": self.head_dim and self.head_dim * scale.num_heads // scale.hidden_size,
@@ -157,7 +160,7 @@ class ModelConfig(Config):
     family: Literal["gpt2", "bert", "transformer-xl"] = "gpt2"
     """Architecture of the model (`engine/family.py`)."""
     num_layers: Size
-    """Transformer layers."""
+    """Number of transformer layers."""
     hidden_size: Size
     """Width of the residual stream, `h`."""
     num_heads: PositiveInt
@@ -165,8 +168,8 @@ class ModelConfig(Config):
     seq_length: Size = 1024
     """Tokens of context, `s`; positions are learned."""
     vocab_size: PositiveInt = 50257
-    """Real vocabulary entries. A dataset brings its own value, and another value that the file
-    states is refused."""
+    """Number of real vocabulary entries, without padding. A dataset brings its own value, and
+    another value that the file states is refused."""
     padded_vocab_size: Size = 51200
     """Rows of the embedding: `vocab_size` padded to a multiple of 128 × tp. A dataset brings its
     own value."""
@@ -210,8 +213,8 @@ class ModelConfig(Config):
 
     @property
     def section(self) -> FamilySection:
-        """Options of this model's family: the value of the key that is named after it, such as
-        `gpt2` or `transformer_xl`."""
+        """FamilySection of this model's family, its own options: the value of the key that is named
+        after the family, such as `gpt2` or `transformer_xl`."""
         section: FamilySection = getattr(self, self.family.replace("-", "_"))
         return section
 
@@ -233,14 +236,16 @@ class ModelConfig(Config):
 
 
 class Seam(Config):
-    """End of an earlier run that a run continues; `mlm-train run --continue` writes it."""
+    """End of an earlier run that a run continues: its directory, iterations and samples; `mlm-train
+    run --continue` writes it."""
 
     run: Path
-    """Directory of the earlier run."""
+    """Directory of the continued run."""
     iteration: int
-    """Last iteration of the earlier run; its optimizer's state is taken over."""
+    """Number of iterations that the continued run has finished; the training goes on after them,
+    with that run's optimizer state."""
     samples: int
-    """Samples that were trained before."""
+    """Number of samples in all finished iterations of the continued run, by its metrics.jsonl."""
 
 
 class TrainConfig(Config):
@@ -272,9 +277,9 @@ class TrainConfig(Config):
     on the data-parallel ranks. `batch`: the masked tokens of the whole batch, which depends on
     neither. Where every token counts both are the same."""
     learning_rate: NotNegative = 1.5e-4
-    """Peak of the schedule."""
+    """Highest learning rate, the peak of the schedule."""
     min_learning_rate: NotNegative = 1e-5
-    """Floor of the schedule."""
+    """Learning rate that is the floor of the schedule; `decay` says how the rate falls to it."""
     clock: Literal["updates", "samples"] = "updates"
     """Clock of the learning rate. `updates`: the first update has the rate at 1, the next the rate
     at 2. `samples`, as in Megatron-LM since v2: an update has the rate at the samples of all
@@ -298,12 +303,13 @@ class TrainConfig(Config):
     peak and falls in the last `wsd_iterations`; `exponential` rises from the floor to the peak, for
     the learning-rate finder."""
     decay_iterations: Annotated[Batches, Field(gt=0)] | None = None
-    """End of the fall by the clock, as `--lr-decay-iters`; by default the end of the training.
-    Later the rate stays."""
+    """End of the fall of the learning rate, by the clock, as `--lr-decay-iters`; by default the end
+    of the training. Later the rate stays."""
     wsd_iterations: Annotated[Batches, Field(gt=0)] | None = None
-    """Length of the fall of `WSD` by the clock, as `--lr-wsd-decay-iters`."""
+    """Length of the fall of the learning rate with `decay = "WSD"`, by the clock, as
+    `--lr-wsd-decay-iters`."""
     wsd_decay: Literal["exponential", "linear", "cosine", "minus_sqrt"] = "exponential"
-    """Form of the fall of `WSD`, as `--lr-wsd-decay-style`."""
+    """Form of the fall of the learning rate with `decay = "WSD"`, as `--lr-wsd-decay-style`."""
     optimizer: Annotated[str, Field(json_schema_extra={"enum": [*OPTIMIZERS]})] = "adam"
     """`lamb` is LAMB of You et al. 2020, with bias correction. The others are
     cybertronai/pytorch-lamb: `lamb-2019-05` as "Scaling Transformer-XL to 128 GPUs" had it, with
@@ -314,11 +320,11 @@ class TrainConfig(Config):
     clip_gradient: NotNegative = 1.0
     """Largest global gradient norm; 0 turns clipping off."""
     adam_beta1: Share = 0.9
-    """Decay of the first moment."""
+    """Adam's β₁: the share of the first moment that an update keeps."""
     adam_beta2: Share = 0.999
-    """Decay of the second moment."""
+    """Adam's β₂: the share of the second moment that an update keeps."""
     adam_epsilon: NotNegative = 1e-8
-    """Number that is added to the root of the second moment."""
+    """Adam's ε, a number that is added to the root of the second moment."""
     skip_spikes: bool = False
     """Make no update in an iteration whose loss or gradient norm is a spike
     (`engine/guard/guards.py`)."""
@@ -443,8 +449,9 @@ class TrainConfig(Config):
 
     @model_serializer(mode="wrap")
     def _write_dependent_defaults(self, handler: Callable[[Any], JSON]) -> JSON:
-        """Return the section's values for a file, always with `precision` and `warmup_iterations`,
-        whose defaults depend on the machine or on other settings."""
+        """Return the section's values for a file, as a dict: those that pydantic's `handler` gives,
+        and always `precision` and `warmup_iterations`, whose defaults depend on the machine or on
+        other settings."""
         # A run's identity leaves out what equals its default. These defaults differ between
         # machines and recipes, and a resumed run must not find another one.
         return {
@@ -467,9 +474,9 @@ class ParallelConfig(Config):
     parallelism takes the remaining ranks."""
 
     tp: PositiveInt = 1
-    """Tensor-parallel ranks."""
+    """Number of tensor-parallel ranks."""
     pp: PositiveInt = 1
-    """Pipeline-parallel ranks."""
+    """Number of pipeline-parallel ranks."""
     chunks: PositiveInt = 1
     """Stages per pipeline rank, `v`; more than one needs the interleaved schedule."""
     schedule: ScheduleName = "1f1b"
@@ -492,7 +499,7 @@ class ParallelConfig(Config):
     Dropout is keyed by its site (`mlm_repro.engine.rng`), so a recomputed pass drops the same
     elements."""
     recompute_layers: PositiveInt = 1
-    """Layers per group that is recomputed as a whole."""
+    """Number of layers in each group that is recomputed as a whole, with `recompute = "full"`."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -510,7 +517,7 @@ class ParallelConfig(Config):
 
 
 SERIAL = ParallelConfig()
-"""Layout of one rank."""
+"""ParallelConfig of one rank: every setting has its default, so that nothing is divided."""
 
 
 class TwinScale(Config):
@@ -526,8 +533,8 @@ class TwinScale(Config):
     iterations: PositiveInt = 250
     warmup_iterations: PositiveInt = 50
     learning_rate: PositiveInt = 8
-    """Twin value = published value × factor, since the best rate grows as width and batch shrink
-    (8.3b twin)."""
+    """Factor of both learning rates: twin value = published value × factor, since the best rate
+    grows as width and batch shrink (8.3b twin)."""
 
 
 class DataSection(Config):
@@ -585,11 +592,14 @@ class RecordConfig(Config):
     log_interval: PositiveInt | None = None
     """Iterations from one printed line to the next; by default one comes every 15 seconds, on a
     terminal a bar."""
+    evaluate: tuple[str, ...] = ()
+    """Protocols of `mlm-eval list` by which each checkpoint is scored when it is complete, such as
+    `lambada`. Training waits meanwhile. The results are files of the run's folder `scores`."""
     checkpoint_minutes: PositiveFloat | None = None
     """Minutes of training after which a checkpoint is written too, by the first rank's clock; by
     default iterations alone decide."""
 
-    @field_validator("loggers", mode="before")
+    @field_validator("loggers", "evaluate", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         # `--set record.loggers=tensorboard` gives a text.
@@ -598,8 +608,8 @@ class RecordConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _drop_earlier_switches(cls, values: Any) -> Any:
-        """Return the section's values without keys of earlier versions that are false, such as
-        `tensorboard = false`."""
+        """Return the section's values, before validation, without keys of earlier versions that are
+        false, such as `tensorboard = false`. Values that are no dict are returned as they are."""
         if not isinstance(values, dict):
             return values
         return {
@@ -641,7 +651,8 @@ class RunConfig(Config):
         "n_head": "model.num_heads",
         "n_embd": "model.hidden_size",
     }
-    """Key of another program → our key or advice, which the message about an unknown key names."""
+    """Dict key of another program → our key or advice, as text, which the message about an unknown
+    key names."""
     name: str
     """First part of the name of the run's directory."""
     model: ModelConfig
@@ -650,17 +661,18 @@ class RunConfig(Config):
     data: DataSection = DataSection()
     record: RecordConfig = RecordConfig()
     twin: TwinScale | None = None
-    """Factors of a twin; None for a published recipe."""
+    """Factors by which a twin differs from its published recipe; None for a published recipe."""
 
     @model_validator(mode="before")
     @classmethod
     def _count_in_iterations(cls, values: Any) -> Any:
-        """Return the configuration's values with those lengths in `train` that are stated in
-        samples or tokens, such as "300e9 tokens", turned into numbers of iterations.
+        """Return the configuration's values, before validation, with those lengths in `train` that
+        are stated in samples or tokens, such as "300e9 tokens", turned into numbers of iterations.
 
         The training's length follows the growing batch, and an incomplete last batch is not
         counted. The other lengths are divided by the global batch and rounded, intervals to at
-        least 1; warm-up, decay and fall are not rounded where `clock` is "samples".
+        least 1; warm-up, decay and fall are not rounded where `clock` is "samples". Raises
+        ValueError for a length above MOST_SAMPLES.
         """
         train = values.get("train") if isinstance(values, dict) else None
         if not isinstance(train, dict):

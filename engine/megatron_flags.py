@@ -51,11 +51,12 @@ class Translation(NamedTuple):
 
     config: RunConfig
     data: list[str]
-    """Flags about the data. `mlm-data run` prepares it, and `data.dataset` names the result."""
+    """Flags about the data, sorted, each with its values as one text. `mlm-data run` prepares the
+    data, and `data.dataset` names the result."""
     without_effect: list[str]
     missing: list[str]
-    """Sentences about flags that have no counterpart and leave the training the same but for
-    rounding."""
+    """Sentences, sorted, about flags that have no counterpart and leave the training the same but
+    for rounding, and one about `--load` if the training starts from weights."""
 
 
 class MegatronFlags(NamedTuple):
@@ -69,9 +70,9 @@ class MegatronFlags(NamedTuple):
 
 
 def script_or_arguments(given: Sequence[str]) -> list[str]:
-    """Return the given arguments, or, if the only one does not begin with `--`, the arguments in
-    the shell script at that path, as `read_script` finds them. Raises BadInput if the script is
-    unreadable, and as `read_script` does."""
+    """Return a list of words: the arguments `given`, or, if there is only one and it does not begin
+    with `--`, the arguments in the shell script at that path, as `read_script` finds them. Raises
+    BadInput if the script is unreadable, and as `read_script` does."""
     if len(given) == 1 and not given[0].startswith("--"):
         try:
             return read_script(Path(given[0]).read_text(encoding="utf-8"))
@@ -81,8 +82,8 @@ def script_or_arguments(given: Sequence[str]) -> list[str]:
 
 
 def read_script(text: str) -> list[str]:
-    """Return the arguments that a shell script gives to its last call of `pretrain_gpt.py`, or all
-    words of a text without such a call.
+    """Return a list of the arguments that the shell script `text` gives to its last call of
+    `pretrain_gpt.py`, or of all words of a text without such a call.
 
     Nothing is run. Variables and arrays that the script sets are substituted, and defaults, as in
     `${NAME:-1}`, of others; the rest keep their `$`. Raises BadInput for an open quotation mark,
@@ -123,8 +124,9 @@ def read_script(text: str) -> list[str]:
 
 
 def from_megatron(words: Sequence[str]) -> Translation:
-    """Return the configuration that Megatron-LM would train with these arguments, and lists of
-    texts about the flags that did not become settings.
+    """Return a Translation: the RunConfig that Megatron-LM would train with the arguments `words`,
+    a command line split into words, and lists of texts about the flags that did not become
+    settings.
 
     Raises BadInput for an invalid value, a missing flag, a word before the first flag, and flags of
     another model or another training.
@@ -177,13 +179,15 @@ class _Given:
         self.taken = set[str]()
 
     def has(self, name: str) -> bool:
-        """Return True if the flag is on the command line. It counts as read in either case."""
+        """Return True if the flag `name`, written without its dashes, is on the command line. The
+        flag counts as read in either case."""
         self.taken.add(name)
         return name in self.flags
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Return the flag's value as written, or `default` if it is not given, and count the flag
-        as read. Raises BadInput unless there is exactly one value. A shell variable is no value."""
+        """Return the value of the flag `name`, written without its dashes, as text, or `default` if
+        the flag is not given, and count the flag as read. Raises BadInput unless there is exactly
+        one value. A shell variable is no value."""
         values = [] if default is None else [default]
         if self.has(name):
             values = self.flags[name]
@@ -196,8 +200,9 @@ class _Given:
         return values[0]
 
     def number(self, name: str, default: str | None = None) -> float:
-        """Return the flag's value, or `default`, as a number. Raises BadInput unless there is
-        exactly one value and it is a finite number."""
+        """Return the value of the flag `name`, written without its dashes, or the text `default` if
+        the flag is not given, as a float, and count the flag as read. Raises BadInput unless there
+        is exactly one value and it is a finite number."""
         text = self.text(name, default)
         try:
             if math.isfinite(number := float(text)):
@@ -208,9 +213,9 @@ class _Given:
 
 
 def _count_in_batches(given: _Given) -> JSON:
-    """Return by name the settings of `[train]` for clock, warm-up and decay, counted in batches;
-    None for a setting that keeps its default. Sets --global-batch-size in `given` if it is missing,
-    and --train-iters from a length in samples.
+    """Return a dict name → value of the settings of `[train]` for clock, warm-up and decay, counted
+    in batches; None for a setting that keeps its default. Sets --global-batch-size in `given` if it
+    is missing, and --train-iters from a length in samples.
 
     The rules are Megatron-LM's (`training.py`: `update_train_iters`,
     `get_optimizer_param_scheduler`). Raises BadInput for settings that its `arguments.py` refuses,
@@ -267,9 +272,9 @@ def _count_in_batches(given: _Given) -> JSON:
 
 
 def _derive(values: dict[str, JSON], given: _Given) -> list[str]:
-    """Set in `values`, settings by section and name, what follows from several flags. Return a list
-    with a sentence for each given flag with another value than this engine derives from other
-    flags."""
+    """Set in `values`, a dict section → name → setting, what follows from several flags. Return a
+    list with a sentence for each given flag with another value than this engine derives from other
+    flags. Raises BadInput for a flag that is not a number."""
     model = values["model"]
     train = values["train"]
     parallel = values["parallel"]
@@ -307,9 +312,9 @@ def _derive(values: dict[str, JSON], given: _Given) -> list[str]:
 
 
 def _start(values: dict[str, JSON], given: _Given, shown: dict[str, str]) -> list[str]:
-    """Set `train.init_from` in `values`, settings by section and name, to the weights that the
+    """Set `train.init_from` in `values`, a dict section → name → setting, to the weights that the
     training starts from. Return a list of one sentence about them, or an empty list if it starts
-    anew."""
+    anew. `shown` has each flag with its values as text, by name."""
     load = given.flags.get("load")
     if not load or (load == given.flags.get("save") and "finetune" not in given.flags):
         return []  # without a checkpoint there yet, it starts anew; later the same command resumes
@@ -326,8 +331,9 @@ def _start(values: dict[str, JSON], given: _Given, shown: dict[str, str]) -> lis
 
 
 def to_megatron(config: RunConfig) -> MegatronFlags:
-    """Return the flags with which Megatron-LM trains a configuration, as words of a command line,
-    and sentences about settings that flags do not express. It is the inverse of `from_megatron`.
+    """Return a MegatronFlags: the flags with which Megatron-LM trains a RunConfig, as a list of
+    words of a command line, and a list of sentences about settings that flags do not express. It is
+    the inverse of `from_megatron`.
 
     Raises BadInput for a model other than GPT-2.
     """
@@ -395,8 +401,9 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
 
 
 def _schedule_flags(train: TrainConfig) -> dict[str, str]:
-    """Return the flags for the lengths of the learning rate's schedule, as name → text of the
-    value: in iterations if Megatron-LM takes them and they are integers, else in samples."""
+    """Return a dict flag's name, without dashes → text of the value, of the flags for the lengths
+    of the learning rate's schedule: in iterations if Megatron-LM takes them and they are integers,
+    else in samples."""
     end = end_of_schedule(train)
     named_lengths = {
         "lr-decay": end,
@@ -420,8 +427,9 @@ def _schedule_flags(train: TrainConfig) -> dict[str, str]:
 
 
 def _flags(words: Iterable[str]) -> dict[str, list[str]]:
-    """Return each flag's list of values, as texts, by the flag's current name without dashes; a
-    repeated flag has its last values. Raises BadInput for a word before the first flag."""
+    """Return a dict flag → list of its values as texts, from the words of a command line. A flag
+    has its current name, without dashes before it; a repeated flag has its last values. Raises
+    BadInput for a word before the first flag."""
     flags = {}
     values = []
     for word in words:

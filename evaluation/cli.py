@@ -376,6 +376,21 @@ def fetch(
         print(f"written: {fetch_model(name, out)}")
 
 
+@app.command()
+def check(
+    protocols: Annotated[list[str], typer.Argument(help="Names from `mlm-eval list`.")],
+) -> None:
+    """Print the path of each protocol's test file; one that is not here is downloaded.
+
+    A training that scores its checkpoints (`record.evaluate`) looks for the files before it begins.
+    """
+    from mlm_repro.data_pipeline.contamination.testsets import find_test_set
+
+    for protocol in protocols:
+        check_task_name(protocol)
+        print(find_test_set(TASKS[protocol].test_set))
+
+
 @app.command("list")
 def list_() -> None:
     """List the protocols, each with a title that says how it differs."""
@@ -384,8 +399,8 @@ def list_() -> None:
 
 
 def _start(settings: Settings, checkpoint: Path, json: Path | None, mark: str) -> Place:
-    """Find the checkpoint, start the ranks of the settings' layout, and return the checkpoint's
-    `Place`: its directory and format.
+    """Find the checkpoint that a user named by a path or name, start the ranks of the settings'
+    layout, and return the checkpoint's `Place`: its directory and format.
 
     A command that starts ranks does not return from here: it exits with their code, and each rank
     runs the command again. Raises the errors of `Place.find`, and BadInput if the file `json`
@@ -401,8 +416,9 @@ def _start(settings: Settings, checkpoint: Path, json: Path | None, mark: str) -
 
 
 def _write(path: Path | None, content: JSON | str) -> None:
-    """Write a text unchanged, or any other content as JSON, to `path`, and print `written: PATH`.
-    Do nothing if `path` is None. Raises BadInput if the file cannot be written."""
+    """Write a text unchanged, or any other content as JSON, to the file `path`, and print `written:
+    PATH` to standard output. Do nothing if `path` is None. Raises BadInput if the file cannot be
+    written."""
     if path is not None:
         try:
             if isinstance(content, str):
@@ -418,7 +434,7 @@ def _write(path: Path | None, content: JSON | str) -> None:
 
 def main() -> None:
     """Run the command of `sys.argv` and exit with its code. A first word that is not a verb is a
-    protocol for `run`."""
+    protocol for the verb `run`."""
     # By default the collector takes a fifth of the time of importing torch and transformers.
     gc.set_threshold(100_000)
     keep_large_buffers()

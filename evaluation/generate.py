@@ -30,15 +30,15 @@ from mlm_repro.lineage.progress import Progress, announce
 
 @dataclass(frozen=True)
 class Generated:
-    """A prompt with its generated continuation, as text and token ids, and with how and by which
-    checkpoint it was generated."""
+    """Prompt with its generated continuation, as texts, the continuation's token ids, the sampling,
+    and the name and digest of the checkpoint."""
 
     prompt: str
     continuation: str
     tokens: list[int]
-    """Tokens of the continuation, with the end-of-text token if it was generated."""
+    """Ids of the continuation's tokens, with the end-of-text token if it was generated."""
     sampling: Sampling | None
-    """How the tokens were drawn; None for greedy decoding."""
+    """Settings by which the tokens were drawn; None for greedy decoding."""
     checkpoint: str
     checkpoint_digest: str
 
@@ -46,8 +46,9 @@ class Generated:
 def generate_text(
     place: Place, prompt: str, max_new_tokens: int, sampling: Sampling | None, settings: Settings
 ) -> Generated:
-    """Continue a text with a checkpoint of any format, and return prompt and continuation as a
-    Generated. An empty text begins a document.
+    """Continue a text with a checkpoint of any format by at most `max_new_tokens` tokens, and
+    return prompt and continuation as a Generated. An empty text begins a document. Without
+    `sampling` decoding is greedy.
 
     Every rank of the settings' layout calls it. Raises BadInput for data-parallel ranks, and the
     errors of `open_checkpoint` and `generate`.
@@ -75,8 +76,9 @@ def generate(
     end: int | None,
     sampling: Sampling | None = None,
 ) -> list[list[int]]:
-    """Generate tokens after each prompt, up to and with `end`, at most `max_new_tokens`. Return a
-    list of their ids for each prompt, without the prompt. If `end` is None no token ends them.
+    """Generate tokens after each prompt, a list of token ids, up to and with the id `end`, at most
+    `max_new_tokens`. Return a list of the new ids for each prompt, without the prompt. If `end` is
+    None no token ends them.
 
     All prompts have one length above 0 and go through the model together. Without `sampling`
     decoding is greedy; with it all prompts draw from one generator. Every rank of the model's mesh
@@ -147,8 +149,8 @@ def _new_cache(network: GPT2 | PretrainedModel, context: int) -> Any:
 def _choose(
     logits: torch.Tensor, sampling: Sampling | None, generator: torch.Generator | None
 ) -> torch.Tensor:
-    """Return the next token of each prompt, [b, 1], from logits [b, v]: the likeliest without
-    `sampling`, else one that is drawn with the generator."""
+    """Return the id of the next token of each prompt, [b, 1], from logits [b, v]: the likeliest
+    without `sampling`, else one that is drawn with the generator."""
     if sampling is None:
         return logits.argmax(dim=1, keepdim=True)
     return torch.multinomial(

@@ -23,12 +23,12 @@ class Settings(Config):
     setting changes the protocol."""
 
     batch_size: PositiveInt | None = None
-    """Rows per forward pass; by default as many as fit in memory."""
+    """Number of rows per forward pass; by default as many as fit in memory."""
     workers: PositiveInt | None = None
-    """Processes on a CPU; by default one per available core."""
+    """Number of processes on a CPU; by default one per available core."""
     layout: Layout = Field(default_factory=lambda: Layout(dp=launched_ranks() or 1))
-    """Ranks that share the model, such as `tp=2,pp=2`, or the batches, `dp=2`; they are started
-    here if they do not run yet. By default the ranks that torchrun or Slurm started share the
+    """Ranks that share the model, such as `tp=2,pp=2`, or the batches, `dp=2`; `mlm-eval` starts
+    them if they do not run yet. By default the ranks that torchrun or Slurm started share the
     batches."""
     backend: Literal["engine", "transformers"] | None = None
     """Program that computes the model; by default the engine for a GPT-2, transformers for any
@@ -39,9 +39,10 @@ class Settings(Config):
     device: Annotated[str, Field(pattern=r"^(cpu|cuda|mps|xpu)(:[0-9]+)?$")] | None = None
     """torch's name of a device, such as `cuda:1`; by default the GPU, if the machine has one."""
     vocab: Path | None = None
-    """Folder with vocab.json and merges.txt, for a Megatron-LM checkpoint."""
+    """Folder with vocab.json and merges.txt, for a Megatron-LM checkpoint, which has no vocabulary;
+    by default it is looked for."""
     heads: PositiveInt | None = None
-    """Attention heads of a Megatron-LM checkpoint that does not say how many it has."""
+    """Number of attention heads of a Megatron-LM checkpoint that does not say how many it has."""
 
     @field_validator("layout", mode="before")
     @classmethod
@@ -69,8 +70,8 @@ class Settings(Config):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn from the model's distribution: temperature, then top-k, then top-p, and
-    the seed.
+    """Settings of how a token is drawn from the model's distribution: temperature, then top-k, then
+    top-p, and the seed.
 
     Raises BadInput for a value that leaves no distribution.
     """
@@ -78,10 +79,11 @@ class Sampling:
     temperature: float = 1.0
     """Divisor of the logits."""
     top_k: int | None = None
-    """Keep only the k likeliest tokens and those as likely as the last of them."""
+    """Keep only the `top_k` likeliest tokens and those as likely as the last of them; None keeps
+    all."""
     top_p: float | None = None
     """Keep only the fewest likeliest tokens that together have at least this probability (nucleus
-    sampling, Holtzman et al. 2020)."""
+    sampling, Holtzman et al. 2020); None keeps all."""
     seed: int = 1234
 
     def __post_init__(self) -> None:
@@ -98,8 +100,8 @@ class Sampling:
             )
 
     def probabilities(self, logits: "torch.Tensor") -> "torch.Tensor":
-        """Return the probability of each token, [v], from its logits [v]; 0 for a token that is
-        left out."""
+        """Return the probability of each token, [v], from the logits [v] of one prompt, by this
+        object's temperature, top-k and top-p; 0 for a token that is left out."""
         logits = logits / self.temperature
         if self.top_k is not None:
             smallest = logits.topk(min(self.top_k, len(logits))).values[-1]

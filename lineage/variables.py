@@ -56,7 +56,7 @@ def check_numbers() -> None:
 
 def rank() -> int:
     """Return the number of this process among the launched ranks, from RANK; 0 for a plain process.
-    Raises BadInput if RANK is not a whole number."""
+    Raises BadInput, on every rank, if RANK is not a whole number."""
     return number("RANK") or 0
 
 
@@ -68,5 +68,6 @@ def is_first_rank() -> bool:
 
 def launched_ranks() -> int | None:
     """Return the number of launched ranks, which torchrun or another launcher states in WORLD_SIZE;
-    None if it is not set, as in a plain process."""
+    None if it is not set, as in a plain process. Raises BadInput, on every rank, if it is not a
+    whole number."""
     return number("WORLD_SIZE")

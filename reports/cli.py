@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from mlm_repro.reports.report import Report
 
 KEPT = tuple(HOME / "results" / name for name in ("reproduce-8.3b", "ablations", "against"))
-"""Directories of results that are kept with the code, which every page shows; the first is a
-reproduction."""
+"""Paths of the results that are kept with the code, which every page shows."""
 
 app = CommandLine(help="Make a page, figures and tables from result files.", no_args_is_help=True)
 
@@ -87,9 +86,9 @@ def training(
     written, and the command exits with code 6.
     """
     from mlm_repro.lineage.atomic import write_bytes
-    from mlm_repro.reports.training import load_training, render_training
+    from mlm_repro.reports.training import Training, render_training
 
-    loaded = load_training(run)
+    loaded = Training(run)
     page = out / f"{loaded.path.name}.html"
     write_bytes(page, render_training(loaded).encode("utf-8", "replace"))
     print(page)

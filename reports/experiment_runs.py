@@ -18,12 +18,12 @@ from mlm_repro.reports.engines import read_engines
 from mlm_repro.reports.load import Reproduction, newest_reproduction
 
 AGAINST = "against"
-"""Kind of a run of `mlm-verify against`, and the name of the file that has its record."""
+"""Kind of a run of `mlm-verify against`, and the beginning of its directory's name."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """A run behind numbers on the page: where it is, its manifest, and the seeds of its numbers."""
+    """Run behind numbers on the page: its directory, its manifest, and the seeds of its numbers."""
 
     path: Path
     """Directory of the run, or of the study that keeps it."""
@@ -37,27 +37,26 @@ class Origin:
 
     @property
     def name(self) -> str:
-        """The name that the run's directory had when it was made, NAME-IDENTITY, with eight
-        characters of the identity, also if a study now keeps the run."""
+        """Name that the run's directory was given, NAME-IDENTITY with eight characters of the
+        identity, also if a study keeps the run."""
         return f"{self.manifest.name}-{self.manifest.identity[:8]}"
 
     @property
     def experiment(self) -> str:
-        """The name of the experiment that its numbers belong to, from the manifest. Raises KeyError
-        for a reproduction and a comparison of engines, which have none."""
+        """Name of the experiment that the run's numbers belong to. Raises KeyError for a
+        reproduction and a comparison of engines, which have none."""
         return str(self.manifest.config["experiment"]["name"])
 
 
 def seeds_of(records: Iterable[Record]) -> tuple[int, ...]:
-    """Return a tuple of the seeds that the records have, sorted, each once; records without a seed
-    are passed over."""
+    """Return a tuple of the seeds that records have, sorted, each once."""
     return tuple(sorted({record.seed for record in records if record.seed is not None}))
 
 
 def sort_runs(paths: Iterable[Path], beside: Iterable[Path] = ()) -> tuple[Path, list[Path]]:
-    """Return a pair: the directory of the one reproduction that `paths` name, and a list of the
-    directories of the runs that stand beside it, including all of `beside`. All are resolved, and
-    each run is named once.
+    """Return a pair: the directory of the reproduction among `paths`, and a list of the directories
+    of the runs that stand beside it, including all of `beside`. All paths are resolved, and each
+    run is named once.
 
     A folder of runs gives its experiments and its comparisons of engines, by the links to the
     newest of each where there are links, and the newest reproduction if none is named. A
@@ -92,8 +91,9 @@ def sort_runs(paths: Iterable[Path], beside: Iterable[Path] = ()) -> tuple[Path,
 
 
 def kind_of(path: Path) -> str:
-    """Return the kind of the run in a directory as its manifest names it, such as `training`; empty
-    if it has no manifest. Raises BadInput if the path is not a directory."""
+    """Return the kind of the run in the directory `path` as its manifest names it, such as
+    `training`; an empty text if it has no manifest. Raises BadInput if the path is not a directory,
+    IntegrityFailure if the manifest is damaged."""
     if not path.is_dir():
         raise BadInput(
             f"{path} is not a directory: name a run or a folder of runs; without a name it is"
@@ -103,9 +103,9 @@ def kind_of(path: Path) -> str:
 
 
 def load_experiment_runs(paths: Sequence[Path]) -> tuple[Results, list[Origin]]:
-    """Read the runs in the directories `paths`. Return a pair: the Results of the sealed ones, and
-    a list of an Origin for each run that has numbers, is a reproduction or compares two engines. A
-    run without a seal is only named, in `left_out` of the results.
+    """Read the runs in these directories. Return a pair: the Results of the sealed ones, and a list
+    of an Origin for each run that has numbers, is a reproduction or compares two engines. A run
+    without a seal is only named, in `left_out` of the results.
 
     Raises IntegrityFailure or BadInput for a damaged run, and IntegrityFailure for a number that
     belongs to another run or experiment or has no digest.
@@ -140,10 +140,9 @@ def load_experiment_runs(paths: Sequence[Path]) -> tuple[Results, list[Origin]]:
 
 
 def _origins(path: Path) -> list[Origin]:
-    """Return a list with the Origin of the run in the directory `path` or, for a study of
-    experiments, with one for each run that it keeps. Raises IntegrityFailure or BadInput if a
-    comparison of engines does not fit its seal or has a damaged record; other runs are not checked
-    here."""
+    """Return a list of the Origin of the run in the directory `path` or, for a study of
+    experiments, of each run that it keeps. A comparison of engines is checked first, its seal and
+    its record. Raises IntegrityFailure or BadInput for a damaged run."""
     manifest = read_document(path / MANIFEST, Manifest)
     if manifest.kind == AGAINST:
         check_seal(path)
@@ -157,9 +156,8 @@ def _origins(path: Path) -> list[Origin]:
 
 
 def _newest(folder: Path) -> list[Path]:
-    """Return a list of the directories in a folder that are the newest runs of experiments and of
-    engines: first the links to them, then each run whose name, without its identity, no link
-    has."""
+    """Return a list of the directories of the newest runs of experiments and engines in a folder:
+    the links to them, and each run of whose name there is no link."""
     here = []
     for start in ("experiment-*", f"{EXPERIMENTS}*", f"{AGAINST}-*"):
         here += [path for path in sorted(folder.glob(start)) if path.is_dir()]

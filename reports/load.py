@@ -17,7 +17,7 @@ from mlm_repro.lineage.run import MANIFEST, RunDirectory
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A complete reproduction, as read from its directory: its manifest, summary, records, data and
+    """Complete reproduction, as read from its directory: its manifest, summary, records, data and
     results."""
 
     directory: Path
@@ -29,19 +29,19 @@ class Reproduction:
     ledger: Ledger
     card: DataCard
     scores: ReproductionScores | None
-    """Paired differences between its models, the content of scores.json; None if an earlier version
-    made the run."""
+    """Paired differences between the models on the same text, from scores.json; None if an earlier
+    version made the run."""
     evaluations: dict[str, Result]
-    """Results by model and protocol, with a hyphen between them."""
+    """Name of a model and protocol, with a hyphen between them → result."""
 
     @property
     def name(self) -> str:
-        """The name of its directory, a text."""
+        """Name of the reproduction's directory."""
         return self.directory.name
 
     @property
     def own_kind(self) -> Kind:
-        """The kind of the numbers that this reproduction made: "scaled" if it trained scaled twins,
+        """Kind of the numbers that this reproduction made: "scaled" if it trained scaled twins,
         else "measured"."""
         return "scaled" if self.summary.mode == "scaled" else "measured"
 
@@ -53,20 +53,20 @@ class Reproduction:
 
     @property
     def order(self) -> list[str]:
-        """A list of the names of all series: the models of the summary in its order, from the
-        smallest, then the other series of the records by name."""
+        """List of the names of all series: the models of the summary, from the smallest, then the
+        other series of the records by name."""
         named = dict.fromkeys(model.series for model in self.summary.models)
         return list(named | dict.fromkeys(sorted(record.series for record in self.records)))
 
     @property
     def command(self) -> str:
-        """The command line that reproduces its numbers, as one text, the first of the summary's;
-        empty if the summary has none."""
+        """Command line that reproduces this reproduction's numbers, the first of the summary's;
+        empty if it has none."""
         return next(iter(self.summary.commands.values()), "")
 
     def select(self, experiment: str, *quantities: str) -> list[Record]:
-        """Return a list of the Records of a published table or figure, `experiment`, such as
-        "2019/table-3", in file order, of all quantities or only of those named in `quantities`."""
+        """Return a list of the records of a published table or figure, such as "2019/table-3", in
+        file order, of all quantities or only of those named in `quantities`."""
         return [
             record
             for record in self.records
@@ -76,8 +76,7 @@ class Reproduction:
 
 def newest_reproduction(runs: Path) -> Path:
     """Return the path of the complete `reproduce-*` directory in the folder `runs` that was begun
-    last, by its manifest; links are passed over. Raises BadInput if no reproduction there is
-    complete."""
+    last; links are passed over. Raises BadInput if no reproduction is complete."""
     reproductions = [
         path for path in sorted(runs.glob("reproduce-*")) if path.is_dir() and not path.is_symlink()
     ]
@@ -92,10 +91,10 @@ def newest_reproduction(runs: Path) -> Path:
 
 
 def load_reproduction(directory: Path) -> Reproduction:
-    """Return the Reproduction that a directory holds; its seal and the origin of every number are
-    checked.
+    """Read the directory of a reproduction, check its seal and the origin of every number, and
+    return it as a Reproduction.
 
-    Raises BadInput if the directory holds no run, another kind of run or an unfinished one. Raises
+    Raises BadInput if the directory holds another kind of run or an unfinished one. Raises
     IntegrityFailure if it was changed after it was sealed, if a file cannot be read, or if a number
     has no source, or is neither published nor has a digest or a run of this reproduction.
     """

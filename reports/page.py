@@ -25,13 +25,13 @@ from mlm_repro.reports.style import (
 
 
 def build_report(report: Report, out: Path | None = None) -> Path:
-    """Write a report into the folder `out`, by default `report/` inside the reproduction, whole or
-    not at all; a folder that is there is replaced. Return the path of index.html.
+    """Write the folder `out`, by default `report/` inside the reproduction, whole or not at all; a
+    report that is there is replaced. Return the path of index.html. Raises BadInput if another
+    command has reserved the folder.
 
     index.html refers to nothing outside itself. For each exhibit there is figures/NAME.csv, with
     NAME.svg if it has a figure. sources.json names the runs behind the page. The folder is sealed
-    on its own, and the same results give the same bytes. Raises BadInput at once if another process
-    writes the folder.
+    on its own, and the same results give the same bytes.
     """
     target = out or report.reproduction.directory / REPORT
     with claimed(target), new_directory(target) as directory:
@@ -41,9 +41,8 @@ def build_report(report: Report, out: Path | None = None) -> Path:
 
 
 def write_report(report: Report, directory: Path) -> None:
-    """Write a Report's files into the existing, empty folder `directory`: index.html, each
-    exhibit's figures/NAME.csv and, if it has a figure, NAME.svg, and sources.json. The folder is
-    not sealed here."""
+    """Write a report's files into the empty directory `directory`: index.html, each exhibit's
+    figure and data in `figures`, and sources.json."""
     exhibits = report.all_exhibits
     drawings = render_all(exhibits)
     figures = directory / "figures"
@@ -57,9 +56,8 @@ def write_report(report: Report, directory: Path) -> None:
 
 
 def shell() -> JSON:
-    """Return a dict of what the template of every page takes: `style` and `script` as Markup for
-    HTML, `glyphs`, a dict of a glyph for each kind of number, and the functions `percent` and
-    `size_bytes`. The style and the script are read from the package's files."""
+    """Return a dict of what the template of every page takes: `style` and `script`, as markup, the
+    `glyphs` of the kinds of numbers, and the functions `percent` and `size_bytes`."""
     folder = Path(__file__).parent / "templates"
     return {
         "style": Markup(theme_css() + (folder / "page.css").read_text(encoding="utf-8")),

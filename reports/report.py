@@ -44,28 +44,28 @@ SOURCES = "sources.json"
 
 
 class Sources(FileSchema):
-    """sources.json of a report: the runs beside the reproduction that it was made of, by paths
-    relative to the reproduction's directory."""
+    """sources.json of a report: the report's inputs besides the reproduction, by paths relative to
+    it."""
 
     runs: list[str] = Field(default_factory=list)
-    """Paths of the runs of experiments and engines, and of a reproduction that is kept with the
-    code."""
+    """Relative paths of the runs of experiments and engines, and of a reproduction that is kept
+    with the code."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The directories that a report is made of: one of a reproduction, and the ones of runs that
-    the page shows beside it."""
+    """Directories that a report is made of: one of a reproduction, and the ones of runs that the
+    page shows beside it."""
 
     reproduction: Path
     runs: Sequence[Path] = ()
-    """Directories of the runs of experiments and engines, and of a reproduction that is kept with
-    the code."""
+    """Directories of runs of experiments and engines, and of a reproduction that is kept with the
+    code."""
 
     @classmethod
     def of_built(cls, reproduction: Path) -> "Inputs":
-        """Return the Inputs of the report that was built in `report/` inside the directory
-        `reproduction`. Raises IntegrityFailure if the report's sources.json is damaged or
+        """Return the Inputs of the report that was built in the directory `reproduction`, as its
+        report's sources.json names them. Raises IntegrityFailure if sources.json is damaged or
         missing."""
         sources = read_document(reproduction / REPORT / SOURCES, Sources)
         return cls(
@@ -74,15 +74,14 @@ class Inputs:
 
     @property
     def sources(self) -> Sources:
-        """The Sources to write into the report's sources.json: the paths of `runs`, relative to the
-        reproduction's directory."""
+        """Content of sources.json, a Sources, for `reproduction/report`: the paths of the runs,
+        relative to the reproduction."""
         return Sources(runs=[os.path.relpath(path, self.reproduction) for path in self.runs])
 
     @property
     def command(self) -> str:
-        """The `mlm-report build` command line, as one text for a shell, that builds the report
-        again, with the reproduction and the folders of the other runs. It is to be given in the
-        folder above the one that the reproduction is in."""
+        """Command line, as text, that builds the report again, with the reproduction and the
+        folders of the other runs. It is to be given in the folder that holds the folder of runs."""
         above = self.reproduction.parent.parent
         folders = dict.fromkeys(os.path.relpath(path.parent, above) for path in self.runs)
         return shlex.join(
@@ -97,13 +96,14 @@ class Report:
 
     reproduction: Reproduction
     exhibits: dict[str, Exhibit]
-    """Exhibits of the reproduction and the verdicts, whose positions on the page are fixed."""
+    """Exhibits of the reproduction and the verdicts, by name, whose positions on the page are
+    fixed."""
     claims: Claims
     papers: Sequence[Paper]
     sections: Mapping[str, Exhibit]
-    """Exhibits that have a section of their own, by its title."""
+    """Title of a section → the one exhibit that it shows."""
     origins: tuple[Origin, ...]
-    """The reproduction, then the other runs that have numbers on the page."""
+    """Origins of the reproduction, then of the other runs that have numbers on the page."""
     left_out: tuple[str, ...]
     """Sentences, one for each run that was never finished and is not shown."""
     inputs: Inputs
@@ -112,29 +112,29 @@ class Report:
 
     @property
     def all_exhibits(self) -> list[Exhibit]:
-        """A list of every Exhibit that the page shows, in the page's order."""
+        """List of every exhibit that the page shows, in its order."""
         parts = chain.from_iterable(paper.parts for paper in self.papers)
         drawn = [part.exhibit for part in parts if part.exhibit]
         return [*self.exhibits.values(), *drawn, *self.sections.values()]
 
     @property
     def groups(self) -> list[Group]:
-        """The list of the page's Groups, each with the claims of one scale or one outcome."""
+        """List of the Groups of claims, the page's sections, one for each scale or outcome."""
         return group_claims(self.claims)
 
     @property
     def headlines(self) -> list[str]:
-        """A list of sentences that explain the counts of outcomes: the meaning of an outcome, how
+        """List of sentences that explain the counts of outcomes: the meaning of an outcome, how
         good the predictions are, claims that were not tried. The last ones say how many verdicts
-        could have failed, from files beside the runs, which are read at each use."""
+        could have failed, from files beside the runs, which are read at each access."""
         beside = dict.fromkeys(path.parent / VERDICTS for path in self.inputs.runs)
         scores = [read_document(path, VerdictScore).sentence for path in beside if path.is_file()]
         return [*headlines(self.claims), *scores]
 
     @property
     def findings(self) -> list[tuple[str, str, str]]:
-        """A list of the findings in short, each a tuple of texts: the id of its part of the page,
-        its name and a sentence. First comes the order of the sizes in the reproduction, last the
+        """List of each finding in short, as a triple of texts: the id of its part of the page, its
+        name and a sentence. First comes the order of the sizes in the reproduction, last the
         sections with an exhibit of their own."""
         short = [("reproduction", "This run", order_of(self.reproduction))]
         if self.kept:
@@ -149,8 +149,8 @@ class Report:
 
     @property
     def homes(self) -> dict[str, str]:
-        """A dict from each source that a record names to the page's name of the run behind the
-        source; every source of the reproduction's records gives the name of the reproduction."""
+        """Dict source that a record names → name on the page of the run behind it; every source of
+        the reproduction gives the reproduction."""
         own, *others = (origin.name for origin in self.origins)
         return {record.source: own for record in self.reproduction.records} | {
             name: name for name in others
@@ -158,8 +158,8 @@ class Report:
 
 
 def assemble(inputs: Inputs) -> Report:
-    """Read the runs that `inputs` names, judge all published claims by their numbers, and return
-    the Report, the content of the page. Raises Fault if two exhibits have one name, and BadInput or
+    """Read a report's inputs, judge the claims by them, and return the Report, the content of its
+    page. Nothing is drawn or written. Raises Fault if two exhibits have one name, and BadInput or
     IntegrityFailure as `load_reproduction` and `load_experiment_runs` do."""
     reproduction = load_reproduction(inputs.reproduction)
     results, run_origins = load_experiment_runs(inputs.runs)
@@ -216,9 +216,9 @@ def _position(record: Record) -> tuple[str, str, str, str, float | None]:
 def _drawn(
     experiments: Mapping[str, Experiment], claims: Claims, every: Sequence[Record]
 ) -> dict[str, Exhibit]:
-    """Return a dict of exhibits by the experiment's name: one for each of `experiments`, made of
-    the records in `every` that belong to it and its verdicts in `claims`; one without records says
-    so in `missing`. Experiments that a reproduction answers are left out."""
+    """Return a dict experiment's name → Exhibit, made of the records in `every` that belong to the
+    experiment; an exhibit without records says so. Experiments that a reproduction answers are left
+    out."""
     by_experiment = claims.by("experiment")
     drawn = {}
     for name, experiment in experiments.items():

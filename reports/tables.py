@@ -21,8 +21,7 @@ BENCHMARKS = {
     "lambada_accuracy": ("LAMBADA accuracy", "higher is better"),
 }
 AXES = read_toml(Path(__file__).with_name("axes.toml"))
-"""The content of axes.toml, a dict of tables: the labels of `quantities`, `positions` and a model's
-`shape`, and the `curves` of a training."""
+"""Labels of quantities, positions, shapes and a training's curves, each a dict by name."""
 SHAPE: dict[str, str] = AXES["shape"]
 RECORD_FIELDS = (
     "experiment series quantity kind x_name x value low high unit source digest seed note".split()  # noqa: SIM905
@@ -65,10 +64,10 @@ MEANINGLESS = 10_000
 
 
 def comparison_tables(records: Sequence[Record]) -> list[Table]:
-    """Return a list of Tables from the records, one for each benchmark, WikiText-103 perplexity and
-    LAMBADA accuracy, that has any: a row for each model, a column for each published source, and a
-    last column for our models of the published size, if any was scored. Numbers of scaled twins are
-    left out."""
+    """Return a list of a Table for each benchmark, WikiText-103 perplexity and LAMBADA accuracy,
+    that has records: a row for each model, a column for each published source, and a last column
+    for our models of the published size, if any was scored. Numbers of scaled twins are left
+    out."""
     tables = []
     for quantity, (title, hint) in BENCHMARKS.items():
         cells = defaultdict(list)
@@ -88,9 +87,8 @@ def comparison_tables(records: Sequence[Record]) -> list[Table]:
 
 
 def chance(result: Result, vocab_size: int) -> dict[str, str]:
-    """Return a dict by quantity, such as `lambada_accuracy`, of the scores, as texts, that an even
-    guess over a vocabulary of `vocab_size` would have on the text of this result; empty if nothing
-    was scored.
+    """Return a dict quantity → text of the scores of an even guess over a vocabulary of
+    `vocab_size` on the text of a result; empty if nothing was scored.
 
     A word is one sub-word or more, so a guess of a word is right at most as often as a guess of a
     sub-word.
@@ -115,10 +113,9 @@ def chance(result: Result, vocab_size: int) -> dict[str, str]:
 
 
 def cell_of(records: Sequence[Record], text: Callable[[float], str]) -> str:
-    """Return the text of a cell with the values of the records, which are all published or all
-    ours: all values if they are published, else mean, minimum and maximum over our seeds; a dash
-    without records. The function `text` formats a number. The cell says if only a part of the test
-    was scored."""
+    """Return the text of a cell with the values of `records`: all of them if they are published,
+    else mean, minimum and maximum over our seeds; a dash without records. The function `text`
+    formats a number. The cell says if only a part of the test was scored."""
     values = [record.value for record in records]
     if len(records) < 2 or records[0].kind == "published":
         shown = "; ".join(map(text, values)) or MISSING
@@ -136,8 +133,8 @@ def cell_of(records: Sequence[Record], text: Callable[[float], str]) -> str:
 
 def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
     """Return a list of the page's two Tables of a reproduction's models: published and trained
-    shapes, from the first seed of each model; and training runs, a row for each seed of a model.
-    `ours` is the kind of our numbers."""
+    shapes, from the first seed of each model, and training runs, a row for each. `ours` is the kind
+    of our numbers."""
     shapes = []
     for model in models:
         if model.name == model.series:
@@ -168,9 +165,8 @@ def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
 
 
 def attrition_table(ledger: Ledger) -> Table:
-    """Return a Table, for readers, of a dataset's ledger: for each stage a row of the documents
-    that it kept, and a row for each reason for dropping, with documents, their share of the stage,
-    bytes and tokens. Numbers are shortened."""
+    """Return a Table for readers of a dataset's ledger: for each stage a row of the documents that
+    it kept, and a row for each reason for dropping. Numbers are shortened."""
     rows = []
     for stage in ledger.stages:
         label = f"kept ({stage.note})" if stage.note else "kept"
@@ -191,9 +187,8 @@ def attrition_table(ledger: Ledger) -> Table:
 
 
 def records_data(records: Iterable[Record], printed: Sequence[str] = ()) -> Table:
-    """Return a Table with a row for each record under its field names, with numbers as recorded.
-    `printed` has texts for the first rows, in order, that stand in place of their values; it may be
-    shorter than the records."""
+    """Return a Table with a row for each record under its field names, with numbers as recorded. In
+    the first rows the texts in `printed`, one for each row, replace the values."""
     rows = [
         [(exact if field in EXACT else _plain)(getattr(record, field)) for field in RECORD_FIELDS]
         for record in records
@@ -204,8 +199,8 @@ def records_data(records: Iterable[Record], printed: Sequence[str] = ()) -> Tabl
 
 
 def ledger_data(ledger: Ledger) -> Table:
-    """Return a Table of a dataset's ledger in exact numbers: for each stage a row of the documents,
-    bytes and tokens that it kept, without a reason, and a row for each reason for dropping."""
+    """Return a Table of a dataset's ledger in exact numbers: for each stage a row of the documents
+    that it kept, without a reason, and a row for each reason for dropping."""
     heads = ("documents", "bytes", "tokens")
     rows = []
     for stage in ledger.stages:
@@ -216,8 +211,8 @@ def ledger_data(ledger: Ledger) -> Table:
 
 
 def settings(card: DataCard) -> list[tuple[str, str]]:
-    """Return a list of pairs (stage, its settings as one text) from a dataset's card, in the card's
-    order."""
+    """Return a list of pairs (stage, its settings as one text) from the card of a dataset, in the
+    card's order."""
 
     def as_text(value: Any) -> str:
         return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
@@ -235,8 +230,8 @@ def settings(card: DataCard) -> list[tuple[str, str]]:
 
 def near_duplicates(banding: NearDuplicates) -> list[str]:
     """Return a list of sentences on a dataset's search for near-duplicates: how it is set, how
-    likely a pair of documents is compared by its similarity, how many compared pairs reach the
-    threshold, and, if there were any, what was left out."""
+    likely a pair of documents is compared by its similarity, and how many compared pairs reach the
+    threshold."""
     bins = len(banding.compared_pairs_by_similarity)
     first = ceil(round(banding.threshold * bins, 6))
     above = sum(banding.compared_pairs_by_similarity[first:])
@@ -268,9 +263,9 @@ def near_duplicates(banding: NearDuplicates) -> list[str]:
 
 
 def models_data(models: Sequence[ReproducedModel]) -> Table:
-    """Return a Table with a row for each model of a reproduction, one a seed, with all its fields
-    under their dotted names: the facts of its training, and its published and its trained
-    configuration. `models` must not be empty."""
+    """Return a Table with a row for each model of a reproduction, with all fields under their
+    dotted names: the facts of its training, and its published and its trained configuration. There
+    must be a model."""
     rows = [flatten(model.model_dump(mode="json")) for model in models]
     return Table([*rows[0]], [list(map(_plain, row.values())) for row in rows], 2)
 
@@ -288,9 +283,11 @@ def _plain(value: Any) -> str:
 
 
 def with_error(value: float | None, error: float | None) -> str:
-    """Return `value` as text with its standard error `error`, as in "23.46 ± 0.12", each rounded to
-    the error's second digit; without an error as `show` writes it. From 10,000 on, the text is
-    "over 10,000"."""
+    """Return a number as text with its standard error, both to the error's second digit; without an
+    error as the function `show` writes the number.
+
+    For a number from 10,000 on, only "over 10,000" is returned.
+    """
     if value is not None and value >= MEANINGLESS:
         return f"over {MEANINGLESS:,}"
     if value is None or not error:
@@ -302,7 +299,7 @@ def with_error(value: float | None, error: float | None) -> str:
 def cells_of(result: Result) -> tuple[str, ...]:
     """Return a tuple of the texts of an evaluation result's cells in a row of the page: four
     perplexities and bits per byte or, for a last-word test, accuracy, correct answers,
-    log-likelihood and perplexity of the target."""
+    log-likelihood and perplexity."""
     first = with_error(result.perplexity, result.spread)
     error = result.log_perplexity_error
     if isinstance(result, PerplexityResult):
@@ -325,12 +322,11 @@ def cells_of(result: Result) -> tuple[str, ...]:
 def by_protocol(
     evaluations: Mapping[str, Result], order: Sequence[str]
 ) -> list[tuple[str, Result]]:
-    """Return a list of pairs (name of the model, its result), sorted: perplexities of texts before
-    last-word tests, then by protocol, then as `order` has the models. Models that `order` lacks
-    come last, by name.
+    """Return a list of pairs (model, result), sorted: perplexities of texts before last-word tests,
+    then by protocol and by the model's position in `order`. Models that `order` lacks come last, by
+    name.
 
-    `evaluations` has results by file stem, which is the model's name and the task with a hyphen
-    between.
+    `evaluations` has results by file stem, which is the model's name and the task.
     """
     named = [(stem.removesuffix(f"-{result.task}"), result) for stem, result in evaluations.items()]
     models = [*order, *sorted(model for model, _ in named)]
@@ -343,8 +339,8 @@ def evaluations_tables(
     evaluations: Mapping[str, Result], order: Sequence[str], labels: Mapping[str, str]
 ) -> list[Table]:
     """Return a list of the page's Tables of perplexities by convention and of last-word tests, with
-    the models in the order of `order`, each under its name in `labels` if it has one; a table
-    without results is left out. `evaluations` has results by file stem, MODEL-TASK."""
+    the models in the order of `order` and under their `labels`, those that have one; a table
+    without results is left out. Results are given by file stem, the model's name and the task."""
     tables = []
     for title, heads, is_cloze in (
         ("Perplexity", CONVENTIONS, False),
@@ -369,8 +365,8 @@ def evaluations_tables(
 
 
 def evaluations_data(evaluations: Mapping[str, Result]) -> Table:
-    """Return a Table with a row for each result in `evaluations`, which has them by file stem, with
-    numbers as recorded; a cell is empty where the result lacks the column's field."""
+    """Return a Table with a row for each result, given by file stem, with numbers as recorded; a
+    cell is empty where the result lacks the column's field."""
     rows = []
     for stem, evaluation in evaluations.items():
         values = [getattr(evaluation, field, None) for field in COLUMNS]

@@ -147,7 +147,7 @@ def _train_again(run: Path, segment: Segment, root: Path) -> Path:
     start = segment.start
     end = segment.end
     schedule = {"checkpoint_interval": config.train.iterations, "keep_checkpoints": 2}
-    record = config.record.model_copy(update={"loggers": ()})
+    record = config.record.model_copy(update={"loggers": (), "evaluate": ()})
     config = config.model_copy(
         update={"train": config.train.model_copy(update=schedule), "record": record}
     )

@@ -169,10 +169,7 @@ class SerialReplay(Trainer, Guard):
             if start.is_whole and precision == "fp64":
                 start_from(*own, is_whole=False)
                 optimizer.steps = self.state.optimizer_steps
-        updated = self.state.updated_samples
-        self.updated_samples = (
-            self.schedule.samples_before(start.iteration) if updated is None else updated
-        )
+        self._count_samples(start.iteration)
         self.scaler = LossScaler(**self.state.loss_scaler or {"scale": train.initial_loss_scale})
         """Loss scale that follows from the run's overflows alone, compared with the recorded
         one."""

@@ -89,8 +89,8 @@ def find_test_set(name: str) -> Path:
 
 
 def find_gpt2_vocabulary() -> tuple[Path, Path]:
-    """Return the paths of GPT-2's `vocab.json` and `merges.txt`, downloaded if this machine does
-    not have them. Raises DataMissing if they cannot be found or downloaded."""
+    """Return a pair, the paths of GPT-2's `vocab.json` and `merges.txt`, downloaded if this machine
+    does not have them. Raises DataMissing if they cannot be found or downloaded."""
     vocabulary, merges = map(_find, GPT2_FILES)
     return vocabulary, merges
 
@@ -157,9 +157,9 @@ def _find(file: PublishedFile) -> Path:
 
 
 def _download(file: PublishedFile) -> bytes:
-    """Return the content of a published file, downloaded from the Hugging Face hub: the file
-    itself, or rows of text that are joined into it. Raises DataMissing if that fails for any
-    reason."""
+    """Return the content of a published file as bytes, downloaded from the Hugging Face hub: the
+    file itself, or rows of text that are joined into it. Raises DataMissing if the download fails
+    for any reason; the content is not compared with the published SHA-256 here."""
     if not hub_is_reachable():
         raise DataMissing(
             f"{file.place} is neither in MLM_DATA_DIR nor in ~/.cache/mlm-repro, and the Hugging"

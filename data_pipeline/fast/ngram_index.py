@@ -28,11 +28,13 @@ ZERO, ONE, SIX, HALF, LOW_SIX = (np.uint64(number) for number in (0, 1, 6, 32, 6
 Codes = NDArray[np.uint8] | NDArray[np.uint32]
 Numbers = NDArray[np.uint64]
 HASHES = 0
-"""Row of the word array that has the hash of each word."""
+"""Row of the array from `_word_arrays` that has the hash of each word."""
 STARTS = 1
-"""Row of the word array that has the position of each word in the text, in characters."""
+"""Row of the array from `_word_arrays` that has the position of each word in the text, in
+characters."""
 MATCHES = 2
-"""Row of the word array that has the positions of the matches."""
+"""Row of the array from `_word_arrays` that has the positions in the text, in characters, of the
+runs of words that the index has."""
 
 
 class NgramIndex:

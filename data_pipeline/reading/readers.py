@@ -34,7 +34,8 @@ EXCERPT_CHARACTERS = 300
 NAMES = 5
 """Largest number of a document's keys that an error names if the text's key is missing."""
 NAME_CHARACTERS = 20
-"""Number of characters to which an error cuts each of these keys."""
+"""Number of characters to which an error about a missing text key cuts each of the keys that it
+names."""
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 BATCH_ROWS = 64
 LONG_INTEGER = re.compile(rb"\d{19}")
@@ -43,7 +44,8 @@ MAX_DEPTH = 240
 ARROW_FILE = b"ARROW1"
 """First bytes of Arrow's file format."""
 MAX_LINE_BYTES = 256 << 20
-"""Longest line or text file that is read, if a recipe sets no other length."""
+"""Largest number of bytes of a line or text file that is read as a document, if a recipe sets no
+other."""
 BYTES = "surrogateescape"
 """Error handler by which bytes that are not UTF-8 pass through a text."""
 GO_ON = (
@@ -52,14 +54,15 @@ GO_ON = (
 )
 
 Row = JSON | str
-"""A row's fields by the names of their columns, or the reason why the row is not a document."""
+"""A dict of a row's fields by the names of their columns or, as a text, the reason why the row is
+not a document."""
 Item = Document | Malformed | None
-"""A document, malformed input, or None for a blank line."""
+"""A Document, a Malformed for malformed input, or None for a blank line."""
 
 
 class Damaged(BadInput):
-    """Raised if an input file cannot be read to its end. If the build goes on without the rest, the
-    message is written to the quarantine."""
+    """Raised, as a kind of BadInput, if an input file cannot be read to its end. If the build goes
+    on without the rest, the message is written to the quarantine."""
 
 
 class Limit:
@@ -91,9 +94,11 @@ class Limit:
 
 
 def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Item]:
-    """Yield the documents, malformed input and blank lines (None) of the pieces, in order.
+    """Yield the documents, malformed input and blank lines (None) of the pieces, in order. A line
+    or text file of more than `max_line_bytes` is malformed input.
 
-    Raises Damaged if a file cannot be read, Interrupted if it was changed or removed meanwhile.
+    Raises Damaged, a BadInput, if a file cannot be read to its end; Interrupted if it was changed
+    or removed meanwhile; ExtraMissing if a library that its format or address needs is missing.
     """
     for piece in pieces:
         is_of_rows = is_table(piece) or piece.kind in ("csv", "warc")
@@ -121,8 +126,9 @@ def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -
 
 
 def _read_rows(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
-    """Yield the documents and malformed rows of a table, CSV file or archive. Raises Damaged for
-    anything that its library cannot read."""
+    """Yield the documents and malformed rows of a table, CSV file or archive; a text of more than
+    `max_line_bytes` characters is malformed. Raises Damaged for anything that its library cannot
+    read."""
     try:
         for number, row in {"csv": _csv_rows, "warc": _warc_rows}.get(piece.kind, _table_rows)(
             piece
@@ -165,7 +171,8 @@ def _csv_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
 def _warc_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
     """Yield a pair for each document of an archive: its number, and its headers with its plain text
     under the text's key, as in Common Crawl's WET files. A document of another content type has a
-    reason instead; other records, such as requests, are counted and skipped."""
+    reason instead; other records, such as requests, are counted and skipped. Raises ExtraMissing
+    without the library warcio."""
     iterator = import_extra("warcio.archiveiterator", "remote").ArchiveIterator
     with open_bytes(place_of(piece.path)) as file:
         for number, record in enumerate(iterator(file), 1):
@@ -199,7 +206,8 @@ def _check_stamp(piece: Piece) -> None:
 
 def pieces_within(limit: Limit, pieces: Iterable[Piece], max_line_bytes: int) -> Iterator[Piece]:
     """Yield the pieces up to the first document that `limit` refuses; the last piece ends before
-    it. The pieces are read here once, for the sizes of their documents, which `limit` counts."""
+    it. The pieces are read here once, for the sizes of their documents, which `limit` counts.
+    Raises the errors of `read_pieces`: Damaged, Interrupted, ExtraMissing."""
     for piece in pieces:
         before = limit.documents
         if all(map(limit.admits, read_pieces([piece], max_line_bytes))):
@@ -221,15 +229,16 @@ def mend_surrogates(text: str) -> str:
 
 
 def malformed(name: str, line: int, reason: str, content: bytes) -> Malformed:
-    """Return a record of malformed input: the name of its file, its line, the reason, and the first
-    EXCERPT_CHARACTERS characters of `content`."""
+    """Return a Malformed: the name of the input's file, its line, the reason, and as excerpt the
+    first EXCERPT_CHARACTERS characters of the bytes `content`."""
     excerpt = content[: 4 * EXCERPT_CHARACTERS].decode("utf-8", "replace")[:EXCERPT_CHARACTERS]
     return Malformed(name, line, reason, excerpt)
 
 
 def _read_lines(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
-    """Yield the documents and malformed input of the lines that begin in the piece, and None for
-    each blank line."""
+    """Yield a Document or a Malformed for each line that begins in the piece, in order, and None
+    for each blank line. A line of more than `max_line_bytes` is malformed. Errors of reading and
+    decompressing are passed on."""
     number = piece.before
     is_framed = piece.is_inside is not None
     end = piece.bytes if is_framed else piece.end
@@ -258,8 +267,9 @@ def _read_lines(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
 
 
 def _parse(piece: Piece, number: int, line: bytes, row: JSON | None = None) -> Item:
-    """Return the document of a line, or of a row if one is given, or a record of malformed input
-    with the reason. `number` is its line or row in the file."""
+    """Return a Document of `line`, JSON in bytes, or of `row` if one is given; or a Malformed with
+    the reason if that is not possible. `number` is the line's or row's number in the file. A
+    harvested line may also be a stored Malformed, which is returned."""
     value: Any = ""
     try:
         value = (
@@ -286,9 +296,10 @@ def _parse(piece: Piece, number: int, line: bytes, row: JSON | None = None) -> I
 
 
 def document_of(piece: Piece, number: int, value: object) -> Document:
-    """Return the document of a line or a row, `value`, with the number `number` in its file. Raises
-    ValueError if it is not an object, has no text, or has metadata that is nested too deeply;
-    UnicodeDecodeError if its bytes are not UTF-8."""
+    """Return the Document of a line or a row with the number `number` in its file; `value` is its
+    JSON value, and `piece` has the keys of the text, the id and the metadata. Raises ValueError if
+    it is not an object, has no text, or has metadata that is nested too deeply; UnicodeDecodeError
+    if its bytes are not UTF-8."""
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     text = _value(value, piece.text_key)
@@ -376,8 +387,8 @@ def table_bytes(path: str) -> Any:
 
 
 def _batches(piece: Piece) -> Iterator[Any]:
-    """Yield batches of at most BATCH_ROWS rows of a Parquet or Arrow table, in order, with only the
-    columns that documents are made from."""
+    """Yield pyarrow's record batches of at most BATCH_ROWS rows of a Parquet or Arrow table, in
+    order, with only the columns that documents are made from."""
     from pyarrow import parquet
 
     columns = [piece.text_key, *([piece.id_key] if piece.id_key else []), *piece.keep]
@@ -398,8 +409,8 @@ def _batches(piece: Piece) -> Iterator[Any]:
 
 
 def open_arrow(file: Any) -> tuple[Any, Iterator[Any]]:
-    """Return the schema and an iterator of the batches of a table in Arrow's stream format, which
-    `save_to_disk` writes, or in its file format."""
+    """Return the schema of a table and an iterator of its record batches, from the open binary file
+    of a table in Arrow's stream format, which `save_to_disk` writes, or in its file format."""
     import pyarrow
 
     if file.read(len(ARROW_FILE)) == ARROW_FILE:
@@ -416,8 +427,9 @@ def _read_text(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
 
 
 def text_document(name: str, content: bytes, max_line_bytes: int) -> Document | Malformed:
-    """Return a document from a text file's content, with `name` as its id, or a record of malformed
-    input if it is too long or not UTF-8. At most one byte more than the limit need be given."""
+    """Return a Document from `content`, a text file's bytes, with `name` as its id, or a Malformed
+    if it is longer than `max_line_bytes` or not UTF-8. At most one byte more than the limit need be
+    given."""
     if len(content) > max_line_bytes:
         return malformed(name, 1, f"longer than {max_line_bytes:,} bytes", content)
     try:

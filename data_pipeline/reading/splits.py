@@ -19,7 +19,8 @@ WORDS = {
     "test": {"test", "testing", "eval", "evaluation"},
     TRAIN: {"train", "training"},
 }
-"""Words that tell a split. A name with words of two splits belongs to the held-out one."""
+"""Dict from each split to the words in a file's path that tell it. A name with words of two splits
+belongs to the held-out one."""
 SEPARATORS = re.compile(r"[-._ 0-9]+")
 SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 SHARDED = re.compile(r"data/([^/]+)-\d{5}-of-\d{5}[^/]*\.[^/]*")

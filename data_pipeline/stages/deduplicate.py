@@ -17,9 +17,9 @@ signature length, and the smallest expected recall at the threshold."""
 
 @cache
 def choose_banding(threshold: float) -> tuple[int, int]:
-    """Return the numbers of bands and rows: the most rows, and then the fewest bands, that find a
-    pair at the threshold with a probability of at least CHOSEN_RECALL; MOST_PERMUTATIONS bands of
-    one row if no numbers within the limits do.
+    """Return a pair, the numbers of bands and rows: the most rows, and then the fewest bands, that
+    find a pair at the threshold with a probability of at least CHOSEN_RECALL; MOST_PERMUTATIONS
+    bands of one row if no numbers within the limits do.
 
     Each row fewer makes chance buckets of unrelated documents many times as frequent.
     """
@@ -61,8 +61,8 @@ class DeduplicateConfig(Stage):
 
     @property
     def banding(self) -> tuple[int, int]:
-        """Numbers of bands and rows: from the settings if they give them, else from the
-        threshold."""
+        """Pair of the numbers of bands and rows: each from the settings if they give it, else from
+        the threshold."""
         chosen = choose_banding(self.threshold)
         return self.bands or chosen[0], self.rows or chosen[1]
 

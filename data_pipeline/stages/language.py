@@ -52,8 +52,8 @@ class Language(TextFilter):
 
     @classmethod
     def made_with(cls) -> dict[str, Any]:
-        """Return, by name, the version of langdetect, whose profiles decide, its seed, and the
-        version of Python, whose float sum changed in 3.12."""
+        """Return a dict of the version of langdetect, `langdetect`, whose profiles decide, its
+        `seed`, 0, and the version of Python, `python`, whose float sum changed in 3.12."""
         from importlib.metadata import version
 
         return {"langdetect": version("langdetect"), "seed": 0, "python": platform.python_version()}

@@ -32,19 +32,20 @@ CHECKED_AT_ONCE = 1 << 20
 
 
 def token_dtype(vocab_size: int) -> "np.dtype[Any]":
-    """Return the dtype of a token file: uint16 for vocabularies under 65,500 tokens, int32 for
-    others (Megatron-LM's limit)."""
+    """Return the numpy dtype of a token file for a vocabulary of `vocab_size` tokens: uint16 for
+    vocabularies under 65,500 tokens, int32 for others (Megatron-LM's limit)."""
     return np.dtype(np.uint16 if vocab_size < 65_500 else np.int32)
 
 
 def token_paths(prefix: Path) -> tuple[Path, Path]:
-    """Return the paths of the `.bin` and the `.idx` of a prefix, whether they exist or not."""
+    """Return a pair, the paths of the `.bin` and the `.idx` of a prefix, whether they exist or
+    not."""
     return prefix.with_name(prefix.name + ".bin"), prefix.with_name(prefix.name + ".idx")
 
 
 def split_prefixes(directory: Path, split: str) -> list[Path]:
-    """Return the prefixes of a split's token files in a dataset: one for each shard, in order, or
-    the only one, whether it is there or not."""
+    """Return a list of the prefixes of a split's token files in the dataset `directory`: one for
+    each shard, in order, or the only one, whether it is there or not."""
     shards = sorted(directory.glob(f"{split}-*-of-*{TOKENS_OF}.bin"))
     return [path.with_suffix("") for path in shards] or [directory / f"{split}{TOKENS_OF}"]
 
@@ -57,8 +58,8 @@ def texts_of(prefix: Path) -> Path:
 
 
 def blend(prefixes: Sequence[Path], weight: float = 1.0) -> list[tuple[Path, float]]:
-    """Return the prefixes of one split's token files, each with a share of the weight in proportion
-    to the bytes of its `.bin`."""
+    """Return a list of pairs, each of `prefixes`, which lead to one split's token files, with its
+    share of `weight`, in proportion to the bytes of its `.bin`."""
     if len(prefixes) == 1:
         return [(prefixes[0], weight)]
     sizes = [token_paths(prefix)[0].stat().st_size for prefix in prefixes]
@@ -68,8 +69,9 @@ def blend(prefixes: Sequence[Path], weight: float = 1.0) -> list[tuple[Path, flo
 
 
 class TokenFile:
-    """A token file mapped into memory. Raises BadInput if a file is missing, IntegrityFailure if it
-    is damaged."""
+    """A token file mapped into memory, `prefix.bin` and `prefix.idx`; `file[number]` is the tokens
+    of one sequence, and `len(file)` the number of sequences. Raises BadInput if a file is missing,
+    IntegrityFailure if it is damaged."""
 
     sizes: NDArray[np.int32]
     """Length of each sequence in tokens, [N]."""
@@ -232,9 +234,8 @@ class TokenFileWriter:
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         try:
-            self._bin.flush()
-            os.fsync(self._bin.fileno())
             self._bin.close()
+            sync(self._partial[0])
             if kind is None:
                 self._write_index()
                 self._publish()
@@ -266,8 +267,7 @@ class TokenFileWriter:
                 np.array(self._document_ends, "<i8"),
             ):
                 column.tofile(file)
-            file.flush()
-            os.fsync(file.fileno())
+        sync(self._partial[1])
 
 
 def merge_token_files(prefixes: Sequence[Path], out: Path) -> None:
@@ -285,7 +285,8 @@ def merge_token_files(prefixes: Sequence[Path], out: Path) -> None:
 
 
 def join_files(paths: Iterable[Path], out: BinaryIO) -> None:
-    """Append the content of files, one after the other, to `out`, in bounded memory."""
+    """Append the content of files, one after the other, to the open binary file `out`, in bounded
+    memory."""
     for path in paths:
         with path.open("rb") as file:
             shutil.copyfileobj(file, out, 1 << 20)

@@ -75,7 +75,7 @@ class Tokenizer:
     end_of_text: int
     """Id of the token that ends a document."""
     first_tokens: tuple[int, ...] = ()
-    """Tokens to put before every text; this tokenizer has none."""
+    """Ids of tokens to put before every text; this tokenizer has none."""
 
     def __init__(self, backend: Backend, end_token: str = END_OF_TEXT) -> None:
         end_of_text = backend.token_to_id(end_token)
@@ -107,8 +107,8 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path) -> Self:
-        """Return the tokenizer in `tokenizer.json` in `directory`. Texts end with the token that
-        the files there name, else with `<|endoftext|>`.
+        """Return the tokenizer, an object of this class, in the file `tokenizer.json` in
+        `directory`. Texts end with the token that the files there name, else with `<|endoftext|>`.
 
         Raises BadInput if it is missing or lacks that token, IntegrityFailure if it is unreadable
         or makes a text many times longer.
@@ -246,8 +246,8 @@ class Tokenizer:
         )
 
     def save(self, directory: Path) -> None:
-        """Write `tokenizer.json` into `directory`, and `tokenizer_config.json`, which tells
-        transformers which token ends a text."""
+        """Write into `directory` the files `tokenizer.json`, from which `load` reads the tokenizer,
+        and `tokenizer_config.json`, which tells transformers which token ends a text."""
         write_text(directory / FILE_NAME, self._content)
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self.end_token}
         write_json(directory / CONFIG_NAME, config | {"split_special_tokens": True})
@@ -262,7 +262,7 @@ class Tokenizer:
         )
 
     def encode_ids(self, text: str) -> NDArray[np.int32]:
-        """Return the token ids of a text, [tokens]; no token is added."""
+        """Return the token ids of a text as an int32 array [tokens]; no token is added."""
         return self._encode(text) if len(text) < LONG_TEXT else heard(lambda: self._encode(text))
 
     def encode(self, text: str) -> list[int]:
@@ -278,7 +278,7 @@ class Tokenizer:
         return str(self._backend.decode([int(token) for token in ids], skip_special_tokens=False))
 
     def text_of(self, token: int) -> str:
-        """Return the text that a token adds to the text before it.
+        """Return the text that the token with the id `token` adds to the text before it.
 
         WordPiece's decoding of a single token loses the space before a word; here the word begins
         with it.
@@ -331,8 +331,8 @@ class Tokenizer:
 
 
 def special_ids(backend: Any) -> tuple[int, ...]:
-    """Return the ids of [CLS], [SEP], [MASK] and [PAD], in this order, in a tokenizer of the
-    library: its own if it has all four, else the ids after its last."""
+    """Return a tuple of the ids of [CLS], [SEP], [MASK] and [PAD], in this order, in a tokenizer of
+    the library: its own if it has all four, else the ids after its last."""
     own_ids = tuple(map(backend.token_to_id, SPECIAL_TOKENS))
     size = max(backend.get_vocab().values()) + 1
     return tuple(range(size, size + len(SPECIAL_TOKENS))) if None in own_ids else own_ids
@@ -341,7 +341,8 @@ def special_ids(backend: Any) -> tuple[int, ...]:
 @lru_cache(maxsize=2)
 def load_once(directory: Path, digest: str) -> Tokenizer:
     """Return the tokenizer in `directory`, which is read once; the two last tokenizers are cached
-    in the process. `digest` tells contents of one directory apart."""
+    in the process. `digest` tells contents of one directory apart. Raises BadInput if it is missing
+    or lacks its end-of-text token, IntegrityFailure if it is unreadable."""
     return Tokenizer.load(directory)
 
 

@@ -51,7 +51,8 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
 
     Every sequence of the global batch is shown with its index and, for a complete run, its
     data-parallel rank. Raises BadInput for a run without that iteration, with a batch that still
-    grows or without packed documents, DataMissing if its dataset is missing.
+    grows or without packed documents, DataMissing if its dataset is missing, IntegrityFailure if a
+    file of the run or the dataset is damaged.
     """
     manifest = RunDirectory.open(run, "training").manifest
     config = parse_document(manifest["config"], _Config, f"{run / MANIFEST}")
@@ -98,9 +99,9 @@ def _show(pieces: list[SamplePiece], tokenizer: Tokenizer) -> Iterator[str]:
 
 
 def _places(path: Path, documents: set[int]) -> dict[int, str]:
-    """Return by index a text on the origin of each of the `documents` of a token file: its id, its
-    source and its line in the file at `path`, the JSON lines or Parquet file with its documents.
-    Documents that this file lacks are left out."""
+    """Return a dict from each number in `documents`, indices in a token file, to a text on that
+    document's origin: its id, its source and its line in the file at `path`, the JSON lines or
+    Parquet file with the token file's documents. Documents that this file lacks are left out."""
     origins = {}
     rows = written_documents(path) if path.is_file() else iter(())
     for number, row in enumerate(islice(rows, max(documents) + 1)):
@@ -111,9 +112,9 @@ def _places(path: Path, documents: set[int]) -> dict[int, str]:
 
 
 def _taken(run: Path, iteration: int, config: _Config) -> tuple[_Batch, int]:
-    """Return the iteration's line in the run's metrics.jsonl, and the number of samples in the
-    whole training, which determines how they are shuffled. Raises BadInput if metrics.jsonl is
-    unreadable, has no such iteration, or does not yet determine that number."""
+    """Return a pair: the line of `iteration` in the run's metrics.jsonl as a _Batch, and the number
+    of samples in the whole training, which determines how they are shuffled. Raises BadInput if
+    metrics.jsonl is unreadable, has no such iteration, or does not yet determine that number."""
     try:
         lines = [orjson.loads(line) for line in read_bytes(run / "metrics.jsonl").splitlines()]
     except (OSError, ValueError) as error:

@@ -48,15 +48,15 @@ from mlm_repro.lineage.run import MANIFEST, RunDirectory
 
 PROBE = "probe.json"
 SAMPLES, LENGTH = 8, 64
-"""The probe's samples are the first validation sequences, at most 8, and at most 64 tokens of
-each."""
+"""Largest number of the probe's samples, which are the first validation sequences, and of tokens of
+each sample."""
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 3e-2, "fp16": 1e-2, "fp16-pure": 1e-2}
-"""Largest allowed relative difference between the probe's stored loss and the loss of another
-layout, machine or library, by number format."""
+"""Dict number format → largest allowed relative difference between the probe's stored loss and the
+loss of another layout, machine or library."""
 
 WrittenFile = tuple[str, str, JSON]
-"""Tuple about a file that a rank has written into a checkpoint: its name, its SHA-256, and tensor
-name → description of each tensor in it, from `shards.describe`."""
+"""Tuple about a file that a rank has written into a checkpoint: its name, its SHA-256, and a dict
+tensor name → description of each tensor in it, from `shards.describe`."""
 
 
 class Probe(FileSchema):
@@ -66,12 +66,14 @@ class Probe(FileSchema):
     tokens: Annotated[
         tuple[tuple[NonNegativeInt, ...], ...], Field(min_length=1, max_length=SAMPLES)
     ]
-    """[samples, length + 1] token ids."""
+    """Token ids, [samples, length + 1], with at most 8 samples and a length of at most 64: each
+    sample's inputs, and its targets, which are the next tokens."""
     loss: float
     """Mean cross-entropy of the samples, without dropout."""
     precision: str
     computed_on: JSON
-    """Layout, numerics identity and threads, on which the bits of the loss may depend."""
+    """Dict, as `describe_computation` returns it, of layout, numerics identity and threads, on
+    which the bits of the loss may depend."""
 
     @field_validator("tokens")
     @classmethod
@@ -141,9 +143,11 @@ class TrainingState:
     """Training time so far in seconds, over all sessions."""
     loss_scaler: JSON | None = None
     recent: tuple[tuple[float, float], ...] = ()
-    """(loss, gradient norm) of the last iterations, oldest first, by which spikes are told."""
+    """Pairs (loss, gradient norm) of the last iterations, oldest first, by which spikes are
+    told."""
     ancestors: tuple[Ancestor, ...] = ()
-    """Every earlier checkpoint, oldest first, removed ones included; the last is the parent."""
+    """Ancestor of every earlier checkpoint, oldest first, removed ones included; the last is the
+    parent."""
     updated_samples: int | None = None
     """Number of samples in the updates; None where an earlier release wrote the checkpoint."""
 
@@ -163,9 +167,9 @@ class CheckpointWriter:
         mesh: ParallelMesh,
         streams: StreamMemory | None = None,
     ) -> None:
-        """Choose the tensors that this rank writes, and allocate host memory for their copies,
-        which every checkpoint reuses. Shortens the thread switch interval of this Python
-        process."""
+        """Choose the tensors that this rank writes, of `parameters` and of the optimizer's state,
+        and allocate host memory for their copies, which every checkpoint reuses. `streams`, if
+        given, is written too. Shortens the thread switch interval of this Python process."""
         # The thread that trains asks for the interpreter at each operation. Python's own 5 ms
         # would pass each time while the writer forms its JSON.
         sys.setswitchinterval(1e-4)
@@ -215,7 +219,7 @@ class CheckpointWriter:
     @property
     def is_ready(self) -> bool:
         """True if a checkpoint is being written and this rank's thread has finished the current
-        step. When it has on every rank, `go_on` does not wait."""
+        step. When every rank's thread has, `go_on` does not wait."""
         return self._steps is not None and self._work.done()
 
     def copy(self) -> None:
@@ -234,9 +238,9 @@ class CheckpointWriter:
         tokenizer: Path,
         probe: Probe | None = None,
     ) -> None:
-        """Copy weights and optimizer state, and begin to write the checkpoint of `state.iteration`
-        below the run directory `run`, with a copy of the directory `tokenizer`; `go_on` completes
-        it. No other checkpoint may be in progress.
+        """Copy weights and optimizer state, and begin to write the checkpoint of `state`, a
+        TrainingState, below the run directory `run`, with the RunConfig, the probe, and a copy of
+        the directory `tokenizer`; `go_on` completes it. No other checkpoint may be in progress.
 
         Every rank calls it. Raises Interrupted, on every rank, if the checkpoint's directory cannot
         be made, or if the run's was moved or replaced.
@@ -357,11 +361,12 @@ def _complete(
     everyone: list[WrittenFile],
 ) -> Ancestor:
     """Write the files of a checkpoint other than its tensors into `unfinished`, its hidden
-    directory, seal it, rename it to `path`, and remove checkpoints beyond `train.keep_checkpoints`.
-    `everyone` has the tensor files that all ranks wrote. Return the checkpoint's iteration and
-    digests as an Ancestor.
+    directory, seal it, rename it to `path`, and remove checkpoints of the run directory `run`
+    beyond `train.keep_checkpoints`. `everyone` has a WrittenFile for each tensor file that a rank
+    wrote. Return the checkpoint's iteration and digests as an Ancestor.
 
-    Only the first rank calls it, after all ranks have written their tensors.
+    Only the first rank calls it, after all ranks have written their tensors. Raises Interrupted if
+    the run's directory was moved or replaced.
     """
     check_held(run)
     shards.write_index(unfinished, [described for *_, described in everyone])
@@ -404,9 +409,14 @@ def save_checkpoint(
     mesh: ParallelMesh,
     tokenizer: Path,
 ) -> None:
-    """Write the checkpoint of `state.iteration` below the run directory `run`, without a probe or a
-    memory of streams, and return when it is sealed. It removes old checkpoints as a training does.
-    Every rank calls it. Raises errors as `CheckpointWriter.begin` and `go_on` do."""
+    """Write the checkpoint of `state`, a TrainingState, below the run directory `run`, without a
+    probe or a memory of streams, and return when it is sealed. It removes old checkpoints as a
+    training does. Every rank calls it.
+
+    Raises Interrupted if the checkpoint cannot be written or the run's directory was moved,
+    Diverged for a tensor that is not finite, and IntegrityFailure for a tensor that was not written
+    as it was copied.
+    """
     writer = CheckpointWriter(parameters, optimizer, mesh)
     writer.begin(run, config, state, tokenizer)
     while writer.is_writing:
@@ -414,8 +424,9 @@ def save_checkpoint(
 
 
 def as_ancestor(path: Path, iteration: int) -> Ancestor:
-    """Return the Ancestor by which later checkpoints name a sealed one: the given iteration, and
-    two digests from the completion marker, of all files and of the model files alone."""
+    """Return the Ancestor by which later checkpoints name the sealed checkpoint `path`: the
+    argument `iteration`, and two digests from the completion marker, of all files and of the model
+    files alone. Raises IntegrityFailure if there is no readable marker."""
     others = {name for name in sealed_files(path) if not name.startswith("model-")}
     return Ancestor(iteration, read_digest(path), content_digest(path, without=others))
 
@@ -423,7 +434,7 @@ def as_ancestor(path: Path, iteration: int) -> Ancestor:
 def remove_old(run: Path, keep: int) -> None:
     """Remove all complete checkpoints of the run directory `run` but the newest `keep`, at least 1.
     Each is first renamed to a hidden name, so that a kill leaves no half checkpoint under its own
-    name."""
+    name. Raises BadInput, and removes none, if one belongs to another run."""
     for old in own_checkpoints(run)[:-keep]:
         hidden = hidden_beside(old, "old")
         # Renamed first: a kill while files are being removed must not leave half a checkpoint under
@@ -438,14 +449,15 @@ def resume(
     optimizer: FlatOptimizer,
     probe_loss: Callable[[Probe], float],
 ) -> TrainingState:
-    """Load weights and optimizer from the newest checkpoint of `run` that can be trusted, and
-    return its progress, a TrainingState. If the run has no checkpoint, load nothing and return the
-    state at iteration 0.
+    """Load weights and optimizer from the newest checkpoint of the run directory `run` that can be
+    trusted, and return its progress, a TrainingState. If the run has no checkpoint, load nothing
+    and return the state at iteration 0.
 
-    Digests, statistics and the loss that `probe_loss` computes on the probe are compared. If a
-    checkpoint fails, the next older one is loaded; then the failed ones are set aside under hidden
-    names, with warnings on stderr. Raises IntegrityFailure if every checkpoint fails, and leaves
-    them all. A memory of streams is not loaded. Every rank calls it.
+    Digests, statistics and the loss that the function `probe_loss` computes on the Probe with the
+    loaded model are compared. If a checkpoint fails, the next older one is loaded; then the failed
+    ones are set aside under hidden names, with warnings on stderr. Raises IntegrityFailure if every
+    checkpoint fails, and leaves them all; BadInput if one belongs to another run. A memory of
+    streams is not loaded. Every rank calls it.
     """
     mesh = optimizer.mesh
     damaged = []
@@ -493,7 +505,7 @@ def start_from(
     """Load the weights of the checkpoint `path`, from which a new run starts, into the model and
     the optimizer's master weights, from the checkpoint's master weights if it has them. Return the
     TrainingState at iteration 0. If `is_whole`, load moments and step count too, and return the
-    checkpoint's TrainingState.
+    checkpoint's TrainingState instead.
 
     Every rank calls it. Raises IntegrityFailure if the checkpoint is damaged, or no longer the one
     with `digest` that the run began with.
@@ -525,9 +537,9 @@ def start_from(
 def load_checkpoint(
     path: Path, parameters: Sequence[ShardedParameter], optimizer: FlatOptimizer
 ) -> tuple[TrainingState, Probe | None]:
-    """Fill parameters and optimizer from a checkpoint of any layout. Return (TrainingState, Probe
-    or None): the progress, whose last ancestor is this checkpoint, and the samples with their loss,
-    which are not compared here.
+    """Fill parameters and optimizer from the checkpoint `path`, of any layout. Return a pair
+    (TrainingState, Probe or None): the progress, whose last ancestor is this checkpoint, and the
+    samples with their loss, which are not compared here.
 
     Every rank calls it. Raises IntegrityFailure, on every rank, if files or tensors differ from the
     saved ones. Parameters and optimizer may then be partly overwritten.

@@ -34,8 +34,8 @@ Entry = JSON
 """Entry of a tensor in index.json: {"shape": whole shape, "dim": divided dim or None, "files":
 names in the order of the parts}."""
 Wanted = Iterable[tuple[str, ShardedParameter, int, Tensor]]
-"""(name, parameter, index in this rank's part of the first element to read, target) of each tensor
-to read."""
+"""Iterable of a tuple (name, ShardedParameter, index in this rank's part of the first element to
+read, target) for each tensor to read."""
 
 
 def write_shard(
@@ -76,9 +76,10 @@ def write_shard(
 def describe(
     parts: Iterable[tuple[str, ShardedParameter]], file: str, numbers: Mapping[str, Numbers]
 ) -> dict[str, Entry]:
-    """Return a dict name → description of each tensor in one rank's file, for `write_index`. A
-    description is a dict: `shape` of the whole tensor, `dim` along which it is divided or None,
-    `part`, the number of this rank's part, `file`, and `numbers`, the statistics of this part."""
+    """Return a dict name → description of each tensor in `file`, the name of one rank's file, for
+    `write_index`. `parts` has the tensors as pairs (name, parameter). A description is a dict:
+    `shape` of the whole tensor, `dim` along which it is divided or None, `part`, the number of this
+    rank's part, `file`, and `numbers`, the statistics of this part."""
     return {
         name: {
             "shape": list(p.global_shape),
@@ -93,7 +94,7 @@ def describe(
 
 def write_index(directory: Path, descriptions: Iterable[dict[str, Entry]]) -> None:
     """Merge `descriptions`, the results of `describe` on all ranks, and write two files into the
-    checkpoint's directory: index.json, tensor name → whole shape, divided dim and files, and
+    checkpoint `directory`: index.json, tensor name → whole shape, divided dim and files, and
     statistics.json, tensor name → statistics of the whole tensor."""
     merged: dict[str, dict[int, Entry]] = {}
     for name, part in chain.from_iterable(description.items() for description in descriptions):
@@ -131,9 +132,10 @@ def reading(place: Path) -> Iterator[None]:
 
 
 def read_into(directory: Path, index: dict[str, Entry], wanted: Wanted) -> None:
-    """Fill the target of each `wanted` (name, parameter, first element, target) with consecutive
-    elements of this rank's part of that tensor, from the first element on. A checkpoint of any
-    layout may hold it; the target keeps its number format.
+    """Fill the target of each `wanted` tuple (name, parameter, first element, target) with
+    consecutive elements of this rank's part of that tensor, from the first element on. `index` is
+    the index.json of the checkpoint `directory`, which may be of any layout; the target keeps its
+    number format.
 
     Raises IntegrityFailure for tensors that are missing, misshapen or not floating-point, and for
     files that cannot be read. Other tensors of the index are not looked at.
@@ -172,9 +174,10 @@ def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
 
 
 def entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[int, ...]) -> Entry:
-    """Return the entry of the tensor `name` in the index: a dict with its whole shape, divided dim
-    and file names. Raises IntegrityFailure if the index has no such entry, one of a shape other
-    than `shape`, or one that does not name files of the checkpoint."""
+    """Return the entry of the tensor `name` in `index`, the index.json of the checkpoint
+    `directory`: a dict with its whole shape, divided dim and file names. Raises IntegrityFailure if
+    the index has no such entry, one of a shape other than `shape`, or one that does not name files
+    of the checkpoint."""
     if name not in index:
         raise IntegrityFailure(
             f"{directory}: {INDEX} has no tensor {name!r}, which the model or its optimizer needs"
@@ -228,9 +231,10 @@ def _read_run(
     file: Any,
 ) -> None:
     """Fill the target with consecutive elements of this rank's part of the tensor `name`, from
-    element `start` of the part on. `entry` is its entry in the index. The target is flat, or is the
-    whole part; an empty one is left alone. `file` opens a file of the checkpoint `directory` by its
-    name."""
+    element `start` of the part on. `entry` is the tensor's entry in the index. The target is flat,
+    or is the whole part; an empty one is left alone. `file` is a function that opens a file of the
+    checkpoint `directory` by its name. Raises IntegrityFailure if the files hold another shape,
+    numbers that are not floating-point, or no equal parts."""
     shape = parameter.local.shape
     count = target.numel()
     if not count:
@@ -258,8 +262,8 @@ def _read_part(
 ) -> None:
     """Fill the target with rows, along dim 0, of this rank's part of the tensor `name`, from row
     `first` of the part on. `entry`, from the index, says which files of the checkpoint `directory`
-    hold it; `file` opens one by its name. Raises IntegrityFailure if the files hold another shape,
-    numbers that are not floating-point, or no equal parts."""
+    hold the tensor; `file` is a function that opens one by its name. Raises IntegrityFailure if the
+    files hold another shape, numbers that are not floating-point, or no equal parts."""
     dim = entry["dim"] or 0
     files = entry["files"]
     own = parameter.dim

@@ -33,9 +33,9 @@ class StreamMemory:
         self._passing: dict[Places, Recurrence] = {}
 
     def enter(self, places: Places) -> Recurrence | None:
-        """Return the Recurrence of a microbatch, for the model to read and write: `before` has the
-        memory of the streams `places`, empty at first, and `after` becomes it at the next `commit`.
-        None for a model without memory."""
+        """Return the Recurrence of a microbatch, for the model to read and write. Its `before` has
+        the memory of the streams whose indices are in `places`, empty at first, and its `after`
+        becomes their memory at the next `commit`. None for a model without memory."""
         if not self.is_kept:
             return None
         self._passing[places] = Recurrence(self._states.get(places, {}))
@@ -64,8 +64,9 @@ class StreamMemory:
         return named
 
     def save(self, directory: Path, states: dict[str, torch.Tensor]) -> None:
-        """Write `states`, which the method `states` returned, into a checkpoint's directory as
-        `memory-ppNNN-dpNNNNN.safetensors`, a file of this rank. Write nothing if there are none."""
+        """Write `states`, which the method `states` returned, into a checkpoint's directory as a
+        file of this rank, `memory-ppNNN-dpNNNNN.safetensors`, named by its pipeline and
+        data-parallel rank. Write nothing if there are none."""
         # Stages and data-parallel ranks have layers and streams of their own, and each writes a
         # file.
         if states:

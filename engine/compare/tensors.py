@@ -99,8 +99,8 @@ def computation_order(names: Iterable[str]) -> list[str]:
 
 
 def assemble(parts: Iterable[TensorPart]) -> dict[Key, Array]:
-    """Return a dict (iteration, tensor name) → whole tensor, joined from its parts on all ranks. If
-    several ranks computed the same part, the last one counts.
+    """Return a dict (iteration, tensor name) → whole tensor as a numpy array, joined from its
+    TensorParts on all ranks. If several ranks computed the same part, the last one counts.
 
     Raises IntegrityFailure if the parts of a tensor overlap or leave a hole.
     """
@@ -176,9 +176,10 @@ class TensorDifference(NamedTuple):
 
 
 def compare(part: TensorPart, whole: Array, rank: str, tolerance: float) -> TensorDifference:
-    """Return a TensorDifference: the largest difference of an element between a part, computed on
-    `rank`, and the reference's tensor `whole`, with the given tolerance. It is infinite for a NaN,
-    and for a part that lies outside the whole tensor."""
+    """Return a TensorDifference: the largest difference of an element between a TensorPart,
+    computed on the rank that is called `rank`, and the reference's array of the same tensor,
+    `whole`, with the given tolerance. It is infinite for a NaN, and for a part that lies outside
+    the whole tensor."""
     expected = (
         whole[tuple(map(slice, part.start, part.end))]
         if len(part.start) == whole.ndim
@@ -230,8 +231,9 @@ def tolerances(
     whole: Mapping[Key, Array], moved: Sequence[Mapping[Key, Array]], precision: str
 ) -> dict[Key, float]:
     """Return a dict (iteration, tensor name) → tolerance T (`tensor_tolerance`) for every tensor of
-    the reference, `whole`, from the same tensors in the perturbed runs, `moved`. The number of
-    layers is read from the tensors' names; `precision` is the weights' number format."""
+    the reference, `whole`, from the same tensors in the perturbed runs, `moved`: dicts with the
+    same keys, each tensor an array. The number of layers is read from the tensors' names;
+    `precision` is the weights' number format."""
     matches = [re.search(r"\blayers\.(\d+)", name) for _, name in whole]
     numbers = [int(match[1]) for match in matches if match]
     layers = max(numbers, default=-1) + 1

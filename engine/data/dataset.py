@@ -26,8 +26,8 @@ class DatasetFacts:
     weights: tuple[float, ...]
     """Share of each dataset in the training samples; the shares add up to 1."""
     digests: tuple[str, ...]
-    """Content digest of each dataset, which is the same when the dataset is rebuilt from the same
-    text."""
+    """Content digest of each dataset, hexadecimal text in the order of the directories. It is the
+    same when the dataset is rebuilt from the same text."""
     vocab_size: int
     padded_vocab_size: int
 
@@ -60,8 +60,8 @@ class DatasetFacts:
 
     @property
     def digest(self) -> str:
-        """Digest of the dataset's content; with several datasets, one of their digests and
-        shares."""
+        """Digest of the dataset's content, as hexadecimal text; with several datasets, a SHA-256
+        over their digests and shares."""
         return (
             self.digests[0] if len(self.digests) == 1 else sha256_json([self.digests, self.weights])
         )
@@ -102,9 +102,9 @@ class DatasetFacts:
         return self.directories[0] / "tokenizer"
 
     def resize(self, model: ModelConfig) -> ModelConfig:
-        """Return a copy of the model configuration with `vocab_size` and `padded_vocab_size` of
-        this dataset. A BERT's vocabulary has its special tokens too, after the dataset's entries
-        unless the tokenizer has them. Raises BadInput if a Transformer-XL's cutoffs go beyond the
+        """Return a ModelConfig, a copy of `model` with `vocab_size` and `padded_vocab_size` of this
+        dataset. A BERT's vocabulary has its special tokens too, after the dataset's entries unless
+        the tokenizer has them. Raises BadInput if a Transformer-XL's cutoffs go beyond the
         vocabulary."""
         if (cutoffs := model.transformer_xl.cutoffs) and cutoffs[-1] >= self.vocab_size:
             raise BadInput(

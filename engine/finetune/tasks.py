@@ -43,15 +43,16 @@ class SpanExample:
     context: str
     answers: tuple[str, ...]
     starts: tuple[int, ...]
-    """Character offset of each answer."""
+    """Index in the context of each answer's first character, in the order of `answers`."""
 
 
 TaskExample = LabelledExample | SpanExample
 
 
 def read_mnli(path: Path) -> list[LabelledExample]:
-    """Return an example for each row of a file of MNLI, labelled by its index in MNLI_LABELS. Rows
-    with the gold label `-`, on which the annotators do not agree, are skipped.
+    """Return a list of a LabelledExample for each row of a file of MNLI, in order: its pair of
+    sentences, labelled by the index of its label in MNLI_LABELS. Rows with the gold label `-`, on
+    which the annotators do not agree, are skipped.
 
     Raises DataMissing if there is no such file, BadInput if it is not readable, lacks a column, or
     has a row of another length or with another label.
@@ -69,9 +70,10 @@ def read_mnli(path: Path) -> list[LabelledExample]:
 
 
 def read_qqp(path: Path) -> list[LabelledExample]:
-    """Return an example for each pair of questions in a file of QQP that is labelled 0 or 1
-    (duplicates). Other rows are skipped; the published file has a few truncated ones. Raises
-    DataMissing if there is no such file, BadInput if it is not readable or lacks a column."""
+    """Return a list of a LabelledExample for each pair of questions in a file of QQP that is
+    labelled 0 or 1 (duplicates), in order. Other rows are skipped; the published file has a few
+    truncated ones. Raises DataMissing if there is no such file, BadInput if it is not readable or
+    lacks a column."""
     rows = _rows(path, ("question1", "question2", "is_duplicate"), skip_short=True)
     return [
         LabelledExample(((a, b),), int(label)) for _, (a, b, label) in rows if label in ("0", "1")
@@ -79,9 +81,9 @@ def read_qqp(path: Path) -> list[LabelledExample]:
 
 
 def read_squad(path: Path) -> list[SpanExample]:
-    """Return an example for every question of a SQuAD 1.1 or 2.0 file; one that the context does
-    not answer has no answers. Raises DataMissing if there is no such file, BadInput if it is not
-    readable or has another form."""
+    """Return a list of a SpanExample for every question of a SQuAD 1.1 or 2.0 file, in order; one
+    that the context does not answer has no answers. Raises DataMissing if there is no such file,
+    BadInput if it is not readable or has another form."""
     examples = []
     try:
         for article in parse_json(_read(path))["data"]:
@@ -99,10 +101,11 @@ def read_squad(path: Path) -> list[SpanExample]:
 
 
 def read_race(folder: Path) -> list[LabelledExample]:
-    """Return an example for every RACE question in the `.txt` files anywhere below a folder, such
-    as `train/middle` or `train`: a (question with option, passage) pair for each option. Raises
-    DataMissing if there is no such file, BadInput for a file that is not readable or a line that is
-    not a passage."""
+    """Return a list of a LabelledExample for every RACE question in the `.txt` files anywhere below
+    a folder, such as `train/middle` or `train`, in the order of their paths: a (question with
+    option, passage) pair for each option, and the index of the right one. Raises DataMissing if
+    there is no such file, BadInput for a file that is not readable or a line that is not a
+    passage."""
     files = sorted(folder.rglob("*.txt"))
     if not files:
         raise DataMissing(
@@ -131,8 +134,8 @@ def read_race(folder: Path) -> list[LabelledExample]:
 
 
 def _fill(question: str, option: str) -> str:
-    """Return the question with the option at every `_`, or after it if it has no `_` (Megatron-LM
-    tasks/race/data.py)."""
+    """Return a text: the question with the option at every `_`, or after it if it has no `_`
+    (Megatron-LM tasks/race/data.py)."""
     return question.replace("_", option) if "_" in question else f"{question} {option}"
 
 
@@ -200,11 +203,12 @@ class FineTuneTask:
     paths of the training and evaluation files below the data folder, and published recipe."""
 
     outputs: int
-    """Output width of the new head, for a pair, an option or a position."""
+    """Output width of the new head: the number of scores for a pair of texts, an option or a
+    position."""
     read: Callable[[Path], Sequence[TaskExample]]
     train: str
     held_out: Mapping[str, str]
-    """Name of each evaluation set → its file or folder."""
+    """Dict name of each evaluation set → its file or folder, a path below the data folder."""
     recipe: FineTuneRecipe
 
 
@@ -231,8 +235,8 @@ def find_task(name: str) -> FineTuneTask:
 
 
 def read_sets(name: str, data: Path) -> dict[str, Sequence[TaskExample]]:
-    """Return a dict name of a set → its examples, from a task's published files below `data`: first
-    the evaluation sets, then `train`.
+    """Return a dict name of a set → sequence of its examples, from the published files of the task
+    `name` below the folder `data`: first the evaluation sets, then `train`.
 
     Raises DataMissing if a file is missing, BadInput if one is not readable or has no example, or
     for an unknown task.
@@ -266,7 +270,7 @@ def squad_scores(predicted: Sequence[str], expected: Sequence[Sequence[str]]) ->
 
 
 def normalize(text: str) -> str:
-    """Return the text as SQuAD compares answers: in lower case, without punctuation and the
+    """Return an answer's text as SQuAD compares answers: in lower case, without punctuation and the
     articles a, an and the, and with single spaces between words."""
     text = "".join(character for character in text.lower() if character not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())

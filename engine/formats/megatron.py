@@ -37,8 +37,8 @@ WORDS = "embedding.word_embeddings.weight"
 POSITIONS = "embedding.position_embeddings.weight"
 NAMES = read_names(str(Path(__file__).with_suffix(".toml")))
 STACK = re.compile(r"^(transformer|encoder)\.")
-"""Matches older names of the module `decoder`, which has the layers, at the beginning of a tensor's
-name."""
+"""Regular expression of older names of the module `decoder`, which has the layers, at the beginning
+of a tensor's name."""
 HEAD = "head"
 """Our name for the last pipeline stage's copy of the word embedding."""
 REQUIRED = {
@@ -56,8 +56,8 @@ REQUIRED = {
     "multi_latent_attention": (False,),
     "add_bias_linear": (True,),
 }
-"""Name of an argument of Megatron-LM → its values with which a model is our GPT-2, the default
-first."""
+"""Name of an argument of Megatron-LM → tuple of its values with which a model is our GPT-2, the
+default first."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class RankFile:
     version: int
     args: JSON | None
     tensors: dict[str, Tensor]
-    """Tensors by our names, with layers numbered within the stage."""
+    """Dict our name → tensor, with layers numbered within the pipeline stage."""
     iteration: Any
 
     @property
@@ -81,14 +81,15 @@ class RankFile:
 
 
 def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None) -> Imported:
-    """Return the model in the newest checkpoint of Megatron-LM's `--save` directory, or in one
-    `torch_dist` directory, as an Imported.
+    """Return the model in the newest checkpoint of `directory`, Megatron-LM's `--save` directory,
+    or in one `torch_dist` directory, as an Imported.
 
     GPT-2's vocabulary comes from the directory `vocab`, or without it from `directory` itself.
     Sizes come from the tensors and must agree with the file's arguments. A file without arguments
-    (2019, NVIDIA's released models) needs `heads`. All rows of the word embedding are kept; rows
-    beyond the vocabulary are padding. Raises BadInput for another model or a missing argument, and
-    IntegrityFailure, naming file and tensor, for files that are damaged or do not fit together.
+    (2019, NVIDIA's released models) needs `heads`, the number of attention heads. All rows of the
+    word embedding are kept; rows beyond the vocabulary are padding. Raises BadInput for another
+    model or a missing argument or vocabulary, and IntegrityFailure, naming file and tensor, for
+    files that are damaged or do not fit together.
     """
     if vocab is None and (directory / VOCABULARY).is_file():
         vocab = directory
@@ -125,9 +126,9 @@ def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None)
 
 
 def _newest(directory: Path) -> Path:
-    """Return the directory of the checkpoint that the tracker file
-    (`latest_checkpointed_iteration.txt`) in a `--save` directory names. Raises IntegrityFailure if
-    the file cannot be read, or names no checkpoint that exists."""
+    """Return the path of the checkpoint's directory that the tracker file
+    (`latest_checkpointed_iteration.txt`) in `directory`, Megatron-LM's `--save` directory, names.
+    Raises IntegrityFailure if the file cannot be read, or names no checkpoint that exists."""
     path = directory / TRACKER
     with reading(path):
         word = read_bytes(path, 1000).decode("utf-8").strip()
@@ -146,9 +147,9 @@ def _newest(directory: Path) -> Path:
 
 
 def _find_files(directory: Path) -> list[list[Path]]:
-    """Return the files of a checkpoint's directory: a list for each pipeline stage, with one file
-    for each tensor-parallel rank. Of a distributed checkpoint, return its metadata as the only
-    file.
+    """Return the paths of the files in a checkpoint's directory: a list for each pipeline stage, in
+    order, with one file for each tensor-parallel rank. Of a distributed checkpoint, return its
+    metadata as the only file.
 
     Raises IntegrityFailure if a rank's file is missing or there twice, or if there is no rank.
     """
@@ -180,12 +181,12 @@ def _find_files(directory: Path) -> list[list[Path]]:
 
 
 def _read_rank(path: Path) -> RankFile:
-    """Return a RankFile of the content of one rank's file, or, if `path` is the metadata of a
-    distributed checkpoint, of the whole checkpoint. Arguments that are not numbers, texts or
-    booleans are left out.
+    """Return a RankFile of the content of `path`, one rank's file, or, if `path` is the metadata of
+    a distributed checkpoint, of the whole checkpoint. Megatron-LM's arguments that are not numbers,
+    texts or booleans are left out.
 
     Raises BadInput for interleaved stages or an unknown checkpoint version, IntegrityFailure if the
-    file is not a checkpoint.
+    file is damaged, is not a checkpoint, or has a tensor that is not a GPT-2's.
     """
     content = read_torch_dist(path.parent) if path.name == METADATA else read_torch_file(path)
     if not isinstance(content, dict):
@@ -228,9 +229,9 @@ def _read_rank(path: Path) -> RankFile:
 def _read_config(
     files: list[list[RankFile]], tokenizer: Tokenizer, heads: int | None
 ) -> ModelConfig:
-    """Return the ModelConfig of all ranks' files together, [stage][tensor-parallel rank]: sizes
-    from the tensors, the vocabulary from the tokenizer, the number of heads from the arguments or
-    from `heads`.
+    """Return the ModelConfig of all ranks' files together, which come as lists
+    [stage][tensor-parallel rank]: sizes from the tensors, the vocabulary from the tokenizer, the
+    number of heads from the arguments that Megatron-LM stored or from `heads`.
 
     Raises BadInput if neither states the heads, and BadInput or IntegrityFailure if tensors,
     arguments, `heads` and tokenizer contradict each other.
@@ -289,11 +290,12 @@ def _read_config(
 
 
 def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, Tensor]:
-    """Join the tensors of all ranks' files, [stage][tensor-parallel rank], and return a dict our
-    name, with the whole model's layer numbers, → whole tensor, its rows in our order.
+    """Join the tensors of all ranks' files, which come as lists [stage][tensor-parallel rank], and
+    return a dict our name, with the whole model's layer numbers, → whole tensor, its rows in our
+    order. `config` is the whole model's.
 
-    Raises IntegrityFailure naming a tensor that does not fit, and BadInput if the output layer is
-    not the word embedding.
+    Raises IntegrityFailure naming file and tensor if a tensor is missing, unexpected or misshapen,
+    and BadInput if the output layer is not the word embedding.
     """
     tp = len(files[0])
     merged = {}
@@ -329,8 +331,8 @@ def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, Tensor
 
 def flatten(values: dict[Any, Any], prefix: str = "", depth: int = 5) -> JSON:
     """Return nested dicts as one flat dict, dotted name → value, such as `encoder.layers.0.weight`,
-    without `module.`, `model.` and `language_model.` at the beginning. A dict more than `depth`
-    levels down is a value itself."""
+    without `module.`, `model.` and `language_model.` at the beginning. `prefix` is put before every
+    name. A dict more than `depth` levels down is a value itself."""
     named: JSON = {}
     for key, value in values.items():
         if isinstance(value, dict) and depth:
@@ -341,11 +343,12 @@ def flatten(values: dict[Any, Any], prefix: str = "", depth: int = 5) -> JSON:
 
 
 def our_names(model: Any, where: object) -> dict[str, Tensor]:
-    """Return a dict our name → tensor of `model`, the `model` entry of one file, with layers
-    numbered within the stage. Entries `_extra_state` are left out; `where` begins the messages.
+    """Return a dict our name → tensor of `model`, the entry `model` of one Megatron-LM file, nested
+    dicts of tensors, with layers numbered within the stage. Entries `_extra_state` are left out;
+    `where` begins the messages.
 
     Raises IntegrityFailure if `model` is not a dict, for a name that no version of Megatron-LM's
-    GPT-2 had, for two names of one tensor, and for a value that is not a tensor on the CPU.
+    GPT-2 had, for two names of one tensor, and for a value that is not a dense tensor on the CPU.
     """
     if not isinstance(model, dict):
         raise IntegrityFailure(f"{where}: its entry 'model' is not a dict of tensors")
@@ -374,11 +377,12 @@ def our_names(model: Any, where: object) -> dict[str, Tensor]:
 
 
 def reorder_query_key_value(local: Tensor, version: int, heads: int) -> Tensor:
-    """Return a tensor-parallel rank's weight or bias of the query-key-value product with the rows
-    in our order, [n, 3, d].
+    """Return `local`, a tensor-parallel rank's weight [3nd, h] or bias [3nd] of the query-key-value
+    product, with the rows in our order, [n, 3, d].
 
-    `heads` is n, the rank's heads. In checkpoint version 0 the rows are [3, n, d] and in version 1
-    [n, d, 3]; a later version has our order.
+    `heads` is n, the rank's heads; `version` is the checkpoint version of the file. In version 0
+    the rows are [3, n, d] and in version 1 [n, d, 3]; a later version has our order, and `local`
+    itself is returned.
     """
     d = local.size(0) // (3 * heads)
     if version == 0:
@@ -389,8 +393,9 @@ def reorder_query_key_value(local: Tensor, version: int, heads: int) -> Tensor:
 
 
 def require_gpt2(args: JSON, where: object) -> None:
-    """Raise BadInput if `args`, the arguments of Megatron-LM in a file, describe a model other than
-    our GPT-2; `where` begins the message. An argument that is not given counts as GPT-2's.
+    """Raise BadInput if `args`, a dict of the arguments of Megatron-LM in a file, describes a model
+    other than our GPT-2; `where` begins the message. An argument that is not given counts as
+    GPT-2's.
 
     If either of `bias_gelu_fusion` and `openai_gelu` is given and neither is set, the model has the
     exact GeLU, not GPT-2's tanh.

@@ -3,7 +3,6 @@ torch."""
 
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlm_repro.lineage.errors import BadInput
@@ -26,18 +25,19 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks of the layout, tp · pp · dp."""
+        """Number of all ranks of the layout, tp · pp · dp."""
         return self.tp * self.pp * self.dp
 
     def rank(self, tp: int, pp: int, dp: int) -> int:
         """Return the global rank whose indices along the tensor-, pipeline- and data-parallel axes
-        these are."""
+        are `tp`, `pp` and `dp`, each counted from 0."""
         # Tensor-parallel ranks exchange the most and are neighbours, so that they share a node.
         return tp + self.tp * (dp + self.dp * pp)
 
     def lines(self, rank: int) -> tuple[tuple[int, ...], ...]:
         """Return four tuples of global ranks: those along the tp, the pp and the dp axis through
-        `rank`, and both ends of its pipeline if it is one of them, else itself alone."""
+        the global rank `rank`, each in the axis's order, and both ends of its pipeline if it is one
+        of them, else itself alone."""
         tp = rank % self.tp
         dp = rank // self.tp % self.dp
         pp = rank // (self.tp * self.dp)
@@ -52,19 +52,20 @@ class Layout:
 
 @dataclass(frozen=True)
 class PipelineStage:
-    """One stage of the pipeline: its layers, and whether it is the first or the last."""
+    """One stage of the pipeline: its layers, and two marks that say if it is the first or the
+    last."""
 
     layers: range
-    """Global numbers of the stage's transformer layers."""
+    """Range of the global numbers, counted from 0, of the stage's transformer layers."""
     is_first: bool = True
-    """True if the stage holds the embedding."""
+    """True if the stage is the first, which holds the embedding."""
     is_last: bool = True
-    """True if the stage holds the final layer norm and the output head."""
+    """True if the stage is the last, which holds the final layer norm and the output head."""
 
 
 def split_layers(num_layers: int, pp: int, chunks: int) -> list[PipelineStage]:
-    """Return the pipeline's stages, pp · chunks in number, in order, each with its layers; stage =
-    chunk · pp + rank.
+    """Return a list of the pipeline's stages as PipelineStages, pp · chunks in number, in order,
+    each with its layers; stage = chunk · pp + rank.
 
     If the layers do not divide evenly, the earlier stages hold one more: the last stage also
     computes the output head. Raises BadInput when there are fewer layers than stages.
@@ -83,7 +84,7 @@ def split_layers(num_layers: int, pp: int, chunks: int) -> list[PipelineStage]:
 
 
 def layout_of(config: "RunConfig", ranks: int) -> Layout:
-    """Return the layout of a run on `ranks` ranks: tp and pp as configured, all others
+    """Return the Layout of a run on `ranks` ranks in all: tp and pp as configured, all others
     data-parallel.
 
     Raises BadInput if tp, pp or the data-parallel ranks do not divide the heads, the vocabulary,
@@ -93,20 +94,9 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
     tp = config.parallel.tp
     pp = config.parallel.pp
     batch_in_microbatches = config.train.batch_in_microbatches
-    for size, what in (
-        (config.model.num_heads, "attention heads"),
-        (config.model.padded_vocab_size, "vocabulary rows"),
-        (ranks, "ranks"),
-    ):
-        if size % tp:
-            pad = (
-                ", or pad the vocabulary for it with `tokenizer.tp` of the dataset's recipe"
-                if what == "vocabulary rows"
-                else ""
-            )
-            raise BadInput(
-                f"tp = {tp} does not divide the {size} {what}; tp can be {_divisors(size)}{pad}"
-            )
+    check_tensor_parallel(config.model, tp)
+    if ranks % tp:
+        raise BadInput(f"tp = {tp} does not divide the {ranks} ranks; tp can be {_divisors(ranks)}")
     if config.parallel.sequence_parallel and not config.model.section.divides_sequence:
         raise BadInput(
             f"a model of family = {config.model.family!r} does not divide its sequence: "
@@ -167,17 +157,17 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
     return Layout(tp=tp, pp=pp, dp=dp)
 
 
-def check_tensor_parallel(model: "ModelConfig", tp: int, where: Path) -> None:
-    """Raise BadInput, with the model's path `where`, unless `tp` divides its attention heads and
-    its padded vocabulary."""
-    for size, what in (
-        (model.num_heads, "attention heads"),
-        (model.padded_vocab_size, "vocabulary rows"),
+def check_tensor_parallel(model: "ModelConfig", tp: int) -> None:
+    """Raise BadInput, with the choices that would, unless the number `tp` of tensor-parallel ranks
+    divides the model's attention heads and its padded vocabulary. Nothing is returned."""
+    pad = ", or pad the vocabulary for it with `tokenizer.tp` of the dataset's recipe"
+    for size, what, advice in (
+        (model.num_heads, "attention heads", ""),
+        (model.padded_vocab_size, "vocabulary rows", pad),
     ):
         if size % tp:
             raise BadInput(
-                f"tp = {tp} does not divide the {size} {what} of {where}; tp can be"
-                f" {_divisors(size)}"
+                f"tp = {tp} does not divide the {size} {what}; tp can be {_divisors(size)}{advice}"
             )
 
 

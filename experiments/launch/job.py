@@ -269,13 +269,12 @@ def describe_job(job: Job) -> str:
     line += f"{format_duration(failures.checkpoint)} beside training at {format_bytes(rate)}/s"
     prediction = predicted_iteration(job)
     # Two checkpoints may have to end: one being written when the signal comes, one after it.
-    if (
-        2 * failures.checkpoint + (prediction.high_seconds if prediction else 0)
-        > job.signal_seconds
-    ):
+    needed = 2 * failures.checkpoint + (prediction.high_seconds if prediction else 0)
+    if needed > job.signal_seconds:
         raise BadInput(
             f"{job.name}: two checkpoints of {failures.checkpoint:.0f} s, with a cluster also an"
-            f" iteration, do not fit into signal_seconds = {job.signal_seconds}: give more"
+            f" iteration, do not fit into signal_seconds = {job.signal_seconds}: give at least"
+            f" {math.ceil(needed)}"
         )
     if prediction and prediction.seconds + failures.checkpoint > failures.mean:
         raise BadInput(

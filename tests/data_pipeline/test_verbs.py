@@ -293,6 +293,30 @@ def test_long_windows_arrow_folders_pipes_and_damaged_files(tmp_path: Path) -> N
     assert texts_in(tmp_path / "out")[-40:] == texts
 
 
+def test_a_cut_file_an_empty_one_and_a_dead_link_are_called_what_they_are(cli: Command) -> None:
+    folder = Path("in")
+    folder.mkdir()
+    texts = [sentences(30, n) for n in range(30)]
+    packed = gzip.compress(write_jsonl(Path("a.jsonl"), texts).read_bytes())
+    (folder / "0.jsonl.gz").write_bytes(packed[:-20])
+    (folder / "1.jsonl.zst").touch()
+    refused = cli("clean", "jsonl:in", "out", ends=2).error
+    assert "0.jsonl.gz cannot be read" in refused
+    assert "sources.max_bad_files" in refused
+    # The damage of a file is no malformed line: one of 30 would be more than a hundredth.
+    ran = cli("clean", "jsonl:in", "out", "--set", "sources.max_bad_files=1", ends=0)
+    assert "warning: 1 of the files are damaged" in ran.err
+    kept = texts_in(Path("out"))
+    assert 20 < len(kept) <= 30
+    assert kept == texts[: len(kept)]
+    (row,) = map(json.loads, Path("out/quarantine.jsonl").read_text().splitlines())
+    assert (row["source"], row["line"]) == ("0.jsonl.gz", 0)
+    assert json.loads(Path("out/ledger.json").read_text())["malformed_lines"] == 0
+    (folder / "2.jsonl").symlink_to("gone.jsonl")
+    refused = cli("clean", "jsonl:in", "new", ends=2).error
+    assert "in/2.jsonl is a link to gone.jsonl, which is not there" in refused
+
+
 def test_test_text_that_stays_is_listed(cli: Command) -> None:
     """Megatron's rule leaves what stands in many documents; soft hyphens, tags and links hide
     nothing."""

@@ -56,9 +56,10 @@ class LocalExecutor:
         self._end()
 
     def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
-        """Run the tasks and yield their results in order; at most `at_once` tasks are in work at a
-        time, if that is given. Tasks run in this process if `count` or `at_once` is 1. Raises
-        Interrupted if processes are killed ATTEMPTS times in a row."""
+        """Run the tasks and yield the result of each, a Done, in order; at most `at_once` tasks are
+        in work at a time, if that is given. Tasks run in this process if `count` or `at_once` is 1.
+        Raises Interrupted if processes are killed ATTEMPTS times in a row. Errors of the tasks are
+        passed on."""
         if 1 in (self.count, at_once):
             yield from map(run_task, tasks)
             return
@@ -96,7 +97,7 @@ class LocalExecutor:
                 self._end()
 
     def _submit(self, task: WorkTask) -> "Future[Done]":
-        """Give a task to the pool of processes and return the future of its result. The pool is
+        """Give a task to the pool of processes and return the Future of its Done. The pool is
         started for the first task and replaced if it is broken."""
         with _not_interrupted():
             self._pool = self._pool or ProcessPoolExecutor(

@@ -27,9 +27,10 @@ class PartExecutor:
         self.is_over = is_over
 
     def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
-        """Run this part's tasks, wait for the others', and yield all tasks' results in order.
-        Raises Interrupted if another part ends without its tasks, or the dataset is already
-        written."""
+        """Run this part's share of `tasks`, at most `at_once` at a time, wait until the other parts
+        have done theirs, and yield the Done of every task in order. Raises Interrupted if another
+        part ends without its tasks, or the dataset is already written; BadInput if another part
+        works on other facts; and the errors of this part's tasks."""
         all_tasks = list(tasks)
         part = self.meeting.part
         parts = self.meeting.parts

@@ -61,9 +61,9 @@ class RayExecutor:
         self._ray.shutdown()
 
     def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
-        """Run the tasks and yield their results in order; at most `at_once` tasks are in work at a
-        time, if that is given. Raises Interrupted if a task is lost more than RETRIES times,
-        BadInput if the nodes do not share the output, and errors of the tasks."""
+        """Run the tasks and yield the result of each, a Done, in order; at most `at_once` tasks are
+        in work at a time, if that is given. Raises Interrupted if a task is lost more than RETRIES
+        times, BadInput if the nodes do not share the output, and errors of the tasks."""
         ray = self._ray
         # The digest goes with each task, so that a node with other code refuses it.
         remote = ray.remote(max_retries=RETRIES, num_cpus=1)(run_task)
