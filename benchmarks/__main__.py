@@ -179,8 +179,9 @@ def fixes(
 
 
 def main() -> None:
-    """Run the command line of the benchmarks and exit with its code. Sets an environment variable,
-    so that an interrupted command does not promise to go on where it stopped."""
+    """Run the command line of the benchmarks and exit with its code. Sets the environment variable
+    named by `KEEPS_NOTHING`, so that an interrupted command does not promise to go on where it
+    stopped."""
     sys.argv[0] = "benchmarks"
     os.environ[KEEPS_NOTHING] = "1"
     run_command(app)

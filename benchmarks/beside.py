@@ -29,13 +29,15 @@ SIZE = (
 """The twin of 8.3b: 3.3 million parameters, 40 MB of checkpoint."""
 GOAL = 1.02
 TIMES = {"thread time": None, "wall time": None, "wall time with a core": GOAL}
-"""Times that are compared with those of iterations without a checkpoint, and their goals."""
+"""Names of the times that are compared with those of iterations without a checkpoint, each with the
+ratio that is its goal, or None."""
 
 
 def measure(rounds: int) -> Benchmark:
-    """Train in a process of its own; in each of the rounds ten iterations run beside a checkpoint's
-    writing, between ten before and ten after without. Return the benchmark's record: processor time
-    of the training thread and time of the wall, with and without, and their ratios."""
+    """Train a small model in a process of its own; in each of the rounds ten iterations run beside
+    a checkpoint's writing, between ten before and ten after without. Return the Benchmark, the
+    record: processor time of the training thread and time of the wall, with and without, and their
+    ratios. Raises UserError if the training fails."""
     ends = apart("training", _ends_of_iterations, EVERY * (2 * rounds + 2))
     case = Case(name=f"a checkpoint every {EVERY} iterations")
     blocks = [
@@ -81,9 +83,9 @@ def _waited_for_a_core() -> float:
 
 
 def _ends_of_iterations(iterations: int) -> list[tuple[float, float, float, float]]:
-    """Train the small model on random letters for as many iterations, and return for the end of
-    each iteration four readings in seconds: processor time of this thread, time of the wall, the
-    same without waits for a core, and what saving took of the first.
+    """Train the small model on random letters for as many iterations, and return a list with four
+    readings in seconds at the end of each: processor time of this thread, time of the wall, the
+    time of the wall without waits for a core, and the processor time that saving has taken so far.
 
     Every twentieth iteration ends in a save. Memory is kept as `mlm-train` keeps it. For a process
     of its own: the trainer's class is changed.

@@ -80,9 +80,12 @@ HELD_OUT = [("fold", np.float64), ("ratio", np.float64), ("constant", np.float64
 measured over predicted time, and measured over the time at the other rows' median share of the
 peak."""
 MISSED = 20.0
-"""Cost of a miss in the score of a 90 % interval: 2 over its 10 %."""
+"""Cost of a miss in the score of a 90 % interval, times the distance by which it is missed: 2 over
+its 10 %."""
 HeldOut = NDArray[np.void]
+"""Structured array with the fields of `HELD_OUT`, a record for each row that was left out."""
 Rule = Callable[[Machine, Sequence[Workload]], Floats]
+"""(machine, workloads) → seconds of an iteration of each workload, [n]."""
 
 
 def fit(
@@ -92,10 +95,10 @@ def fit(
     weights: Floats,
     **how: Any,
 ) -> Machine:
-    """Return a copy of the machine with the named constants fitted to weighted log errors of its
-    predictions of the observations. `constants` has `start`, `low` and `high` of each by name; the
-    fit starts from the machine's own values. `how` goes to `least`, such as the scale of its
-    loss."""
+    """Return a copy of the machine with the constants named in `constants` fitted to the weighted
+    log errors of its predictions of the observations; `weights` has a weight for each, [n].
+    `constants` has a dict with `low` and `high` by name; the fit starts from the machine's own
+    values. `how` goes to `least`, such as the `scale` of its loss."""
     values = published_values(observations)
 
     def errors(trial: Machine) -> Floats:
@@ -106,8 +109,9 @@ def fit(
 
 def fit_node(machine: Machine, measured: Floats) -> Machine:
     """Return a copy of the machine with the latency and bandwidth of all-reduces inside a node
-    fitted on timed all-reduces: `measured` has ranks, bytes and seconds, [3, n]. If all are of one
-    number of ranks, the latency per rank stays as it is."""
+    fitted on timed all-reduces: `measured` has their ranks, bytes and seconds as rows, [3, n]. If
+    all are of one number of ranks, the latency per rank stays as it is. The fit starts from the
+    values of fitted.toml."""
     ranks, sent_bytes, seconds = measured
     constants = dict(NODE_CONSTANTS)
     if len({*ranks}) == 1:
@@ -120,8 +124,8 @@ def fit_node(machine: Machine, measured: Floats) -> Machine:
 
 
 def started(machine: Machine, constants: Mapping[str, Any]) -> Machine:
-    """Return a copy of the machine with each of the named constants at the value `start` that
-    `constants` has for it."""
+    """Return a copy of the machine with each of the constants named in `constants` at the value
+    `start` that `constants` has for it."""
     return machine.replaced(**{name: constant["start"] for name, constant in constants.items()})
 
 
@@ -131,9 +135,10 @@ def least(
     errors: Callable[[Machine], Floats],
     scale: float = SOFT,
 ) -> Machine:
-    """Return a copy of the machine with the named constants that, within `low` and `high` of each,
-    minimize `errors(machine)`, a vector, under a soft L1 loss; `scale` is the error from which it
-    grows linearly. The search starts from the machine's own values."""
+    """Return a copy of the machine with the constants named in `constants` at the values that,
+    within `low` and `high` of each, minimize `errors(machine)`, a function that returns a vector,
+    under a soft L1 loss; `scale` is the error from which the loss grows linearly. The search starts
+    from the machine's own values."""
     low, high = (
         np.array([constant[side] for constant in constants.values()]) for side in ("low", "high")
     )
@@ -158,8 +163,8 @@ def least(
 
 
 def zero_3() -> list[Observation]:
-    """Return the shipped observations of ZeRO-3 in the 2021 paper's Table 2, with "ZeRO-3" added to
-    their experiment's name."""
+    """Return a list of the shipped Observations of ZeRO-3 in the 2021 paper's Table 2, with
+    "ZeRO-3" added to the name of their experiment."""
     return [
         row._replace(experiment="2021/table-2, ZeRO-3")
         for row in observed("2021/table-2")
@@ -168,8 +173,9 @@ def zero_3() -> list[Observation]:
 
 
 def all_reduces(gpu: str, ranks: int | None = None) -> Floats:
-    """Return ranks, bytes and seconds, [3, n], of the shipped all-reduces that vTrain timed by NCCL
-    inside one server of these GPUs, `a100` or `v100`; by default on any number of ranks."""
+    """Return the ranks, bytes and seconds, as rows of an array [3, n], of the shipped all-reduces
+    that vTrain timed by NCCL inside one server of the GPUs `gpu`, `a100` or `v100`; of those on
+    `ranks` ranks, by default of all."""
     timed = [
         (int(row["ranks"]), int(row["bytes"]), float(row["nanoseconds"]) * 1e-9)
         for row in read_rows(HERE / "vtrain-all-reduce.csv")
@@ -180,8 +186,9 @@ def all_reduces(gpu: str, ranks: int | None = None) -> Floats:
 
 @cache
 def datasheet(cluster: str) -> dict[str, float]:
-    """Return by name the values of a shipped cluster's constants that come from a datasheet.
-    `cluster` is its name. A result is kept for further calls."""
+    """Return a dict by name of the values of those constants of a shipped cluster that come from a
+    datasheet. `cluster` is the cluster's name. The dict is kept for further calls, so it must not
+    be changed."""
     return {
         name: constant.value
         for name, constant in load_cluster(cluster).constants
@@ -207,10 +214,10 @@ def ideal_seconds(machine: Machine, workloads: Sequence[Workload]) -> Floats:
 def predicted(
     machine: Machine, observations: Sequence[Observation], rule: Rule = simulated_seconds
 ) -> Floats:
-    """Return the values, [n], that a rule predicts for the observed quantities; the rule is given a
-    machine and workloads and gives seconds of an iteration. If an observation names a cluster,
-    constants of that cluster's datasheet replace the machine's. A quantity that is relative refers
-    to the first observation."""
+    """Return the values, an array [n], that a rule predicts for the observed quantities; the rule
+    is given a machine and workloads and returns seconds of an iteration, [n]. If an observation
+    names a cluster, constants of that cluster's datasheet replace the machine's. A quantity that is
+    relative refers to the first observation."""
     workloads = [observation.workload for observation in observations]
     seconds = np.empty(len(observations))
     clusters = np.array([observation.cluster for observation in observations])
@@ -229,22 +236,23 @@ def predicted(
 def time_ratios(
     machine: Machine, observations: Sequence[Observation], rule: Rule = simulated_seconds
 ) -> Floats:
-    """Return for each observation its measured over its predicted time, [n], above 1 if it was
-    slower than predicted. A quantity that is no time, such as a speed, counts by its inverse. A
-    quantity that is relative refers to the first observation."""
+    """Return an array [n] with the measured over the predicted time of each observation, above 1 if
+    it was slower than predicted; `rule` predicts, as for `predicted`. A quantity that is no time,
+    such as a speed, counts by its inverse. A quantity that is relative refers to the first
+    observation."""
     ratios = published_values(observations) / predicted(machine, observations, rule)
     falls = [row.quantity not in ("iteration_seconds", "days_per_epoch") for row in observations]
     return np.where(falls, 1 / ratios, ratios)
 
 
 def published_values(observations: Sequence[Observation]) -> Floats:
-    """Return the measured or published value of each observation, [n]."""
+    """Return an array [n] of the measured or published value of each observation."""
     return np.array([observation.value for observation in observations])
 
 
 def weights_of(rows: Sequence[Observation]) -> Floats:
-    """Return the weight of each row in the A100 fit, [n]: `ONE_NODE` or `SEVERAL_NODES` for an
-    iteration's seconds on up to 8 GPUs or more, `FIGURES` for any other quantity."""
+    """Return an array [n] of the weight of each row in the A100 fit: `ONE_NODE` for an iteration's
+    seconds on up to 8 GPUs, `SEVERAL_NODES` for those on more, `FIGURES` for any other quantity."""
     return np.array(
         [
             (
@@ -265,10 +273,11 @@ def held_out(
     keys: Sequence[Hashable],
     refit: Callable[[Sequence[Observation]], Machine],
 ) -> HeldOut:
-    """Return a structured array with a record (fold, measured over predicted time, and the same by
-    a constant share of the peak) of each row that has a key. The rows of one key are predicted by a
-    machine that `refit` fits on all other rows, including those without a key. `keys` has each
-    row's key, None for none; `title` is shown with the progress."""
+    """Return a structured array with a record (fold, measured over predicted time, and measured
+    over the time by a constant share of the peak) of each row that has a key, in the rows' order.
+    The rows of one key are a fold: they are predicted by the machine that `refit` returns for all
+    other rows, including those without a key. `keys` has each row's key, None for none; `title` is
+    shown with the progress."""
     held = np.zeros(len(rows), HELD_OUT)
     ratio = np.array([row.quantity in RATIOS for row in rows])
     every = dict.fromkeys(key for key in keys if key is not None)
@@ -286,10 +295,10 @@ def held_out(
 
 
 def interval_of(held: HeldOut, source: str) -> ErrorInterval:
-    """Return the interval that 90 % of the ratios of measured to predicted time lie in, for rows
-    predicted by fits without them. Its coverage and score are those that each fold gets from the
-    others' interval; the baseline is the score if every row had the same share of the peak.
-    `source` is its description."""
+    """Return the ErrorInterval of the ratios of measured to predicted time in `held`, whose rows
+    were predicted by fits without them: 90 % of them lie in it. Its coverage and score are those
+    that each fold gets from the interval of the other folds; the baseline is the score if every row
+    had the same share of the peak. `source` is the interval's description."""
     (coverage, score), (_, baseline) = (
         _tried(held["fold"], held[rule]) for rule in ("ratio", "constant")
     )
@@ -305,8 +314,9 @@ def interval_of(held: HeldOut, source: str) -> ErrorInterval:
 
 
 def _tried(folds: Floats, ratios: Floats) -> tuple[float, float]:
-    """Return two numbers: the share of all ratios that lie in an interval, and the mean interval
-    score of their logarithms. Each ratio is judged by the interval of the other folds' ratios."""
+    """Return two numbers: the share of all ratios that lie in the interval that judges them, and
+    the mean interval score of the logarithms of the ratios. Each ratio is judged by the interval of
+    the ratios of the other folds; `folds` has the number of each ratio's fold, [n]."""
     inside = np.empty(len(ratios))
     scores = np.empty(len(ratios))
     for number in np.unique(folds):
@@ -339,15 +349,15 @@ A100 = "dgx-a100-80g"
 H100 = "h100"
 V100 = "dgx-2h-v100"
 CORE = "megatron-core"
-"""Software of the H100 rows."""
+"""Name of the software that trained in the H100 rows."""
 STATED = (
     "host_layer_seconds",
     "host_softmax_seconds",
     "host_microbatch_seconds",
     "gradient_overlap",
 )
-"""Constants that no fit gives that software. Its own file states them, but for softmax, which is a
-part of its attention."""
+"""Constants that no fit gives the software `CORE`. The software's own file states them, but for
+softmax, which is a part of its attention."""
 TRANSFERRED = ("transferred", f"the fit of {A100}")
 NOTES = [
     (
@@ -371,17 +381,19 @@ class Fit(NamedTuple):
     rows: Sequence[Observation]
     refit: Callable[[Sequence[Observation]], Machine]
     left_out: Mapping[str, Sequence[Hashable]]
-    """Folds by name: the key of each row's fold, None for a row that is never left out. Intervals
-    use the first."""
+    """Keys of the rows by the name of a way to divide them: the key of each row's fold, None for a
+    row that is never left out. Intervals use the first way."""
     apart: Sequence[Observation]
     """Rows that no constant is fitted on; rows of ratios follow the row that they refer to."""
     sources: Mapping[str, tuple[str, str]]
-    """Kind and source of each constant that its files state."""
+    """Kind and source, as texts, of each constant that the fit's files state, by the constant's
+    name."""
 
 
 def calibrate(out: Path) -> Benchmark:
-    """Fit the clusters and their software, write their files of constants below `out`, say of each
-    whether the shipped one is the same, and return a benchmark's record of every error.
+    """Fit the constants of the clusters and their software, write the files of the fitted constants
+    below the folder `out`, print of each file whether the shipped one is the same, and return the
+    Benchmark, a record of every error.
 
     The files have the names of the shipped ones, below `clusters/fitted` and `software/fitted`.
     Raises BadInput if `out` cannot be a folder.
@@ -423,8 +435,8 @@ def calibrate(out: Path) -> Benchmark:
 
 
 def a100_fit() -> Fit:
-    """Return the Fit of Megatron of 2021 on A100s: its rows, folds and function. Nothing but the
-    times of all-reduces is fitted yet."""
+    """Return the Fit of Megatron of 2021 on A100s: its rows, folds and the function that fits.
+    Nothing is fitted here but the constants of all-reduces inside a node."""
     rows = a100_rows()
     alone = fit_node(machine_of(load_cluster(A100)), all_reduces("a100"))
     start = started(alone, CONSTANTS)
@@ -453,9 +465,9 @@ def a100_fit() -> Fit:
 
 
 def h100_fit(a100: Machine) -> Fit:
-    """Return the Fit of Megatron-Core and FSDP on H100s; each source of rows has the same weight.
-    `a100` is the fitted A100 machine, which gives the constants that are neither fitted nor
-    stated."""
+    """Return the Fit of Megatron-Core and FSDP on H100s, not yet carried out; in it each source of
+    rows has the same weight. `a100` is the fitted A100 machine, which gives the constants that are
+    neither fitted nor stated."""
     names = [name for name in (*CONSTANTS, *NODE_CONSTANTS) if name not in STATED]
     moved = {name: getattr(a100, name) for name in names} | {"network_share": 1.0}
     start = started(machine_of(load_cluster(H100, CORE)).replaced(**moved), MODERN)
@@ -474,8 +486,9 @@ def h100_fit(a100: Machine) -> Fit:
 
 
 def v100_fit(a100: Machine) -> Fit:
-    """Return the Fit of Megatron of 2019 on V100s. It starts from the constants of `a100`, the
-    fitted A100 machine. Ratios refer to the first row, which has no weight."""
+    """Return the Fit of Megatron of 2019 on V100s. Nothing is fitted here but the constants of
+    all-reduces inside a node. The fit starts from the constants of `a100`, the fitted A100 machine.
+    Rows of ratios refer to the first row, which has no weight."""
     rows = v100_rows()
     apart = [row for row in megatron_2019() if "figure" in row.experiment and row.value != 100]
     shared = {name: getattr(a100, name) for name in CONSTANTS}
@@ -504,8 +517,9 @@ def v100_fit(a100: Machine) -> Fit:
 
 
 def deepspeed_fit(a100: Machine) -> Fit:
-    """Return the Fit of Megatron-DeepSpeed on A100s: `a100`, the fitted A100 machine, gives all
-    constants but the host time that the pipeline adds to each microbatch."""
+    """Return the Fit of Megatron-DeepSpeed on A100s, not yet carried out: `a100`, the fitted A100
+    machine, gives all constants but the one that is fitted, the host time that the pipeline adds to
+    each microbatch."""
     rows = deepspeed_rows()
     fitted = "host_microbatch_seconds"
     sources = {name: TRANSFERRED for name in CONSTANTS if name in SoftwareConstants.model_fields}
@@ -525,10 +539,10 @@ def deepspeed_fit(a100: Machine) -> Fit:
 
 
 def intervals(fit: Fit, held: Mapping[str, HeldOut]) -> dict[str, ErrorInterval]:
-    """Return by name the intervals of runs on one node (`one_node`) and on several
-    (`several_nodes`), and of ratios (`ratio`) if there are any. They are of the rows predicted
-    without them in the first entry of `held`. Both of the first are over all rows if either has
-    few, or none in some fold."""
+    """Return a dict by name of the ErrorIntervals of runs on one node (`one_node`) and on several
+    (`several_nodes`), and of ratios (`ratio`) if there are any. They are made from the first entry
+    of `held`, which has by way of `fit.left_out` the rows predicted without them. The intervals of
+    both kinds of runs are over all rows if one kind has few, or none in some fold."""
     way, fold = next(iter(held.items()))
     rows = _left_out(fit, way)
     node = machine_of(load_cluster(fit.cluster)).gpus_per_node
@@ -551,12 +565,13 @@ def intervals(fit: Fit, held: Mapping[str, HeldOut]) -> dict[str, ErrorInterval]
 def widest(
     a100: HeldOut, h100: HeldOut, v100: HeldOut, within: Iterable[ErrorInterval]
 ) -> ErrorInterval:
-    """Return the interval that covers 90 % of the measurements of each source, predicted by a fit
-    without it, and also every interval `within`.
+    """Return the ErrorInterval, as factors on the prediction, that covers 90 % of the measurements
+    of each source and every interval in `within`. The rows are already predicted.
 
-    Each A100 and H100 source is predicted by a fit on the other sources of its cluster; each V100
-    row by a fit of the software's constants on the other rows, with the A100 fit's constants for
-    the rest. Its coverage is of each source by the others' range.
+    In `a100` and `h100` a fold is a source, predicted by a fit on the other sources of its cluster;
+    `v100` counts as one source, each row of which was predicted by a fit of the software's
+    constants on the other rows, with the A100 fit's constants for the rest. Its coverage is the
+    mean share of a source's rows that lie inside the range of the others.
     """
     ratios = [
         held["ratio"][held["fold"] == fold]
@@ -583,9 +598,11 @@ def _union(ends: Floats) -> tuple[float, float]:
 
 
 def files(fit: Fit, machine: Machine, intervals: Mapping[str, ErrorInterval]) -> dict[str, str]:
-    """Return the texts of the fitted TOML files by their path below `FITTED`: the software's
-    constants, intervals and reach, and the cluster's constants if any was fitted. The cluster's and
-    the software's own files extend them. Nothing is written.
+    """Return a dict of the texts of the fitted TOML files by their path below `FITTED`: the
+    software's constants, intervals and reach, and the cluster's constants if any was fitted.
+    `machine` has the fitted constants, `intervals` those that the function `intervals` of this
+    module returns, and more. The cluster's and the software's own files extend them. Nothing is
+    written.
 
     The H100 fit also gives the constants that are transferred to clusters without measurements.
     """
@@ -607,7 +624,7 @@ def files(fit: Fit, machine: Machine, intervals: Mapping[str, ErrorInterval]) ->
 
 
 def reach(fit: Fit) -> dict[str, list[Any]]:
-    """Return the ranges of a fit's rows by name: `processors`, a list of the one processor, and
+    """Return a dict of the ranges of a fit's rows: `processors`, a list of the one processor, and
     `nodes`, `seq` (positions) and `parameters`, each a list of the minimum and the maximum."""
     cluster = load_cluster(fit.cluster)
     workloads = [row.workload for row in fit.rows]
@@ -625,8 +642,9 @@ def reach(fit: Fit) -> dict[str, list[Any]]:
 def _constants(
     sources: Mapping[str, tuple[str, str]], machine: Machine, of: type[Config]
 ) -> list[str]:
-    """Return the lines of a file with the machine's values of those constants of `sources` that the
-    model `of` has, each with its kind and source."""
+    """Return a list of the lines of a TOML file with the machine's values, rounded, of those
+    constants named in `sources` that the model class `of` has as fields, each with its kind and
+    source, the pair that `sources` has."""
     lines = ["# Written by `python -m benchmarks calibrate`.", "[constants]"]
     for name in of.model_fields:
         if name in sources:
@@ -650,9 +668,10 @@ def _left_out(fit: Fit, way: str) -> list[Observation]:
 def _errors(
     fit: Fit, machine: Machine, held: Mapping[str, HeldOut], span: Mapping[str, ErrorInterval]
 ) -> list[Series]:
-    """Return, as series in percent, the mean, median and bias of the relative errors of predicted
-    times in each set of rows, left out or apart; coverage of the rows apart; and coverage, score
-    and baseline of each interval in `span`."""
+    """Return a list of Series in percent: the mean, median and bias of the relative errors of
+    predicted times in each set of rows, left out or apart; coverage of the rows apart; and
+    coverage, score and baseline of each interval in `span`. `held` has by way the rows predicted
+    without them; `machine` predicts the rows apart."""
     errors_of = defaultdict(list)
     inside = defaultdict(list)
     for way, fold in held.items():

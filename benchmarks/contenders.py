@@ -53,8 +53,9 @@ def huggingface(config: ModelConfig) -> torch.nn.Module:
 
 
 def adamw(model: torch.nn.Module, train: TrainConfig, fused: bool = False) -> torch.optim.AdamW:
-    """Return torch's AdamW over a model's parameters with a recipe's settings, as nanoGPT sets it:
-    parameters of one dim are not decayed."""
+    """Return a new torch AdamW over a model's parameters with the settings of the recipe `train`,
+    as nanoGPT sets it: parameters of one dim are not decayed. `fused` selects torch's fused
+    kernel."""
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": train.weight_decay},
@@ -77,7 +78,7 @@ class TrainingSize:
     model: ModelConfig
     train: TrainConfig
     warm_up: int = 0
-    """Iterations of a round that are not timed."""
+    """Number of iterations at the beginning of a round that are not timed."""
 
     @property
     def tokens(self) -> int:
@@ -86,8 +87,8 @@ class TrainingSize:
 
     @property
     def setting(self) -> JSON:
-        """Settings for a record: under `model` and `train` the values that differ from the
-        defaults, and the iterations of `warm_up`."""
+        """A dict of settings for a record: under `model` and `train` the values that differ from
+        the defaults, and `warm_up`, its iterations."""
         return {
             "model": self.model.model_dump(exclude_defaults=True),
             "train": self.train.model_dump(exclude_defaults=True),
@@ -95,8 +96,9 @@ class TrainingSize:
         }
 
     def batch(self, iteration: int) -> NDArray[np.int64]:
-        """Return invented token ids of an iteration's global batch, [B, s + 1]; a few words are
-        frequent, as in text. The recipe's seed and the iteration fix them."""
+        """Return invented token ids of the global batch of an iteration, an array [B, s + 1] whose
+        row is a sample's inputs and its last target; a few words are frequent, as in text. The
+        recipe's seed and the iteration fix them."""
         generator = np.random.default_rng([self.train.seed, iteration])
         uniform = generator.random((self.train.global_batch_size, self.model.seq_length + 1))
         return (self.model.vocab_size**uniform - 1).astype(np.int64)
@@ -104,15 +106,15 @@ class TrainingSize:
 
 @dataclass(frozen=True)
 class Timed:
-    """One contender's round of a training: times of the iterations after the warm-up, losses of
-    all, and peak memory."""
+    """One contender's round of a training: times of the iterations after the warm-up, losses of all
+    iterations, and peak memory."""
 
     seconds: list[float]
-    """Time of every iteration after the warm-up."""
+    """Seconds of each iteration after the warm-up, by the clock that was given."""
     losses: list[float]
-    """Loss of every iteration, also of the warm-up."""
+    """Loss of every iteration in nats per token, also of the warm-up's."""
     peak_bytes: int = 0
-    """Peak memory of the first rank."""
+    """Peak memory of the first rank during the round, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -121,25 +123,28 @@ class OurLayout:
 
     name: str
     microbatches: int = 1
-    """Microbatches of an iteration."""
+    """Number of microbatches that an iteration's batch is divided into."""
     is_captured: bool = False
     """True if the first step captures its microbatches as CUDA graphs."""
     is_tuned: bool = True
+    """True if this process's allocator is set to keep large buffers before the training."""
 
     def build(self, size: TrainingSize) -> Step:
-        """Build a new model with its optimizer on this rank's device. Return a function that is
-        given an iteration and a dropout probability, trains that iteration and returns its mean
-        loss."""
+        """Build a new model of `size` with its optimizer on this rank's device. Return a function
+        that is given an iteration and a dropout probability, trains that iteration and returns its
+        mean loss."""
         return self.steps(self.training(size), size)
 
     def training(self, size: TrainingSize) -> TrainingStep:
-        """Return the training step of a new model with its optimizer, on this rank's device."""
+        """Return the TrainingStep of a new model of `size` with its optimizer, on this rank's
+        device, without parallelism."""
         return build_step(size.model, size.train, ParallelConfig(), serial_mesh(local_device()))[1]
 
     def steps(self, training: TrainingStep, size: TrainingSize) -> Step:
         """Return a function that is given an iteration and a dropout probability, trains the
-        already built model for that iteration and returns its mean loss. The batch of `size` may
-        differ from the one that the model was built for."""
+        already built model of `training` for that iteration and returns its mean loss. The batch of
+        `size` may differ from the one that the model was built for. If the layout is captured,
+        iteration 0 captures the model's CUDA graphs first."""
         train = size.train
         mesh = training.mesh
         microbatch = train.global_batch_size // self.microbatches
@@ -184,8 +189,8 @@ class _Block(nn.Module):
 
 
 class NanoGPTModel(nn.Module):
-    """nanoGPT's GPT-2 in plain torch, called with token ids and targets [b, s]; returns their mean
-    loss."""
+    """nanoGPT's GPT-2 in plain torch, called with token ids and targets, both [b, s]; returns their
+    mean loss in nats, a scalar tensor."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -217,9 +222,9 @@ class Peer:
     is_compiled: bool = False
 
     def build(self, size: TrainingSize) -> Step:
-        """Build the model on this process's device. Return a function that is given an iteration
-        and a dropout probability, trains that iteration and returns its mean loss. Seeds torch's
-        generator."""
+        """Build the model of `size`, with the initial weights that this engine draws, on this
+        process's device. Return a function that is given an iteration and a dropout probability,
+        trains that iteration and returns its mean loss. Seeds torch's generator."""
         network = GPT2(size.model, serial_mesh())
         network.initialize(size.train.seed)
         train = size.train
@@ -262,10 +267,10 @@ def time_contender(
     clock: Callable[[], float] = time.perf_counter,
     training: TrainingStep | None = None,
 ) -> Timed:
-    """Train a contender for the iterations of one round, the warm-up first. Return the seconds by
-    `clock` of the iterations after the warm-up, all losses and the peak memory. This engine goes on
-    with the already built `training`, if given; else a new model is built before the clock runs. A
-    tuned contender changes this process's allocator."""
+    """Train a contender for the iterations of `size`, one round, the warm-up first. Return a Timed:
+    the seconds by `clock` of the iterations after the warm-up, all losses and the peak memory. This
+    engine goes on with the already built `training`, if given; else a new model is built before the
+    clock runs. A tuned contender changes this process's allocator."""
     if contender.is_tuned:
         keep_large_buffers()
     memory = PeakMemory(local_device())
@@ -286,9 +291,9 @@ def time_contender(
 def in_turn(
     name: str, rounds: int, measurements: Mapping[K, Callable[[], Any]]
 ) -> dict[K, list[Any]]:
-    """Call every measurement once in each round, so that other work on the machine falls on all
-    alike. Return, by its key, the list of what each returned, one for each round. Shows progress
-    under `name`."""
+    """Call every function in `measurements` once in each round, so that other work on the machine
+    falls on all alike. Return a dict by the same keys of a list of what each returned, one for each
+    round. Shows progress under `name`."""
     taken = defaultdict[K, list[Any]](list)
     with Progress(name, rounds * len(measurements), "measurements") as progress:
         for _ in range(rounds):
@@ -300,8 +305,9 @@ def in_turn(
 
 
 def apart(name: str, function: Callable[..., T], *arguments: Any) -> T:
-    """Run a function in a new process that is forked from this one, and return its result; it may
-    take ten minutes. Raises UserError if it fails; `name` begins the message."""
+    """Call `function` with the arguments in a new process that is forked from this one, and return
+    its result; it may take ten minutes. Raises UserError if the function fails or takes longer;
+    `name` begins the message."""
     try:
         (result,) = run_forked(function, 1, *arguments, timeout_seconds=600.0)
     except RanksFailed as error:

@@ -35,7 +35,8 @@ stages = ["deduplicate", "split", "tokenize"]
 sources.names = ["jsonl:{}"]
 tokenizer.path = "{}"
 """
-"""Without cleaning and languages, which cost by the byte alone; a token is a byte."""
+"""Recipe for `mlm-data` with places for a corpus and a tokenizer, without cleaning and languages,
+which cost by the byte alone; a token is a byte."""
 NOTES = [
     (
         "A build by one worker. Memory is its peak, all resident pages included; disk is the most"
@@ -50,19 +51,20 @@ NOTES = [
 
 
 def words(rng: random.Random, count: int) -> str:
-    """Return `count` invented words with spaces between them."""
+    """Return `count` words, invented by the generator `rng`, as a text with spaces between them."""
     return " ".join("".join(rng.choices(LETTERS, k=rng.randrange(2, 9))) for _ in range(count))
 
 
 def crawl(rng: random.Random, number: int) -> str:
-    """Return the text of document `number`: seven invented words, or for an even number the same
-    error page."""
+    """Return the text of document `number`: seven words invented by the generator `rng`, or for an
+    even number the same error page."""
     return words(rng, 7) if number % 2 else "page not found"
 
 
 def templates(rng: random.Random, number: int) -> str:
-    """Return the text of document `number`, a page of one of three templates. Pages of a template
-    are alike but no duplicates; one in fifty differs from an earlier page by a space alone."""
+    """Return the text of document `number`, a page of one of three templates, with words that the
+    generator `rng` chooses. Pages of a template are alike but no duplicates; one in fifty differs
+    from an earlier page by a space alone."""
     if number % 50 == 49:
         return templates(random.Random(number - 3), number - 3).replace(" ", "  ", 1)
     vocabulary = _vocabulary()
@@ -100,8 +102,8 @@ SHAPES = {
 
 
 def texts(name: str, documents: int) -> Iterator[str]:
-    """Return an iterator over the first `documents` texts of the shape with this name. Each text is
-    seeded by its number, so it is the same at every call."""
+    """Return an iterator over the first `documents` texts of the shape called `name`, a key of
+    SHAPES. Each text is seeded by its number, so it is the same at every call."""
     return (SHAPES[name].text(random.Random(number), number) for number in range(documents))
 
 
@@ -114,8 +116,9 @@ def write_corpus(path: Path, name: str, documents: int) -> Path:
 
 
 def write_recipe(folder: Path, corpus: Path) -> Path:
-    """Write into a folder `recipe.toml`, which builds the corpus, a file of JSON lines, and the
-    tokenizer of bytes that it names; return the recipe's path."""
+    """Write into `folder` the file `recipe.toml`, with which `mlm-data` builds a dataset from
+    `corpus`, a file of JSON lines, and the tokenizer of bytes that the recipe names; return the
+    recipe's path."""
     Tokenizer.train(["any"], 257).save(folder / "tokenizer")
     path = folder / "recipe.toml"
     path.write_text(RECIPE.format(corpus, folder / "tokenizer"), encoding="utf-8")
@@ -123,16 +126,17 @@ def write_recipe(folder: Path, corpus: Path) -> Path:
 
 
 def promise_of(recipe: Path) -> Promise:
-    """Return the memory, disk and seconds that a dry run of `mlm-data` promises for a recipe's
-    file. It rehearses: a part of the corpus is built."""
+    """Return the Promise of a recipe's file, what a dry run of `mlm-data` says of it: documents,
+    peak memory, and seconds and disk by stage. It rehearses: a part of the corpus is built. Raises
+    UserError if no rehearsal is possible."""
     config = load_config(recipe, DataConfig, [])
     sources = open_sources(config.sources, config.seed)
     return promise(config, sources, rehearse(config, sources), sources.total_bytes)
 
 
 def used(recipe: Path, runs: Path) -> tuple[int, int, float]:
-    """Build a recipe's dataset below `runs` with `mlm-data` in a process of its own. Return the
-    peak of its memory and of its disk in bytes, and its processor seconds.
+    """Build the dataset of the file `recipe` below the folder `runs` with `mlm-data` in a process
+    of its own. Return the peak of its memory and of its disk in bytes, and its processor seconds.
 
     Raises UserError if the build fails.
     """
@@ -151,8 +155,9 @@ def used(recipe: Path, runs: Path) -> tuple[int, int, float]:
 
 
 def _taken(runs: Path, process: int) -> int:
-    """Return the bytes of the files that a build's work takes below `runs`, and of nameless files
-    that the process has mapped; 0 if any cannot be read, as files may go meanwhile."""
+    """Return the bytes of the files that a build's work takes below the folder `runs`, and of
+    nameless files there that the process, given by its id, has mapped; 0 if any cannot be read, as
+    files may go meanwhile."""
     try:
         size = sum(bytes_below(work) for work in runs.glob("shape-*/.work"))
         for line in Path(f"/proc/{process}/maps").read_text().splitlines():
@@ -165,9 +170,10 @@ def _taken(runs: Path, process: int) -> int:
 
 
 def measure(names: Sequence[str], part: float = 1.0) -> Benchmark:
-    """Build a corpus of each named shape, with `part` of its documents, in a temporary folder.
-    Return the benchmark's record with a case for each: memory, disk and time used beside those
-    promised. Raises BadInput for an unknown shape, UserError if a build fails."""
+    """Build a corpus of each shape in `names`, with the share `part` of its documents, in a
+    temporary folder. Return the Benchmark, a record with a case for each: memory, disk and time
+    used beside those promised. Raises BadInput for an unknown shape, UserError if a build fails or
+    cannot be rehearsed."""
     # Imports torch, which the promise would count as memory.
     from benchmarks.timing import (
         ratio,

@@ -81,7 +81,7 @@ class StageRivals:
     name: str
     library: str
     goal: float | None
-    """The factor by which ours should be faster."""
+    """The factor by which our function should be faster than the plain one; None without a goal."""
     plain: Callable[[Sequence[str]], list[Any]]
     ours: Callable[[Sequence[str]], list[Any]]
     blocks: int = BLOCKS
@@ -89,8 +89,8 @@ class StageRivals:
 
 
 def measure(corpus: Path, rounds: int) -> Benchmark:
-    """Measure every stage on a corpus, a file of JSON lines, then the whole pipeline `rounds`
-    times; return the benchmark's record.
+    """Measure every stage on `corpus`, a file of JSON lines, then the whole pipeline `rounds`
+    times; return the Benchmark, the record. Sets TOKENIZERS_PARALLELISM in the environment.
 
     Raises BadInput if fewer than two documents are left for some stage, UserError if the pipeline
     fails.
@@ -173,8 +173,9 @@ def measure_stages(
     texts: Sequence[str], tokenizer: Path, test_sets: tuple[Path, ...]
 ) -> tuple[list[Case], Counter[str]]:
     """Measure each stage, by plain libraries and by ours, on the documents that the stage before
-    kept. Return the record's cases, and a Counter of the final documents. `tokenizer` is a
-    directory, `test_sets` are files; without them nothing is decontaminated.
+    kept; the first gets `texts`. Return a list of the record's Cases, and a Counter of the texts of
+    the final documents. `tokenizer` is a directory, `test_sets` are files; without test sets
+    nothing is decontaminated.
 
     Raises BadInput if fewer than two documents are left for a stage.
     """
@@ -223,7 +224,8 @@ def measure_stages(
 
 def measure_stage(stage: StageRivals, texts: Sequence[str]) -> tuple[Case, list[Any]]:
     """Run a stage by plain libraries and by ours, in turn on each block of the texts, and compare
-    the answers. Return the record's case of times and differences, and our answers.
+    the answers. Return the record's Case of times and differences, and a list of our answers, one
+    for each text.
 
     Both are called with the first two texts before, which loads tables and compiles and is not
     counted.
@@ -273,19 +275,21 @@ def measure_stage(stage: StageRivals, texts: Sequence[str]) -> tuple[Case, list[
 
 
 def one_sample(case: Case, contender: str) -> float:
-    """Return the median of the samples in the first series that a contender has in a case."""
+    """Return the median of the samples in the first series of `case` that is of `contender`. There
+    must be one."""
     return median(next(row.samples for row in case.series if row.contender == contender))
 
 
 def write_texts(path: Path, texts: Sequence[str]) -> Path:
-    """Write texts into `path` as JSON lines, each under `text`, and return `path`."""
+    """Write the texts into the file `path` as JSON lines, each under the key `text`, and return
+    `path`."""
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     return path
 
 
 def choose_vocabulary() -> tuple[Tokenizer, str, str]:
-    """Return a tokenizer, the lines for it in a recipe's section `tokenizer`, and its name in
-    words: GPT-2's or, without its files, the bytes alone."""
+    """Return a Tokenizer, the lines for it in a recipe's section `tokenizer` as a text, and the
+    vocabulary's name in words: GPT-2's or, if its files are not found, the bytes alone."""
     try:
         return Tokenizer.from_gpt2_files(*find_gpt2_vocabulary()), 'kind = "gpt2"', "GPT-2's"
     except DataMissing:  # any text trains the bytes and the end of a text
@@ -297,11 +301,11 @@ def choose_vocabulary() -> tuple[Tokenizer, str, str]:
 def run_pipeline(
     vocabulary: str, folder: Path, corpus: Path, workers: int = 1
 ) -> tuple[float, float, Path]:
-    """Run `mlm-data run` on a corpus, a .jsonl file, in a new directory of `folder`; return the
+    """Run `mlm-data run` on `corpus`, a .jsonl file, in a new directory inside `folder`; return the
     processor seconds of all its processes, the seconds by the clock, and the dataset's directory.
     `vocabulary` is the text of the recipe's section `tokenizer`.
 
-    Raises UserError with its last line if it fails.
+    Raises UserError with the program's last line if it fails.
     """
     work = Path(tempfile.mkdtemp(dir=folder))
     recipe = work / "recipe.toml"
@@ -318,7 +322,8 @@ def run_pipeline(
 
 
 def texts_of(dataset: Path) -> Counter[str]:
-    """Return a Counter of the texts of all documents below a built dataset's folder `documents`."""
+    """Return a Counter of the texts of all documents in the folder `documents` of the directory of
+    a built dataset."""
     return Counter(
         json.loads(line)["text"]
         for path in sorted((dataset / "documents").glob("**/*.jsonl"))
@@ -327,15 +332,14 @@ def texts_of(dataset: Path) -> Counter[str]:
 
 
 def cleaning() -> StageRivals:
-    """Return the two rivals for the stage that cleans texts: ftfy with its default settings, and
+    """Return the StageRivals for the stage that cleans texts: ftfy with its default settings, and
     ours, which should give the same texts."""
     return StageRivals("clean", "ftfy.fix_text", 10, _each(ftfy.fix_text), _each(fix_text("NFC")))
 
 
 def encoding(directory: Path) -> StageRivals:
-    """Return the two rivals for the stage that encodes texts into token ids: Hugging Face
-    tokenizers on the directory's `tokenizer.json`, a thousand documents at a time on one thread,
-    and ours."""
+    """Return the StageRivals for the stage that encodes texts into token ids: Hugging Face
+    tokenizers on the `tokenizer.json` in `directory`, a thousand documents at a time, and ours."""
     tokenizer = Tokenizer.load(directory)
     backend = Backend.from_file(str(directory / "tokenizer.json"))
 
@@ -352,8 +356,9 @@ def encoding(directory: Path) -> StageRivals:
 
 
 def reference_search(ngrams: Ngrams) -> Callable[[str], list[tuple[int, str]]]:
-    """Return a function that returns a list of (position, n-gram), every one of these n-grams in a
-    text. It uses sets of strings, for comparison with `Ngrams.search`, which finds the same."""
+    """Return a function that, for a text, returns a list of (position in characters, n-gram) of
+    every match of the n-grams in `ngrams`. It uses sets of strings, for comparison with
+    `Ngrams.search`, which finds the same."""
     longest = ngrams.lengths[0]
     shortest = ngrams.lengths[-1]
     prefixes = {" ".join(ngram.split(" ", shortest)[:shortest]) for ngram in ngrams.ngrams}
@@ -375,9 +380,9 @@ def reference_search(ngrams: Ngrams) -> Callable[[str], list[tuple[int, str]]]:
 
 
 def decontamination(test_sets: tuple[Path, ...], words: int, min_words: int) -> StageRivals:
-    """Return the two rivals for the stage that finds every match of the test sets' n-grams in a
-    text with its position: sets of strings, and ours. `words` and `min_words` are the numbers of
-    words in the longest and in the shortest n-gram."""
+    """Return the StageRivals for the stage that finds every match of the test sets' n-grams in a
+    text with its position: sets of strings, and ours. `test_sets` are files; `words` and
+    `min_words` are the numbers of words in the longest and in the shortest n-gram."""
     ngrams = ngrams_of_files(test_sets, words, min_words)
     plain = _each(reference_search(ngrams))
     ours = _each(lambda text: [*ngrams.search(text)])
@@ -385,8 +390,9 @@ def decontamination(test_sets: tuple[Path, ...], words: int, min_words: int) -> 
 
 
 def deduplication(config: DeduplicateConfig) -> StageRivals:
-    """Return the two rivals for the stage that names for each text the index of the survivor if it
-    goes as a duplicate, else -1: datasketch's signatures and index with sets of strings, and ours.
+    """Return the StageRivals for the stage that names for each text the index of the survivor if
+    the text goes as a duplicate, else -1: datasketch's signatures and index with sets of strings,
+    and ours.
 
     Ours takes all three steps as well: fingerprints, links, and decisions by component.
     """

@@ -35,12 +35,12 @@ from mlm_repro.lineage.extras import import_extra
 from mlm_repro.lineage.progress import announce
 
 TOLERANCES = {"fp32": 1e-5, "bf16": 1e-2}
-"""The largest allowed relative difference of losses."""
+"""The largest allowed relative difference of losses, by number format."""
 CONTEXT = 1024
 HALF = 512
 STRIDE = 32
 VOCABULARY = 49152
-"""Tokens that every model here has."""
+"""Number of token ids, from 0, that every model here has."""
 SMALL = "2 layers, 128 wide"
 GPT2_124M = "GPT-2 124M"
 LLAMA = "LLaMA 124M"
@@ -77,12 +77,14 @@ RIVALRIES: tuple[tuple[str, str, Precision, float, tuple[int, ...]], ...] = (
     (PLAIN_LOOP, GPT2_124M, "bf16", 1.5, (1, 2)),
     (TRANSFORMERS, GPT2_124M, "fp32", 1.5, (1,)),
 )
-"""Rival, size, number format, goal and the batch sizes that the rival tries."""
+"""Rows of rival, size, number format, goal (times faster) and the batch sizes that the rival
+tries."""
 
 
 def pretrained() -> dict[str, Callable[[], Any]]:
-    """Return functions without arguments by the model's name; each loads and returns a model of
-    transformers: a LLaMA with initial weights and, where its package is installed, SmolLM2."""
+    """Return a dict of functions without arguments by the model's name; each loads and returns a
+    model of transformers in fp32 for evaluation: a LLaMA with initial weights and, where its
+    package is installed, SmolLM2."""
 
     def llama() -> Any:
         library = import_extra("transformers", "bench")
@@ -106,8 +108,9 @@ def pretrained() -> dict[str, Callable[[], Any]]:
 
 def measure(rounds: int) -> Benchmark:
     """Measure time and memory of scoring beside the plain loop and transformers, in `rounds`
-    rounds, and return the benchmark's record. Changes this process's allocator and number of
-    threads."""
+    rounds, and return the Benchmark, the record. Changes this process's allocator and number of
+    threads. Raises BadInput without transformers, which the extra `bench` installs, UserError if a
+    measurement of memory fails."""
     import_extra("transformers", "bench")
     loaders = pretrained()
     announce(f"{4 + 2 * len(loaders)} comparisons of {rounds} rounds on one core")
@@ -145,8 +148,8 @@ def measure(rounds: int) -> Benchmark:
 
 def compare_memory(name: str, load: Callable[[], Any]) -> Case:
     """Measure the bytes that scoring one window adds to the loaded model, for each contender in a
-    process of its own; return a case of the benchmark's record. `load` returns transformers'
-    model."""
+    process of its own; return a Case of the benchmark's record, whose ratio is ours to
+    transformers'. `load` is a function that returns transformers' model; `name` is the model's."""
     window = sliding_requests(CONTEXT, 1)
     added = {who: apart(name, _added_bytes, load, build, window) for who, build in SCORERS.items()}
     return Case(
@@ -172,9 +175,9 @@ def _added_bytes(
 
 
 def sliding_requests(context: int, count: int, stride: int = STRIDE) -> list[Request]:
-    """Return `count` requests of full windows, each `stride` tokens on from the last, with the last
-    `stride` scored, over random tokens of every vocabulary here; a few of these are frequent, as in
-    text."""
+    """Return a list of `count` Requests of full windows of `context` inputs, each `stride` tokens
+    on from the last, with the last `stride` scored, over random tokens that every model here has; a
+    few of these are frequent, as in text. Every call returns the same."""
     draws = np.random.default_rng(0).random(context + 1 + stride * count)
     tokens = (VOCABULARY**draws - 1).astype(np.int64)
     return [
@@ -193,8 +196,9 @@ def compare(
     tolerance: float = TOLERANCES["fp32"],
 ) -> tuple[Case, list[str]]:
     """Time two scorers on the requests, ours first in `scorers` and then a rival's with the fastest
-    of its batch sizes. Return a case of the benchmark's record, and a list with a sentence if their
-    losses differ by more than `tolerance`, relatively, or a verdict does."""
+    of `batch_sizes`. Return a Case of the benchmark's record, in which ours should be `goal` times
+    faster, and a list: empty, or with a sentence if their losses differ by more than `tolerance`,
+    relatively, or if in a request only one finds all tokens the likeliest."""
     (_, our_score), (rival, their_score) = scorers.items()
     expected = our_score(requests, None)
     tried = {size: cpu_seconds(their_score, requests, size) for size in batch_sizes}
@@ -225,8 +229,9 @@ def compare_times(
     rounds: int,
     setting: dict[str, Any],
 ) -> Case:
-    """Time two functions by processor seconds, ours first and then a rival's, in turn in each
-    round. Return a case of the benchmark's record, in which ours should be `goal` times faster."""
+    """Time two functions by processor seconds, ours first in `runs` and then a rival's, in turn in
+    each round. Return a Case of the benchmark's record with `setting`, in which ours should be
+    `goal` times faster."""
     taken = in_turn(name, rounds, {who: partial(cpu_seconds, run) for who, run in runs.items()})
     seconds = {who: [taken_seconds for taken_seconds, _ in many] for who, many in taken.items()}
     mine, theirs = seconds.values()
@@ -239,16 +244,16 @@ def compare_times(
 
 
 def initial_network(config: ModelConfig, dtype: torch.dtype) -> GPT2:
-    """Return this engine's GPT-2 in a number format with the initial weights of one fixed seed, for
-    evaluation."""
+    """Return this engine's GPT-2 of `config` in the number format `dtype`, with the initial weights
+    of one fixed seed, for evaluation."""
     network = GPT2(config, serial_mesh()).eval()
     network.initialize(1234)
     return network.to(dtype)
 
 
 def scoring_model(network: GPT2) -> ScoringModel:
-    """Return the network as an evaluation uses it: a new model with the same initial weights,
-    packed. The network must come from `initial_network` and be unchanged."""
+    """Return a ScoringModel as an evaluation uses it: a new network with the same initial weights
+    as `network`, packed. `network` must come from `initial_network` and be unchanged."""
     config = network.config
     dtype = next(network.parameters()).dtype
     packed = initial_network(config, dtype)
@@ -257,7 +262,7 @@ def scoring_model(network: GPT2) -> ScoringModel:
 
 
 def ours(model: ScoringModel, requests: Sequence[Request], batch_size: int | None) -> Answers:
-    """Score requests with this engine in this process; return [requests, 2]: the negative
+    """Score requests with this engine in this process; return an array [requests, 2]: the negative
     log-likelihood in nats, and 1 where all tokens were the likeliest. None as batch size lets the
     engine choose it."""
     scores = score(model, requests, batch_size, workers=1)
@@ -267,10 +272,10 @@ def ours(model: ScoringModel, requests: Sequence[Request], batch_size: int | Non
 @torch.inference_mode()
 def plain_loop(network: GPT2, requests: Sequence[Request], batch_size: int) -> Answers:
     """Score requests by Megatron-LM's loop: float logits and log-softmax at every position, then
-    the scored positions alone. Return [requests, 2]: the negative log-likelihood in nats, and 1
-    where all tokens were the likeliest.
+    the scored positions alone. Return an array [requests, 2]: the negative log-likelihood in nats,
+    and 1 where all tokens were the likeliest.
 
-    Requests of one batch have the same length.
+    The requests of one batch must have the same length.
     """
     answers = []
     for first in range(0, len(requests), batch_size):
@@ -291,7 +296,7 @@ def plain_loop(network: GPT2, requests: Sequence[Request], batch_size: int) -> A
 
 def transformers_model(network: GPT2) -> Any:
     """Return transformers' GPT-2 with the weights of this engine's network, in fp32, for
-    evaluation."""
+    evaluation. Raises BadInput without transformers, which the extra `bench` installs."""
     model = huggingface(network.config)
     weights = named_as_theirs(dict(network.named_parameters()), network.config)
     model.load_state_dict(weights | {"lm_head.weight": weights["transformer.wte.weight"]})
@@ -301,8 +306,8 @@ def transformers_model(network: GPT2) -> Any:
 @torch.inference_mode()
 def transformers_loop(model: Any, requests: Sequence[Request], batch_size: int = 1) -> Answers:
     """Score requests by the loop of transformers' page, one window at a time whatever `batch_size`
-    is: logits of each position, and the softmax of the scored ones. Return [requests, 2]: the
-    negative log-likelihood in nats, and 1 where all tokens were the likeliest."""
+    is: logits of each position, and the softmax of the scored ones. Return an array [requests, 2]:
+    the negative log-likelihood in nats, and 1 where all tokens were the likeliest."""
     answers = []
     for request in requests:
         tokens = torch.from_numpy(request.tokens)
@@ -315,8 +320,9 @@ def transformers_loop(model: Any, requests: Sequence[Request], batch_size: int =
 
 
 def packed_pretrained(model: Any) -> Scorer:
-    """Return a function that scores requests by our loop on a model of transformers; the weights
-    are packed, which changes the model."""
+    """Return a Scorer, a function (requests, batch size) → array [requests, 2], that scores by our
+    loop on `model`, one of transformers in fp32; its weights are packed, which changes the
+    model."""
     mine = PretrainedModel(model)
     mine.pack_weights()
     sizes = model.config.vocab_size, CONTEXT, mine.hidden_size
@@ -327,3 +333,4 @@ SCORERS: dict[str, Callable[[Any], Any]] = {
     OURS: packed_pretrained,
     TRANSFORMERS: lambda model: partial(transformers_loop, model),
 }
+"""Functions by contender; each is given a model of transformers and returns a Scorer."""

@@ -30,7 +30,8 @@ PACKAGES = {
     "megatron": ("megatron_core", "megatron/core"),
     "torchtitan": ("torchtitan", "torchtitan"),
 }
-"""Name and folder of each repository's package."""
+"""Name of each repository's package, and the package's folder in the repository, by the
+repository's name here."""
 
 
 class Edit(Config):
@@ -49,7 +50,7 @@ class Case(Config):
     repository: Literal["megatron", "torchtitan"] = "megatron"
     commit: str
     number: str
-    """Upstream's pull or merge request."""
+    """Upstream's number of the pull or merge request, a text."""
     date: date
     title: str
     program: str = "megatron-core"
@@ -90,7 +91,7 @@ class Said(Config):
 
     state: Literal["finding", "silent", "cannot run"]
     sentences: tuple[str, ...]
-    """Findings, or the reason."""
+    """The findings, or the reasons why it cannot run; empty if it is silent."""
     seconds: float
 
 
@@ -103,7 +104,7 @@ class Row(Config):
     after: Said
     result: Literal["found", "named otherwise", "missed", "cannot run"]
     alarms: int
-    """Number of findings after the fix."""
+    """Number of findings of `mlm-verify layouts` on the tree after the fix."""
 
 
 class Fixes(Config):
@@ -115,9 +116,10 @@ class Fixes(Config):
 def measure(
     clones: Mapping[str, Path], only: Sequence[str], record: Path | None, cases: Path = CASES
 ) -> Fixes:
-    """Run the cases of the table whose repository has a clone, by default all and else those named
-    in `only`; print a line for each, and return the record. Rows that the file `record` has are
-    kept and not run again; it is written after each case.
+    """Run the cases of the table `cases`, a TOML file, whose repository has a clone in `clones`, by
+    repository, by default all and else those named in `only`; print a line for each, and return the
+    Fixes. Rows that the file `record` has are kept and not run again; `record`, if given, is
+    written after each case.
 
     Raises BadInput for an unknown case, a path that is no repository or a repository that lacks a
     commit, Diverged if a tree after its fix gives a finding that the table does not explain.
@@ -163,8 +165,9 @@ def measure(
 
 def examine(clone: Path, case: Case, beside: Path, folder: Path) -> Row:
     """Run `mlm-verify layouts` as a case asks, on the package before its fix and after it, and
-    return the case's row. The package's trees are extracted from the clone into `folder` unless
-    they are there. `beside` is the folder of programs that a case names by path."""
+    return the case's Row. The package's trees are extracted from `clone`, a git repository, into
+    `folder` unless they are there. `beside` is the folder of programs that a case names by path.
+    Raises BadInput if git fails or if old lines cannot be put back."""
     healthy = extract(clone, case.repository, case.tree or case.commit, folder)
     if case.edits:
         faulty = folder / case.name
@@ -185,9 +188,10 @@ def examine(clone: Path, case: Case, beside: Path, folder: Path) -> Row:
 
 
 def extract(clone: Path, repository: str, commit: str, folder: Path) -> Path:
-    """Write the package that `repository` names, as the clone has it at a commit, into a directory
-    of `folder` that is named after the commit, unless it is there; return that directory. Metadata
-    give the commit as the package's release. Raises BadInput if git fails."""
+    """Write the package of the repository called `repository`, as `clone` has it at a commit, into
+    a directory of `folder` that is named after the commit, unless it is there; return the path of
+    that directory. Metadata give the commit as the package's release. Raises BadInput if git
+    fails."""
     name, package = PACKAGES[repository]
     release = _git(clone, "rev-parse", "--short=10", commit).decode().strip()
     if not (directory := folder / release).exists():
@@ -202,8 +206,9 @@ def extract(clone: Path, repository: str, commit: str, folder: Path) -> Path:
 
 
 def put_back(directory: Path, edits: Sequence[Edit]) -> None:
-    """Replace, in the files below a directory, the lines that a fix wrote by the old ones. Raises
-    BadInput unless the new lines stand exactly once in their file."""
+    """Replace, in the files below `directory`, the lines that a fix wrote, `now` of each edit, by
+    the old ones, `was`. Raises BadInput unless the new lines stand exactly once in their file;
+    earlier edits are then already made."""
     for edit in edits:
         text = (path := directory / edit.file).read_text(encoding="utf-8")
         if text.count(edit.now) != 1:
@@ -215,9 +220,10 @@ def put_back(directory: Path, edits: Sequence[Edit]) -> None:
 
 
 def ask(tree: Path, case: Case, beside: Path) -> Said:
-    """Run `mlm-verify layouts` as a case asks, on the package below `tree`, and return its answer,
-    "cannot run" if it takes too long or ends without one. `beside` is the folder of programs that a
-    case names by path. It runs in a process of its own, which alone imports the package."""
+    """Run `mlm-verify layouts` as a case asks, on the package below the directory `tree`, and
+    return the answer as a Said, "cannot run" if it takes more than 400 seconds or ends without one.
+    `beside` is the folder of programs that a case names by path. It runs in a process of its own,
+    which alone imports the package."""
     start = time.monotonic()
     receive, send = Pipe(duplex=False)
     child = get_context("fork").Process(target=_answer, args=(tree, case, beside, send))
@@ -240,9 +246,9 @@ def ask(tree: Path, case: Case, beside: Path) -> Said:
 
 
 def _answer(tree: Path, case: Case, beside: Path, send: Connection) -> None:
-    """Run `mlm-verify layouts` on the package below `tree` and send (state, sentences) through the
-    pipe: findings, or why a layout cannot run. For a process of its own: its imports, stdout and
-    stderr are changed."""
+    """Run `mlm-verify layouts` on the package below the directory `tree` and send one pair (state,
+    list of sentences) through `send`: the findings, or why a layout cannot run. For a process of
+    its own: its imports, stdout and stderr are changed."""
     sys.path.insert(0, str(tree))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     program = str(beside / case.program) if ".py:" in case.program else case.program
@@ -258,8 +264,8 @@ def _answer(tree: Path, case: Case, beside: Path, send: Connection) -> None:
 
 
 def _git(clone: Path, *arguments: str) -> bytes:
-    """Run git in a clone and return its output as bytes. Raises BadInput with git's own last line
-    if it fails."""
+    """Run git with the arguments in the directory `clone` and return its standard output as bytes.
+    Raises BadInput with git's own last line if it fails."""
     return _run(["git", *arguments], clone)
 
 

@@ -70,7 +70,7 @@ COMPARED_LOSSES = 2
 LEAST_SECONDS = 5.0
 """Time left before the deadline that an item needs to begin."""
 COPIED = 1 << 30
-"""Master weights, 4 GiB of them, that are copied to the host beside training."""
+"""Number of master weights, 4 GiB in fp32, that are copied to the host beside training."""
 NOTES = [
     (
         "tokens/s are those of an iteration: forward, backward, clipping, AdamW, bf16, dropout 0.1"
@@ -91,7 +91,7 @@ NOTES = [
     ),
 ]
 GOALS = {"355m": 0.42, "2.5b": 0.50, "2.5b, without dropout": 0.58}
-"""The share of the peak that is each training's goal."""
+"""The share of the GPU's peak that is the goal of each training, by the training's name."""
 ITERATIONS = 6
 WARM_UP = 3
 TRIED = (
@@ -100,7 +100,7 @@ TRIED = (
     " train.microbatch_size=8 train.precision=bf16 train.validation_interval=1000"
     " train.validation_samples=8 train.checkpoint_interval=1000"
 )
-"""The run with which `mlm-train` is tried."""
+"""Settings, with spaces between them, of the run with which `mlm-train` is tried."""
 Result = Sequence[Case | str]
 
 
@@ -112,9 +112,10 @@ class Worker:
     _pipe: Connection
 
     def answer(self, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Run a function in the process, which is started if there is none, wait for its result and
-        return it. Raises UserError if the function fails, takes longer than `seconds` or ends the
-        process; the process is then killed."""
+        """Call `function` with the arguments in the process, which is started if there is none,
+        wait for its result and return it. Raises UserError if the function fails, takes longer than
+        `seconds` or ends the process; the process is then killed. Function, arguments and result
+        must be picklable."""
         if self._process is None:
             spawn = multiprocessing.get_context("spawn")
             self._pipe, child_end = spawn.Pipe()
@@ -135,7 +136,8 @@ class Worker:
         return value
 
     def end(self) -> None:
-        """Kill the process, if there is one, and wait for its end."""
+        """Kill this worker's process, if there is one, and wait for its end; the next call of
+        `answer` starts a new one."""
         if self._process:
             self._process.kill()
             self._process.join()
@@ -181,9 +183,10 @@ class ItemRecord:
                 self.done = dict(before.setting["done"])
 
     def attempt(self, name: str, seconds: float, measure: Callable[[], Result]) -> None:
-        """Measure an item in the worker's process, for at most `seconds` and not beyond the
-        deadline. Add its cases and disagreements to the record, write gpu.json, and print a line
-        for each case. On failure print one line with the reason; nothing is raised."""
+        """Measure the item `name` by calling `measure` in the worker's process, for at most
+        `seconds` and not beyond the deadline. Add its cases and disagreements to the record, write
+        gpu.json if there is a folder, and print a line for each case. If the item fails, takes too
+        long or has too little time left, only print one line with the reason; nothing is raised."""
         limit = min(seconds, self._ends - time.monotonic())
         start = time.monotonic()
         try:
@@ -204,8 +207,8 @@ class ItemRecord:
             write_benchmark(self.out / "gpu.json", self.result)
 
     def say(self, name: str, **values: Any) -> None:
-        """Print a line of JSON, with the item's name and the values, and append it to `gpu.jsonl`
-        in the record's folder, if there is one."""
+        """Print a line of JSON, with the item's name and the values, to standard output, and append
+        it to `gpu.jsonl` in the record's folder, if there is one."""
         line = to_json({"item": name} | values).decode()
         print(line, flush=True)
         if self.out:
@@ -214,8 +217,8 @@ class ItemRecord:
 
     @property
     def result(self) -> Benchmark:
-        """The benchmark's record of all items so far, with the machine as it is now. Raises
-        UserError if it is empty."""
+        """The Benchmark, a record of all items so far, with the machine as it is now. Raises
+        UserError if no case was measured."""
         if not self._cases:
             raise UserError("nothing was measured: the line of each item above has the reason")
         return Benchmark(
@@ -230,8 +233,9 @@ class ItemRecord:
 
 
 def chosen_items(chosen: str) -> dict[str, float]:
-    """Return the time limits of the chosen items in seconds, by name, in the table's order.
-    `chosen` is `all`, or names with commas between them. Raises BadInput for an unknown item."""
+    """Return a dict of the time limits in seconds of the chosen items by name, in the order of the
+    table ITEMS. `chosen` is `all`, or names with commas between them. Raises BadInput for an
+    unknown item."""
     names = list(ITEMS) if chosen == "all" else chosen.split(",")
     if unknown := [name for name in names if name not in ITEMS]:
         raise BadInput(f"no item is called {unknown[0]!r}; there are: {', '.join(ITEMS)}")
@@ -239,10 +243,11 @@ def chosen_items(chosen: str) -> dict[str, float]:
 
 
 def measure(chosen: str, out: Path | None, deadline: float | None) -> Benchmark:
-    """Measure the chosen items of the GPU benchmark in the order of its table, except those that
-    the record in the folder `out` has; return the whole record. `deadline` is in seconds from now,
-    None for none. Raises BadInput for an unknown item or folder, HardwareMissing without a GPU or a
-    torch with CUDA, UserError if nothing was measured."""
+    """Measure the chosen items of the GPU benchmark, `all` or names with commas between them, in
+    the order of its table, except those that the record in the folder `out` has; return the
+    Benchmark, the whole record. `deadline` is in seconds from now, None for none. Raises BadInput
+    for an unknown item or a folder that cannot be made, HardwareMissing without a GPU or a torch
+    with CUDA, UserError if nothing was measured."""
     names = chosen_items(chosen)
     record = ItemRecord(out, deadline)
     missing = ""
@@ -269,16 +274,18 @@ def versions() -> Result:
 
 @lru_cache(1)
 def built(name: str) -> TrainingStep:
-    """Return the training step of a published model at full size with its optimizer, on the GPU, by
-    the model's name. The last one is kept for further calls in this process."""
+    """Return the TrainingStep of the published model `name` at full size with its optimizer, on the
+    GPU. The last one is kept for further calls in this process, so a training goes on where the
+    last one ended."""
     keep_large_buffers()
     return EAGER.training(full_size(name, MICROBATCHES))
 
 
 def train_alone(name: str, b: int, dropout: float = DROPOUT, is_captured: bool = False) -> Result:
-    """Train a published model at full size with 8 microbatches of `b` sequences, for one iteration
-    and three timed ones. Return two cases: its speed, and what the GPU does in one more iteration.
-    Raises UserError if the microbatch was to be captured as a CUDA graph and could not be."""
+    """Train the published model `name` at full size with 8 microbatches of `b` sequences, for one
+    iteration and three timed ones. Return a list of two cases: its speed, and what the GPU does in
+    one more iteration. Raises UserError if the microbatch was to be captured as a CUDA graph and
+    could not be."""
     training = built(name)
     size = full_size(name, b * MICROBATCHES, 3, 1)
     training.model.graphs = None
@@ -296,9 +303,9 @@ def train_alone(name: str, b: int, dropout: float = DROPOUT, is_captured: bool =
 
 
 def timeline(title: str, step: Callable[[], object]) -> Case:
-    """Run a step under torch's profiler. Return a case, `title` in its name, of the milliseconds in
-    which the GPU was busy or idle, the host waited, and the 25 kernels that took longest ran, with
-    the number of launches."""
+    """Call `step` under torch's profiler. Return a Case, `title` in its name, of the milliseconds
+    in which the GPU was busy or idle, the host waited, and the 25 kernels that took longest ran,
+    with the number of launches."""
     with torch.profiler.profile() as trace:
         step()
     spent = defaultdict[str, float](float)
@@ -337,9 +344,9 @@ def busy_and_idle(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
 
 
 def compare_peers(name: str, b: int) -> Result:
-    """Train a published model at full size with every contender, one after the other, in batches of
-    `b` sequences. Return a list: the case, and a sentence for each contender whose first losses
-    differ. Drops the model that `built` keeps."""
+    """Train the published model `name` at full size with every contender, one after the other, in
+    batches of `b` sequences. Return a list: the case, and a sentence for each contender whose first
+    losses differ. Drops the model that `built` keeps."""
     # The model that an earlier item built would leave less memory to the contenders.
     built.cache_clear()
     size = full_size(name, b)
@@ -351,9 +358,9 @@ def compare_peers(name: str, b: int) -> Result:
 
 
 def compare_copies(name: str, b: int) -> Result:
-    """Time an iteration alone, and one while weights are copied to the host, as an asynchronous
-    checkpoint copies them. Return a list of one case with the seconds of both. `b` is the number of
-    sequences in a microbatch."""
+    """Time an iteration of the published model `name` alone, and one while weights are copied to
+    the host, as an asynchronous checkpoint copies them. Return a list of one case with the
+    milliseconds of both. `b` is the number of sequences in a microbatch."""
     training = built(name)
     source = training.optimizer.groups[0].master[:COPIED]
     step = EAGER.steps(training, full_size(name, b * MICROBATCHES))
@@ -431,9 +438,9 @@ def write_dataset(directory: Path) -> Path:
 
 
 def check_kernels(kind: torch.dtype, shape: KernelShape, *names: str) -> Result:
-    """Compare kernels, by default all, with their references on this GPU at a shape and in the
-    number format `kind`, as the tests do under an interpreter. Return a list of cases and of
-    sentences on errors. Needs the tests' package."""
+    """Compare the kernels in `names`, by default all, with their references on this GPU at a shape
+    and in the number format `kind`, as the tests do under an interpreter. Return a list of cases
+    and of sentences on errors. Needs the tests' package."""
     from tests.engine import exactness
 
     return exactness.check_kernels(kind, shape, names)
@@ -458,23 +465,24 @@ ITEMS: dict[str, tuple[float, Callable[[], Result]]] = {
     "exact-fp16-head": (45, partial(check_kernels, torch.float16, LONG, "linear_cross_entropy")),
     "exact-fp32": (45, partial(check_kernels, torch.float32, SMALL)),
 }
-"""Every item with its seconds, the least known first. Exactness comes last, because an interpreter
-tests it without a GPU."""
+"""Every item by name, its limit in seconds and its function, the least known first. Exactness comes
+last, because an interpreter tests it without a GPU."""
 
 
 def full_size(
     name: str, batch: int, iterations: int = ITERATIONS, warm_up: int = WARM_UP
 ) -> TrainingSize:
-    """Return a published model with `batch` sequences an iteration in bf16, as a size to time:
-    `warm_up` iterations, and `iterations` timed ones after them."""
+    """Return a TrainingSize: the published model `name` with `batch` sequences an iteration in
+    bf16, `warm_up` iterations, and `iterations` timed ones after them."""
     return size_of(
         read_run_config(model_file(name)).model, batch, "bf16", warm_up + iterations, warm_up
     )
 
 
 def summarize(name: str, size: TrainingSize, measured: Measured, goal: float) -> Case:
-    """Return a case of a trained model from every contender's rounds: tokens a second, share of the
-    GPU's peak, peak memory and first losses. `goal` is the share that is wanted of this engine."""
+    """Return the Case called `name` of a trained model from every contender's rounds: tokens a
+    second, share of the GPU's peak, peak memory and first losses. `size` is the model with its
+    batch; `goal` is the share of the peak that is wanted of this engine."""
     speed = rates(size, measured)
     peak = PEAK_TFLOPS * 1e12 / flops_per_token(size.model, causal=True)
     return Case(

@@ -53,8 +53,8 @@ class KernelShape:
 
 @dataclass(frozen=True)
 class KernelCase:
-    """A kernel's name, the tensors that it gives a gradient to, and its other arguments, which come
-    after them."""
+    """A kernel's name, the tensors to which its gradients belong, and its other arguments, which
+    come after the tensors."""
 
     name: str
     tensors: list[torch.Tensor]
@@ -64,9 +64,9 @@ class KernelCase:
 def kernel_cases(
     shape: KernelShape, dtype: torch.dtype, device: torch.device | None = None
 ) -> dict[str, KernelCase]:
-    """Return by the kernel's name a KernelCase for every kernel that has a gradient: its arguments,
-    random tensors of the shape and format on a device, by default this process's. Seeds torch's
-    generator."""
+    """Return a dict by the kernel's name of a KernelCase for every kernel that has a gradient: its
+    arguments, random tensors of the shape and number format on a device, by default this process's.
+    Seeds torch's generator."""
     device = device or local_device()
     s, b, n, d, v = shape.s, shape.b, shape.n, shape.d, shape.v
     h = n * d
@@ -96,8 +96,8 @@ def kernel_cases(
 
 
 def run_pass(function: Callable[..., torch.Tensor], case: KernelCase) -> None:
-    """Run a kernel's function forward and backward on a case's tensors and arguments; results and
-    gradients are dropped."""
+    """Run the function of a kernel forward and backward on the tensors and arguments of `case`;
+    results and gradients are dropped."""
     outputs = all_of(function(*case.tensors, *case.others))
     torch.autograd.grad(outputs, case.tensors, [output.detach() for output in outputs])
 
@@ -108,8 +108,9 @@ def all_of(outputs: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tens
 
 def time_kernel(case: KernelCase, device: str, rounds: int) -> Times:
     """Time forward and backward of a case's kernel on a kind of device ("cpu" or "cuda"), of its
-    reference and of the reference under torch.compile, in turn. Return the seconds of each round by
-    name, and by name why one was not measured."""
+    reference and of the reference under torch.compile, in turn, `rounds` times. Return two dicts by
+    `ours`, `reference` and `torch.compile`: a list of the seconds of each round, and why one was
+    not measured."""
     functions = {
         OURS: implementation(case.name, device),
         "reference": implementation(case.name, REFERENCE),
@@ -121,11 +122,11 @@ def time_kernel(case: KernelCase, device: str, rounds: int) -> Times:
 
 
 def time_in_turn(runs: Mapping[str, Callable[[], object]], rounds: int) -> Times:
-    """Call every function in turn, once a round after a warm-up; the first must not fail, another
-    is dropped when it does.
+    """Call every function of `runs` in turn, once a round, for `rounds` rounds after two that warm
+    up; if the first function fails, its error is raised, and another is dropped when it fails.
 
-    Returns the seconds of each round by name, and by name why others could not be measured: out of
-    memory, not compiled.
+    Returns two dicts by name: a list of the seconds of each round, and why others could not be
+    measured: out of memory, not compiled.
     """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     missing = {}
@@ -145,11 +146,11 @@ def time_in_turn(runs: Mapping[str, Callable[[], object]], rounds: int) -> Times
 
 
 def seconds_of(run: Callable[[], object]) -> float:
-    """Run a function and return the seconds of one run: processor seconds on a CPU, or by the GPU's
-    own clock.
+    """Call the function `run` and return the seconds of one call: processor seconds on a CPU, or by
+    the GPU's own clock.
 
-    On a GPU it runs several times in a row, queued while the GPU still multiplies something else;
-    the mean is returned.
+    On a GPU it is called several times in a row, queued while the GPU still multiplies something
+    else; the mean is returned.
     """
     device = local_device()
     if device.type == "cpu":
@@ -168,9 +169,9 @@ def seconds_of(run: Callable[[], object]) -> float:
 
 
 def times_case(name: str, times: Times, goals: Mapping[str, float] | None = None) -> Case:
-    """Return a case of the benchmark's record: one series in milliseconds for each contender, and
-    the ratio of every other's time to the first's. `goals` has by contender what that ratio should
-    reach."""
+    """Return a Case of the benchmark's record: one series in milliseconds for each contender, and
+    the ratio of the time of every other one to that of the first. `times` is what `time_in_turn`
+    returns. `goals` has by contender what that ratio should reach."""
     seconds, missing = times
     (first, ours), *others = seconds.items()
     return Case(
@@ -187,8 +188,8 @@ def times_case(name: str, times: Times, goals: Mapping[str, float] | None = None
 
 
 def _torch_attention(qkv: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
-    """Return torch's own causal attention, [s, b, n·d], of [s, b, n, 3, d]; only the probability of
-    `mask` is used: torch draws its own."""
+    """Return torch's own causal attention, [s, b, n·d], of `qkv`, queries, keys and values [s, b,
+    n, 3, d]; only the probability of `mask` is used: torch draws its own mask."""
     query, key, value = qkv.permute(3, 1, 2, 0, 4).unbind(0)
     mixed = F.scaled_dot_product_attention(
         query, key, value, dropout_p=mask.probability, is_causal=True
@@ -198,7 +199,8 @@ def _torch_attention(qkv: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
 
 def measure_rates(shape: KernelShape) -> list[Case]:
     """Measure on this process's GPU the rates of a layer's products at widths of 355m to 175b over
-    1 to 8 ranks, of attention, and of copying; return a case for each of the three.
+    1 to 8 ranks, of attention, and of copying; return a list of a Case for each of the three.
+    `shape` gives the rows of a product and the shortest sequence.
 
     The planner's constants are taken from them. Products for a weight's gradient are also measured
     with the sum into fp32, within the product and after it.
@@ -250,7 +252,7 @@ def _add_afterwards(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> No
 def compare_kernels(shape: KernelShape) -> list[Case]:
     """Time on this process's GPU attention beside itself with other tiles and without dropout, and
     beside torch's, which draws its own mask; norms and GeLU beside their references and
-    torch.compile. Return a case for each of the three."""
+    torch.compile. Return a list of a Case for each of the three."""
     from mlm_repro.engine.kernels.gpu import attention
 
     every = kernel_cases(shape, torch.bfloat16)

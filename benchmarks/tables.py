@@ -7,12 +7,13 @@ from mlm_repro.experiments.benchmark import Benchmark, Table, setting_lines
 from mlm_repro.lineage.numbers import MISSING, aligned, show, size_bytes
 
 Medians = dict[tuple[str, str], float]
-"""A measure's median by case and contender."""
+"""A measure's median by the pair of case and contender."""
 
 
 def tables(result: Benchmark) -> list[Table]:
-    """Return the tables of a benchmark's record in order: "ratios" with their goals, one of medians
-    for each measure and unit, "not measured" with the reasons. A table without rows is left out."""
+    """Return a list of the Tables of a benchmark's record in order: "ratios" with their goals, one
+    of medians for each measure and unit, "not measured" with the reasons. A table without rows is
+    left out."""
     rows = []
     measures: dict[tuple[str, str], Medians] = {}
     missing = []
@@ -38,8 +39,9 @@ def tables(result: Benchmark) -> list[Table]:
 
 
 def sentences(result: Benchmark) -> list[str]:
-    """Return sentences that sum up a benchmark's record: how many goals were reached, which were
-    missed, load of the machine, and the machine. One that has nothing to say is left out."""
+    """Return a list of sentences that sum up a benchmark's record: how many goals were reached,
+    which were missed, the load of the machine, and the machine. One that has nothing to say is left
+    out."""
     lines = []
     aimed = 0
     missed = []
@@ -61,8 +63,8 @@ def sentences(result: Benchmark) -> list[str]:
 
 
 def show_benchmark(result: Benchmark) -> None:
-    """Print a benchmark's record: title, shared settings and tables, then as a list sentences that
-    sum it up, disagreements and notes on the method."""
+    """Print a benchmark's record to standard output: title, shared settings and tables, then as a
+    list sentences that sum it up, disagreements and notes on the method."""
     print(result.title, *setting_lines(result), sep="\n")
     for table in tables(result):
         print(f"\n{table.title}", *aligned([table.heads, *table.rows]), sep="\n")
@@ -73,8 +75,8 @@ def show_benchmark(result: Benchmark) -> None:
 
 
 def _measure_table(medians: Medians, measure: str, unit: str) -> Table:
-    """Return a table of one measure's medians: cases down and contenders across, or the other way
-    round if there are more contenders than cases."""
+    """Return a Table of one measure's medians: cases down and contenders across, or the other way
+    round if there are more contenders than cases. `unit` is that of the medians."""
     cases, contenders = (list(dict.fromkeys(key[part] for key in medians)) for part in (0, 1))
     head = "case"
     down = cases

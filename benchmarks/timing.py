@@ -33,16 +33,16 @@ GPU_FACTS = (
     "power.limit",
     "temperature.gpu",
 )
-"""Fields that `nvidia-smi` is asked for."""
+"""Names of the fields that `nvidia-smi` is asked for."""
 T = TypeVar("T")
 
 Measured = Mapping[str, Sequence[Timed]]
-"""The timed rounds of each contender."""
+"""The rounds of each contender, a Timed for each round, by the contender's name."""
 
 
 def carry_out(measure: Callable[[], Benchmark], json: Path | None) -> None:
-    """Call `measure`, print the benchmark's record that it returns, with the machine and its load,
-    and write it to the file `json` if given.
+    """Call `measure`, print the Benchmark that it returns, with the machine and its load, to
+    standard output, and write it to the file `json` if given.
 
     Raises BadInput if the file cannot be written, Diverged, after all this, if contenders' answers
     differ.
@@ -66,7 +66,7 @@ def carry_out(measure: Callable[[], Benchmark], json: Path | None) -> None:
 
 
 def described_here() -> Environment:
-    """Return a description of the machine, the software and the command of this process.
+    """Return an Environment: the machine, the software and the command of this process.
 
     The command is as anybody may give it: without `--json`, and of every path only the file's name.
     """
@@ -83,16 +83,17 @@ def described_here() -> Environment:
 
 
 def cpu_seconds(function: Callable[..., T], *arguments: Any) -> tuple[float, T]:
-    """Call a function; return the processor seconds that the call takes in all threads of this
-    process, and its answer."""
+    """Call a function with the arguments; return a pair: the processor seconds that the call takes
+    in all threads of this process, and the function's answer."""
     start = time.process_time()
     answer = function(*arguments)
     return time.process_time() - start, answer
 
 
 def child_seconds(*command: object) -> float:
-    """Run a program, offline and with one thread, and return the processor seconds of it and its
-    children. Raises UserError with its last line if it fails."""
+    """Run a program, given with its arguments, offline and with one thread, and return the
+    processor seconds of it and its children; its output is dropped. Raises UserError with its last
+    line if it fails."""
     offline = {
         # One thread, and no request to the hub: the time is the program's own work.
         "OMP_NUM_THREADS": "1",
@@ -112,8 +113,8 @@ def child_seconds(*command: object) -> float:
 
 
 def rates(size: TrainingSize, measured: Measured) -> dict[str, list[float]]:
-    """Return by contender a list of its tokens a second in each round, by the median iteration of
-    that round."""
+    """Return a dict by contender of a list of its tokens a second in each round, by the median
+    iteration of that round. `size` gives the tokens of an iteration."""
     return {
         name: [size.tokens / median(timed.seconds) for timed in many]
         for name, many in measured.items()
@@ -127,9 +128,9 @@ def ratio(
     goal: float | None = None,
     less_is_better: bool = False,
 ) -> Ratio:
-    """Return, for a benchmark's record, the ratios of numerators to denominators within each round,
-    in which a slow round cancels, and as its value their median. `goal` is the least value wanted,
-    or the greatest if less is better."""
+    """Return a Ratio of a benchmark's record: in `rounds` the ratios of numerators to denominators,
+    which have one number a round, in which a slow round cancels, and as its value the median of
+    these. `goal` is the least value wanted, or the greatest if less is better."""
     rounds = [a / b for a, b in zip(numerators, denominators, strict=True)]
     return Ratio(
         name=name,
@@ -147,8 +148,8 @@ def series(
     *samples: float,
     kind: Literal["measured", "computed"] = "measured",
 ) -> Series:
-    """Return a contender's samples of a measure, mostly one for each round, rounded to six digits,
-    as a series of a benchmark's record."""
+    """Return a Series of a benchmark's record: a contender's samples of a measure, mostly one for
+    each round, rounded to six digits."""
     return Series(
         contender=contender, measure=measure, unit=unit, samples=[*map(rounded, samples)], kind=kind
     )
@@ -160,8 +161,8 @@ def rounded(value: float) -> float:
 
 
 def first_losses(measured: Measured) -> dict[str, list[float | None]]:
-    """Return by contender the list of losses, one for each iteration, of its first round; None
-    stands for each that is not finite."""
+    """Return a dict by contender of the list of losses, one for each iteration, of its first round;
+    None stands for each that is not finite."""
     return {
         name: [loss if math.isfinite(loss) else None for loss in many[0].losses]
         for name, many in measured.items()
@@ -171,8 +172,9 @@ def first_losses(measured: Measured) -> dict[str, list[float | None]]:
 def differing_losses(
     case: str, measured: Measured, allowed: float, compared: int | None = None
 ) -> list[str]:
-    """Return a sentence for each contender with a loss, in any round, that differs by more than
-    `allowed` from the first contender's in its first round.
+    """Return a list of sentences, one for each contender with a loss, in any round, that differs by
+    more than `allowed` from the loss of the same iteration in the first round of the first
+    contender.
 
     Only the first `compared` iterations count, if given. `case` begins each sentence.
     """
@@ -198,8 +200,8 @@ def failure(error: BaseException) -> str:
 
 
 def gpu_facts() -> dict[str, str]:
-    """Return driver, clocks, power and temperature of the first GPU, with the versions of torch's
-    CUDA and cuDNN, as texts by name; nothing without nvidia-smi."""
+    """Return a dict by name, as texts, of driver, clocks, power and temperature of the first GPU,
+    and the versions of torch's CUDA and cuDNN; an empty dict without nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return {}
     import torch

@@ -35,8 +35,8 @@ batch = torch.randint(0, WORDS, (8, 17), generator=torch.Generator().manual_seed
 
 
 def loss(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross-entropy of each row's next words, in nats. Rows are token ids [b, s +
-    1]."""
+    """Return a model's mean cross-entropy of each row's next words, in nats, as a tensor with a
+    gradient. `rows` are token ids [b, s + 1]."""
     return F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
 
 
@@ -75,7 +75,8 @@ class Block(nn.Module):
         self.moe = experts(score_before_experts)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the hidden states [b, s, h] with the experts' output on the normed input added."""
+        """Return the hidden states `x` [b, s, h] with the experts' output on the normed states
+        added."""
         y: torch.Tensor = x + self.moe(self.norm(x))
         return y
 
@@ -103,7 +104,8 @@ class Model(nn.Module):
 
 def build(layout: Any, score_before_experts: bool = True) -> nn.Module:
     """Return this rank's model: experts divided over the layout's tp by torchtitan's plan, other
-    layers as its models divide them. Every rank calls it."""
+    layers as its models divide them; the whole model if tp is 1. Every rank calls it. Seeds torch's
+    generator."""
     torch.manual_seed(1)
     model = Model(score_before_experts)
     if layout.tp > 1:

@@ -30,8 +30,9 @@ batch = torch.randint(0, WORDS, (8, 17), generator=torch.Generator().manual_seed
 
 
 def grouped_product(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-    """Return each row of `a` times its expert's matrix in `b`: expert i has the rows before
-    `offs[i]` that no earlier one has; rows behind the last offset give zeros."""
+    """Return [rows, out], each row of `a` times the matrix of its expert in `b` [experts, in, out]:
+    expert i has the rows before `offs[i]` that no earlier expert has; rows behind the last offset
+    give zeros."""
     sizes = torch.diff(offs, prepend=offs.new_zeros(1)).tolist()
     products = [rows @ matrix for rows, matrix in zip(a[: sum(sizes)].split(sizes), b, strict=True)]
     return torch.cat([*products, a.new_zeros(len(a) - sum(sizes), b.shape[-1])])
@@ -49,8 +50,8 @@ vars(torch).update(_grouped_mm=grouped_product, histc=count)
 
 
 def loss(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
-    """Return the mean loss of the rows' next words, with a gradient that is this rank's share in
-    the mean of all data-parallel ranks. Rows are token ids [b, s + 1].
+    """Return a model's mean loss of the next words of `rows`, token ids [b, s + 1], as a tensor
+    whose gradient is this rank's share in the mean of all data-parallel ranks.
 
     torchtitan divides by the tokens of the whole batch and adds gradients up.
     """
@@ -63,7 +64,8 @@ def loss(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
 
 def build(layout: Any) -> nn.Module:
     """Return this rank's model, divided over the layout's tp, fsdp, dp and ep; the whole model
-    without process groups. Every rank calls it. Patches torchtitan's modules in this process."""
+    without process groups. Every rank calls it. Patches torchtitan's modules in this process, and
+    seeds torch's generator."""
     qwen3 = import_module("torchtitan.models.qwen3")
     configs = import_module("torchtitan.config")
     attention = import_module("torchtitan.models.common.attention").ScaledDotProductAttention

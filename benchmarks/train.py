@@ -44,7 +44,7 @@ TUNED = "tuned nanoGPT"
 LIMIT = "limit"
 KERNEL_CASES = "kernels"
 TOLERANCES: dict[Precision, float] = {"fp32": 1e-3, "bf16": 3e-2}
-"""The largest allowed difference of losses without dropout."""
+"""The largest allowed difference of losses without dropout, by number format."""
 MASKED = 0.1
 """The largest allowed difference with dropout, whose masks are each contender's own."""
 RATE = "tokens per processor second"
@@ -107,9 +107,9 @@ ALONE: tuple[Contender, ...] = (OurLayout(OURS), Peer(STOCK, is_tuned=False), Pe
 
 
 def read_size(name: str, precision: Precision = "fp32") -> TrainingSize:
-    """Return the model's configuration and the recipe of a timed training, with its batch and
-    numbers of iterations, by the name of its size: `tiny`, `small` (GPT-2 124M) or `twin`, the twin
-    of the 8.3b recipe. Raises KeyError for another name."""
+    """Return a TrainingSize, the model's configuration and the recipe of a timed training, with its
+    batch and numbers of iterations, by the name of its size: `tiny`, `small` (GPT-2 124M) or
+    `twin`, the twin of the 8.3b recipe. Raises KeyError for another name."""
     if name == "twin":
         twin = read_run_config(model_file("8.3b"), twin=True)
         return size_of(twin.model, twin.train.global_batch_size, precision, iterations=5, warm_up=2)
@@ -152,7 +152,7 @@ def size_of(
 
 def gemm_gflops(precision: Precision) -> float:
     """Time square matrix products of width 1024 in a number format; return the billions of
-    operations per processor second in the best of several tries."""
+    operations per processor second, a float, in the best of several tries."""
     a, b, out = (torch.ones(GEMM_WIDTH, GEMM_WIDTH, dtype=DTYPES[precision]) for _ in range(3))
 
     def multiply() -> None:
@@ -164,9 +164,9 @@ def gemm_gflops(precision: Precision) -> float:
 
 
 def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
-    """Measure the named cases, trainings or `kernels`, by default all, `rounds` times and in
-    processes of their own; return the benchmark's record. Raises BadInput for an unknown name,
-    UserError if a measurement fails."""
+    """Measure the cases in `names`, trainings by name or `kernels`, by default all, `rounds` times
+    and in processes of their own; return the Benchmark, the record. Raises BadInput for an unknown
+    name, UserError if a measurement fails."""
     every = [*(row.name for row in ROWS), KERNEL_CASES]
     if unknown := set(names or ()) - {*every}:
         raise BadInput(f"no case is called {sorted(unknown)[0]!r}; there are: {', '.join(every)}")
@@ -209,8 +209,9 @@ def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
 
 
 def summarize(row: Row, size: TrainingSize, measured: Measured, gflops: Sequence[float]) -> Case:
-    """Return a row's case from the contenders' rounds and the speed of matrix products in each
-    round, `gflops`: rates, peak memory, their ratios with the row's goals, and losses."""
+    """Return the Case of a row from the contenders' rounds, `measured`, and the speed of matrix
+    products in each round, `gflops`: rates, peak memory, their ratios with the row's goals, and
+    losses."""
     speed = rates(size, measured)
     operations = flops_per_token(size.model, causal=True)
     limits = [rate * 1e9 / operations for rate in gflops]
@@ -242,7 +243,7 @@ def summarize(row: Row, size: TrainingSize, measured: Measured, gflops: Sequence
 
 def measure_kernels(precision: Precision, rounds: int, shape: KernelShape) -> list[Case]:
     """Time each kernel that is compiled for CPUs, at a shape and in a number format, beside its
-    reference and, with a C++ compiler, torch.compile; return a case for each kernel."""
+    reference and, with a C++ compiler, torch.compile; return a list of a Case for each kernel."""
     dtype = DTYPES[precision]
     return [
         times_case(f"{name} {precision}", time_kernel(case, "cpu", rounds))

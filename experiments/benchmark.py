@@ -19,7 +19,7 @@ from mlm_repro.lineage.files import Environment, Positive, read_values
 from mlm_repro.lineage.numbers import csv_cell
 
 AGAINST = "against.json"
-"""The record that `mlm-verify against` keeps in its run."""
+"""Name of the file with the record that `mlm-verify against` keeps in its run."""
 MOST = 1e9
 """Largest share of a tolerance that `share_of` states; also the share of any difference where none
 is allowed."""
@@ -33,12 +33,12 @@ class Series(Config):
 
     contender: Name
     measure: Name
-    """The quantity, such as `rate`."""
+    """Name of the quantity, such as `rate`."""
     unit: str = ""
     samples: Annotated[list[int | FiniteFloat], Field(min_length=1)]
     """One sample for each round; in a comparison of engines one for each iteration."""
     kind: Literal["measured", "computed"] = "measured"
-    """computed: a limit, a bound or a closed form."""
+    """Kind of the samples; computed: a limit, a bound or a closed form."""
 
 
 class Ratio(Config):
@@ -69,7 +69,7 @@ class Case(Config):
     series: list[Series] = Field(default_factory=list)
     ratios: list[Ratio] = Field(default_factory=list)
     missing: dict[Name, str] = Field(default_factory=dict)
-    """Contenders that were not measured, with the reason."""
+    """Reason for each contender that was not measured, by its name."""
     losses: dict[str, list[FiniteFloat | None]] = Field(default_factory=dict)
     """Losses of each iteration of the first round, by contender; None for one that is NaN or
     infinite."""
@@ -88,9 +88,9 @@ class Benchmark(Config):
     disagreements: list[str] = Field(default_factory=list)
     """A sentence for each contender or case whose answers differ by more than is allowed."""
     notes: list[str] = Field(default_factory=list)
-    """Sentences on the method."""
+    """Sentences on the method of the measurements."""
     setting: JSON = Field(default_factory=dict)
-    """Settings that all cases share."""
+    """Settings that all cases of the benchmark share."""
     load_average: list[FiniteFloat] = Field(default_factory=list)
     """The machine's load averages over one minute before the run and after it; empty if they were
     not noted."""
@@ -109,8 +109,8 @@ class Table:
 
     @property
     def csv(self) -> str:
-        """The table as CSV text: a line of heads, then the rows. A text that a spreadsheet would
-        take for a formula gets an apostrophe."""
+        """The table as CSV text: a line of heads, then the rows. A cell that a spreadsheet would
+        take for a formula gets an apostrophe before it."""
         buffer = io.StringIO()
         rows = ([csv_cell(cell) for cell in row] for row in (self.heads, *self.rows))
         csv.writer(buffer, lineterminator="\n").writerows(rows)
@@ -130,21 +130,21 @@ def share_of(name: str, distances: Sequence[float], allowed: Sequence[float]) ->
 
 
 def read_benchmark(path: Path) -> Benchmark:
-    """Return the record in a file. Raises IntegrityFailure if the file cannot be read or is not
-    JSON, BadInput if the JSON is not a record."""
+    """Return the Benchmark, a record, in a JSON file. Raises IntegrityFailure if the file cannot be
+    read or is not JSON, BadInput if the JSON is not a record."""
     return parse_config(read_values(path), Benchmark, path.name)
 
 
 def write_benchmark(path: Path, result: Benchmark) -> None:
-    """Write the record to `path` as JSON, replacing a file there. Fields that have their default
-    are omitted, except the environment."""
+    """Write `result`, a benchmark's record, to the file `path` as JSON, replacing a file there.
+    Fields that have their default are omitted, except the environment."""
     values = result.model_dump(mode="json", exclude_defaults=True)
     write_json(path, values | {"environment": result.environment.to_json()})
 
 
 def setting_lines(result: Benchmark) -> list[str]:
-    """Return a line `key: value` for each of the benchmark's settings, which all its cases share; a
-    dict is written as names and values."""
+    """Return a list with a line `key: value` for each of the record's own settings, which all its
+    cases share; a dict is written as names and values."""
     return [
         f"{key}: {named(value) if isinstance(value, dict) else value}"
         for key, value in result.setting.items()

@@ -71,11 +71,11 @@ ABOUT = 0.1
 
 
 class Tolerance(Config):
-    """How much more than by rounding a measurement may differ from claims, which claims, and
-    why."""
+    """A tolerance of measurements: how much more than by rounding a measurement may differ from
+    claims, the ids of these claims, and the reason."""
 
     claims: tuple[str, ...]
-    """Ids; `*` stands for any characters."""
+    """Ids of claims; `*` stands for any characters."""
     tolerance: Annotated[str, Field(pattern=rf"^({TOLERANCE})$")]
     because: str = Field(min_length=1)
 
@@ -89,21 +89,21 @@ class Claim(Config):
 
     id: str
     source: str
-    """Document it was read in."""
+    """Document in which the claim was read."""
     where: str
-    """Table, figure or part of the document."""
+    """Table, figure or part of the document that has the claim."""
     series: str
-    """Row or curve."""
+    """Row of the table or curve of the figure that has the number."""
     x: FiniteFloat | None
     """Position on the x axis; None where the series has no axis."""
     quantity: str
     value: Decimal
-    """The number with the digits that were printed."""
+    """The number with the digits that were printed; 0 for a direction."""
     unit: str
     protocol: str = Field(min_length=1)
-    """Measurement, as far as the source describes it."""
+    """Way of the measurement, as far as the source describes it."""
     says: Says
-    """How the sentence puts it: the required relation of our number follows."""
+    """Class of the sentence, a key of says.toml: the required relation of our number follows."""
     sentence: str
     """Quotation of at most 25 words with its hedge; empty for the cell of a table and the point of
     a figure."""
@@ -120,7 +120,7 @@ class Claim(Config):
     @property
     def asked(self) -> str:
         """A text of all that decides whether a number agrees with the claim: its class, value,
-        unit, tolerance and sentence."""
+        unit, tolerance and sentence, with spaces between."""
         return f"{self.says} {self.value} {self.unit} {self.allowed.tolerance} {self.sentence}"
 
     @property
@@ -129,8 +129,8 @@ class Claim(Config):
         return f"{self.source} {self.where}"
 
     def record(self, experiment: str, x_name: str) -> Record:
-        """Return the published number as a record of the experiment of this name; `x_name` names
-        the x axis."""
+        """Return the published number as a Record of kind "published" of the experiment called
+        `experiment`; `x_name` names the x axis."""
         return Record(
             experiment=experiment,
             series=self.series,
@@ -156,21 +156,21 @@ class Claim(Config):
 
     @property
     def published(self) -> str:
-        """The published value as text with its unit, after a word such as "about"; a direction is
-        "> 0" or "< 0"."""
+        """The published value as text with its unit, after a word such as "about" that its class
+        gives; a direction is "> 0" or "< 0"."""
         if self.is_direction:
             return "> 0" if self.says == "at least" else "< 0"
         return f"{SAYS[self.says]['before']}{self.value:f} {self.unit}".rstrip()
 
     @cached_property
     def allowed(self) -> Tolerance:
-        """The tolerance of a measurement that answers the claim: the first in tolerances.toml that
+        """The Tolerance of a measurement that answers the claim: the first in tolerances.toml that
         names it, else the rounding of the printed digits."""
         return next((each for each in every_tolerance() if matches(self, each.claims)), DIGITS)
 
     @property
     def printed(self) -> Range:
-        """The range of numbers that round to the printed digits; an exact count is its own range,
+        """The Range of numbers that round to the printed digits; an exact count is its own range,
         and "about" allows a tenth either way."""
         value = float(self.value)
         read = as_range(value) if self.allowed.tolerance == "exact" else Range.printed(self.value)
@@ -181,11 +181,11 @@ class Claim(Config):
         return read
 
     def bounds(self, measured: bool = True) -> tuple[float, float]:
-        """Return the least and the greatest number that agrees with the claim; an end that the
-        claim leaves open is infinite.
+        """Return a pair, the least and the greatest number that agrees with the claim; an end that
+        the claim leaves open is infinite.
 
-        A measured number has the tolerance; a number computed from other printed numbers has
-        rounding alone.
+        If `measured` is true, the claim's tolerance counts; a number computed from other printed
+        numbers has rounding alone.
         """
         if self.is_direction:
             return (
@@ -203,7 +203,7 @@ class Claim(Config):
         """Return True if the number, or one in the range, can have the claimed relation to the
         published value.
 
-        Rounding counts in its favour, and so does the tolerance if the number was measured.
+        Rounding counts in its favour, and so does the claim's tolerance if `measured` is true.
         """
         ours = as_range(number)
         low, high = self.bounds(measured)
@@ -242,21 +242,21 @@ class Part(Config):
     workloads: str
     """Name of a set in the `*-runs.csv` files of `experiments/published`."""
     x: str = ""
-    """Column of the x axis; empty without an axis."""
+    """Column of the workloads' files that is the x axis; empty without an axis."""
     baseline: str = ""
     """Set whose first row ratios refer to; empty for this set."""
     simulated: tuple[str, ...] = ()
     """Quantities derived from the time of an iteration or of a layer, the one that fits use
     first."""
     computed: tuple[str, ...] = ()
-    """Quantities in closed form."""
+    """Quantities that are computed in closed form."""
 
 
 class Arithmetic(Config):
     """A printed number that can be computed from other printed numbers, and the operation."""
 
     claim: str
-    """Id of the claim."""
+    """Id of the claim whose number is computed."""
     of: tuple[str, ...]
     """Ids of the numbers that it is made of; `*` stands for any characters."""
     over: str = ""
@@ -269,11 +269,12 @@ class Arithmetic(Config):
     percent: Literal["", "more", "less"] = ""
     """Say a quotient as percent more or less than 1."""
     exponent: tuple[float, float] = (1.0, 1.0)
-    """Numerator and denominator of a power."""
+    """Numerator and denominator of the power for `how` = "power"."""
 
     def worked_out(self, says: Says) -> Range:
-        """Return the number that follows from the printed digits of the claims, with the range that
-        rounding allows. `says` is the class of the claim that it answers.
+        """Return, as a Range, the number that follows from the printed digits of the claims that
+        `of` and `over` name, with the range that rounding allows. `says` is the class of the claim
+        that it answers.
 
         Of several results, the classes "at least" and "for all" take the least, other classes the
         largest.
@@ -320,11 +321,11 @@ class Arm(Config):
     """One of the recipes that an ablation compares, as changes to the common recipe."""
 
     name: str
-    """Series of its records."""
+    """Name of the arm, and series of its records."""
     model: JSON = Field(default_factory=dict)
     train: JSON = Field(default_factory=dict)
     rates: tuple[float, ...] = ()
-    """Learning rates to try instead of the ablation's."""
+    """Learning rates to try for this arm in place of the ablation's."""
     of_rate: float = Field(default=1.0, gt=0)
     """Multiplier on the learning rate that the search found."""
     rate_of: str = Field(default="", exclude_if=operator.not_)
@@ -361,7 +362,8 @@ class Effect(Config):
 
     @property
     def claimed(self) -> str:
-        """The claimed range of the difference in words: `above 0`, `above -0.05 and below 0.05`."""
+        """The claimed range of the difference in words: `above 0`, `above -0.05 and below 0.05`;
+        empty without a bound."""
         ends = (("above", self.above), ("below", self.below))
         return " and ".join(f"{side} {end:g}" for side, end in ends if end is not None)
 
@@ -383,21 +385,21 @@ class Ablation(Config):
     """Learning rates that every arm is tried at with a seed of its own; it is trained at the
     best."""
     search_share: float = Field(default=0.2, gt=0, le=1)
-    """Length of a trial over that of a training."""
+    """Length of a trial of a learning rate as a share of a training's."""
     finder: tuple[float, float] | None = None
     """Lowest and highest rate of a learning-rate finder's sweep over as many iterations, which
     gives the rate in place of trials; None if trials give it."""
     seeds: int = Field(default=5, ge=5, le=8)
     """Number of seeds for every arm; the forecast's digest gives them."""
     level: float = Field(default=0.95, gt=0, lt=1)
-    """Level of the paired t intervals over seeds."""
+    """Level of the paired t intervals over seeds, a fraction."""
 
 
 class Expected(Config):
-    """expected.toml: the claims an experiment answers."""
+    """expected.toml: the claims that an experiment answers."""
 
     claims: tuple[str, ...]
-    """Ids; `*` stands for any characters."""
+    """Ids of the claims; `*` stands for any characters."""
 
 
 class Experiment(Config):
@@ -407,16 +409,16 @@ class Experiment(Config):
     name: str
     title: str
     shows: str
-    """One sentence about what it shows."""
+    """One sentence about what the table or figure shows."""
     chart: Literal["curves", "table"] = "curves"
-    """Form of the exhibit in the report."""
+    """Form of the experiment's exhibit in the report."""
     parts: tuple[Part, ...] = ()
     arithmetic: tuple[Arithmetic, ...] = ()
-    """Claims that follow from other claims."""
+    """Claims whose numbers follow from other claims' numbers."""
     reproduction: str = ""
-    """Model whose reproduction (`mlm-experiment reproduce`) answers it."""
+    """Model whose reproduction (`mlm-experiment reproduce`) answers the experiment's claims."""
     ablation: Ablation | None = None
-    """Trainings that `mlm-experiment ablate` makes for it."""
+    """Trainings that `mlm-experiment ablate` makes for the experiment."""
     measures: str = ""
     """Measurement that `mlm-experiment run` makes for it on this machine, a name of
     `MEASUREMENTS`."""
@@ -426,12 +428,12 @@ class Experiment(Config):
 
     @cached_property
     def claims(self) -> tuple[Claim, ...]:
-        """The claims that the experiment answers, in the catalogue's order."""
+        """A tuple of the Claims that the experiment answers, in the catalogue's order."""
         return tuple(claim for claim in every_claim() if matches(claim, self.expected.claims))
 
     def produces(self, quantity: str) -> bool:
-        """Return True if running the experiment may give numbers of this quantity. An experiment
-        that measures, trains or has arithmetic may give any."""
+        """Return True if running the experiment may give numbers of this quantity, a name. An
+        experiment that measures, trains or has arithmetic may give any."""
         return bool(self.reproduction or self.ablation or self.measures or self.arithmetic) or any(
             quantity in (*part.simulated, *part.computed) for part in self.parts
         )
@@ -439,13 +441,14 @@ class Experiment(Config):
 
 @cache
 def every_claim() -> tuple[Claim, ...]:
-    """Return every published claim that this suite ships, in the order of file names and rows; the
-    files are read once."""
+    """Return a tuple of every published Claim that this suite ships, in the order of file names and
+    rows; the files are read once a process."""
     return load_claims(CLAIMS)
 
 
 def load_claims(folder: Path) -> tuple[Claim, ...]:
-    """Return the claims in the folder's CSV files, in the order of file names and rows.
+    """Return a tuple of the Claims in the CSV files of `folder`, in the order of file names and
+    rows.
 
     Raises BadInput if a file cannot be read, and with file and line if a row is not a valid claim.
     """
@@ -459,7 +462,8 @@ def load_claims(folder: Path) -> tuple[Claim, ...]:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file as dicts by column name.
+    """Return a list of the rows of a CSV file as dicts of texts by column name; the first line has
+    the names.
 
     Raises BadInput if it cannot be read.
     """
@@ -472,7 +476,8 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 @cache
 def every_tolerance() -> tuple[Tolerance, ...]:
-    """Return the tolerances in tolerances.toml in the file's order; the file is read once."""
+    """Return a tuple of the Tolerances in tolerances.toml in the file's order; the file is read
+    once a process."""
     return tuple(Tolerance(**row) for row in read_toml(CLAIMS / "tolerances.toml")["tolerances"])
 
 
@@ -524,8 +529,8 @@ class Errata(Config):
 
 
 def matches(claim: Claim, patterns: Iterable[str]) -> bool:
-    """Return True if one of the patterns matches the claim's whole id; `*` stands for any
-    characters."""
+    """Return True if one of the patterns matches the claim's whole id; in a pattern `*` stands for
+    any characters."""
     return _expression(tuple(patterns)).match(claim.id) is not None
 
 
@@ -536,12 +541,12 @@ def _expression(patterns: tuple[str, ...]) -> re.Pattern[str]:
 
 @cache
 def read_errata() -> Errata:
-    """Return the content of errata.toml, which is read once."""
+    """Return errata.toml as an Errata. The file is read once a process."""
     return load_config(CLAIMS / "errata.toml", Errata)
 
 
 def erratum_of(claim: Claim) -> Erratum | None:
-    """Return the first erratum in errata.toml that names this claim; None if there is none."""
+    """Return the first Erratum in errata.toml that names this claim; None if there is none."""
     return next(
         (erratum for erratum in read_errata().errata if matches(claim, erratum.claims)), None
     )
@@ -555,11 +560,12 @@ def group_of(claim: Claim, groups: Mapping[str, Iterable[str]]) -> str | None:
 
 @cache
 def load_experiments() -> Mapping[str, Experiment]:
-    """Return all experiments by name, in the order of their names: figure-6 before figure-11, years
-    before words. Their files are read once."""
+    """Return a dict of all Experiments by name, in the order of their names: figure-6 before
+    figure-11, years before words. Their files are read once a process. Raises BadInput if a file is
+    not valid."""
 
     def natural(experiment: Experiment) -> list[int | str]:
-        """Return an experiment's sort key, which puts figure-6 before figure-11."""
+        """Return an experiment's sort key, a list, which puts figure-6 before figure-11."""
         return [
             int(part) if part.isdigit() else part for part in re.split(r"(\d+)", experiment.name)
         ]
@@ -574,7 +580,7 @@ def load_experiments() -> Mapping[str, Experiment]:
 
 
 def find_experiment(name: str) -> Experiment:
-    """Return the experiment of this name, such as "2021/figure-11". Raises BadInput if there is
+    """Return the Experiment called `name`, such as "2021/figure-11". Raises BadInput if there is
     none."""
     experiments = load_experiments()
     if name not in experiments:
@@ -584,7 +590,7 @@ def find_experiment(name: str) -> Experiment:
 
 
 def ablation_of(experiment: Experiment) -> Ablation:
-    """Return the experiment's ablation. Raises BadInput if it has none."""
+    """Return the experiment's Ablation. Raises BadInput if it has none."""
     if experiment.ablation is None:
         names = ", ".join(other.name for other in load_experiments().values() if other.ablation)
         raise BadInput(

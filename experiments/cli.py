@@ -344,5 +344,5 @@ def _chosen(name: str | None, every: bool) -> "list[Experiment]":
 
 
 def main() -> None:
-    """Run the command line of `mlm-experiment`."""
+    """Run the command line of `mlm-experiment` and exit the process with its code."""
     run_command(app)

@@ -34,11 +34,12 @@ EVALUATIONS = "evaluations.jsonl"
 EXPERIMENTS = "experiments"
 """Kind and name of a study of the runs of several experiments."""
 TRAININGS_APART = "training"
-"""Folder in which the first release kept trainings."""
+"""Name of the folder of a study in which the first release kept trainings."""
 FORMER_EVALUATIONS = "evaluations"
-"""Folder in which the first release kept evaluations."""
+"""Name of the folder of a reproduction in which the first release kept evaluations."""
 EVALUATIONS_APART = ".evaluations"
-"""Hidden folder in which new evaluations wait until `join_evaluations`."""
+"""Name of the hidden folder of a reproduction in which new evaluations wait until
+`join_evaluations`."""
 STAND_IN = "a stand-in for the released weights"
 """First words of a record's note if other weights were scored, or only a part of the test."""
 SMOOTHING = 0.9
@@ -55,7 +56,7 @@ class KeptRun(FileSchema, extra="forbid"):
     """A line of runs.jsonl: the parts of a run that a study keeps."""
 
     name: str
-    """Name of the run in the study."""
+    """Name of the run in the study, of its directory or, in a reproduction, of the model."""
     manifest: JSON | None = None
     seal: JSON | None = None
     """Completion marker of the run; None for a training whose loss stopped being a number, and for
@@ -73,8 +74,8 @@ class KeptRun(FileSchema, extra="forbid"):
 
     @classmethod
     def of(cls, run: Path, **more: Any) -> Self:
-        """Return a line with what a run's directory has: its name and, where they exist, its
-        manifest, completion marker and summary.
+        """Return a line of runs.jsonl, a KeptRun, with the content of a run's directory: its name
+        and, where they exist, its manifest, completion marker and summary.
 
         `more` sets further fields, or the name.
         """
@@ -87,8 +88,9 @@ class KeptRun(FileSchema, extra="forbid"):
         return cls(**{"name": run.name, **here, **more})
 
     def check_seal(self, others: Mapping[str, bytes] | None = None) -> None:
-        """Check that manifest, summary, not_run.json and `others` (contents by file name) are those
-        of the completion marker; the metrics are not checked.
+        """Check that this line's manifest, summary and refused rows, as files, and `others` (bytes
+        by file name) are those of its completion marker; the metrics are not checked. No file is
+        read.
 
         Raises IntegrityFailure if one differs from the sealed content, or if the marker was edited.
         Without a marker nothing is checked.
@@ -110,8 +112,8 @@ class KeptRun(FileSchema, extra="forbid"):
 
 
 def read_runs(study: Path) -> dict[str, KeptRun]:
-    """Return the runs that the study in this directory keeps, by name; empty if it keeps no runs
-    yet.
+    """Return a dict by name of the KeptRuns that the study in the directory `study` keeps; empty if
+    it keeps no runs yet.
 
     Without runs.jsonl, the first release's folder of trainings is read. Raises IntegrityFailure if
     a line is damaged or two lines have one name.
@@ -125,7 +127,8 @@ def read_runs(study: Path) -> dict[str, KeptRun]:
 
 
 def write_runs(study: Path, runs: Iterable[KeptRun]) -> None:
-    """Write the runs to the study's runs.jsonl, sorted by name, replacing the runs kept before."""
+    """Write the runs to runs.jsonl in the directory `study`, sorted by name; a file that is there
+    is replaced, and its runs with it."""
     write_lines(study / RUNS, sorted(runs, key=attrgetter("name")))
 
 
@@ -133,15 +136,16 @@ class KeptEvaluation(FileSchema, extra="forbid"):
     """A line of evaluations.jsonl of a reproduction: a file that `mlm-eval --json` wrote."""
 
     name: str
-    """Model and protocol, with a hyphen between them."""
+    """Names of the model and the protocol, with a hyphen between them."""
     result: JSON
 
 
 def read_evaluations(study: Path) -> dict[str, JSON]:
-    """Return a reproduction's results as JSON objects, by model and protocol with a hyphen between
-    them: the joined ones and those that still lie in folders, which win.
+    """Return a dict of the results, JSON objects, of the reproduction in the directory `study`, by
+    model and protocol with a hyphen between them: those in evaluations.jsonl and those that still
+    lie in folders, which win.
 
-    Raises IntegrityFailure for a damaged file, or for two joined results of one name.
+    Raises IntegrityFailure for a damaged file, or for two results of one name in evaluations.jsonl.
     """
     path = study / EVALUATIONS
     lines = read_lines(path, KeptEvaluation) if path.is_file() else []
@@ -155,8 +159,8 @@ NamedT = TypeVar("NamedT", "KeptRun", "KeptEvaluation")
 
 
 def _by_name(lines: Sequence[NamedT], study: Path) -> dict[str, NamedT]:
-    """Return lines of runs.jsonl or of evaluations.jsonl in the directory `study` as a dict by
-    name. Raises IntegrityFailure if two lines have the same name."""
+    """Return `lines`, read from runs.jsonl or evaluations.jsonl, as a dict by name. Raises
+    IntegrityFailure, which names the directory `study`, if two have the same name."""
     named = {line.name: line for line in lines}
     if len(named) < len(lines):
         raise IntegrityFailure(
@@ -167,8 +171,8 @@ def _by_name(lines: Sequence[NamedT], study: Path) -> dict[str, NamedT]:
 
 
 def join_evaluations(study: Path) -> None:
-    """Write all results of a reproduction, also those in its folders of single results, into its
-    evaluations.jsonl, sorted by name, then delete these folders."""
+    """Write all results of the reproduction in the directory `study`, also those in its folders of
+    single results, into its evaluations.jsonl, sorted by name, then delete these folders."""
     results = sorted(read_evaluations(study).items())
     write_lines(
         study / EVALUATIONS, (KeptEvaluation(name=name, result=result) for name, result in results)
@@ -187,7 +191,7 @@ class RateSweep(FileSchema):
     @property
     def lowest_rate(self) -> float | None:
         """The rate at the lowest smoothed loss before divergence; None if the smoothed loss was
-        lowest at its start."""
+        lowest at its start or there is no loss."""
         average = 0.0
         smoothed = []
         for count, loss in enumerate(self.losses, 1):
@@ -207,14 +211,15 @@ class Comparison(FileSchema):
     """Index of the smaller model; `larger` is the larger model's index."""
     larger: int
     difference: Finite
-    """Bits per byte: the larger model's minus the smaller's."""
+    """Difference in bits per byte: the larger model's minus the smaller's."""
     low: Finite
     """Lower end of the 90 % interval; `high` is the upper end."""
     high: Finite
 
     def sentence(self, names: Sequence[str]) -> str:
-        """Return the difference in words, without a full stop; they mention it if the interval
-        contains zero. `names[index]` is the name of the model with this index."""
+        """Return the difference in words, with the ends of its interval, without a full stop; they
+        mention it if the interval contains zero. `names[index]` is the name of the model with this
+        index."""
         least = -self.high
         size = -self.difference
         most = -self.low
@@ -246,13 +251,13 @@ class ReproductionScores(FileSchema):
     """scores.json of a reproduction: paired differences between its models on the same text."""
 
     text: str
-    """Protocol of the text."""
+    """Name of the protocol by which the text was scored."""
     articles: int
     seeds: int
     models: list[str]
-    """Names, smallest first."""
+    """Names of the models, smallest first."""
     comparisons: list[Comparison]
-    """Comparisons of neighbours in size."""
+    """Comparisons of the models that are neighbours in size."""
 
     @model_validator(mode="after")
     def _is_of_its_models(self) -> Self:
@@ -272,8 +277,8 @@ class ReproductionScores(FileSchema):
         return f"{self.text.removesuffix('-perplexity')}_bits_per_byte"
 
     def sentences(self, labels: Mapping[str, str]) -> list[str]:
-        """Return a sentence for each paired difference, and one on the articles and seeds of the
-        intervals. `labels` has the names to show, by model.
+        """Return a list with a sentence for each paired difference, and one on the articles and
+        seeds of the intervals. `labels` has the names to show, by model.
 
         Empty if nothing is compared.
         """
@@ -310,19 +315,19 @@ class EffectForecast(FileSchema):
 
     @property
     def made_of(self) -> dict[str, str]:
-        """The digests of the trials of learning rates that did not diverge, by name."""
+        """A dict by name of the digests of the trials of learning rates that did not diverge."""
         return {trial: digest for trial, digest in self.searched.items() if digest}
 
 
 class VerdictScore(FileSchema):
-    """verdicts.json, which a clone's `python -m tests.mutation` writes: which verdicts could have
-    failed."""
+    """verdicts.json, which a clone's `python -m tests.mutation` writes: the verdicts that could
+    have failed, counted in a sentence."""
 
     sentence: str
-    """The score in words."""
+    """Sentence on how many verdicts could have failed."""
 
 
 def origin_of(manifest: Manifest) -> JSON:
-    """Return, as a dict, the fields of a record that name its run, `source` and `digest`, from the
-    run's manifest."""
+    """Return a dict of the fields of a record that name its run, `source` and `digest`, from the
+    run's manifest: NAME-IDENTITY, and the digest of its configuration."""
     return {"source": f"{manifest.name}-{manifest.identity[:8]}", "digest": manifest.config_digest}

@@ -24,15 +24,15 @@ from mlm_repro.experiments.simulator.workload import Workload, Workloads, checke
 from mlm_repro.lineage.atomic import JSON
 
 TABLE_2_TOKENS = 300e9
-"""Training tokens in the 2021 paper's Table 2."""
+"""Number of training tokens in the 2021 paper's Table 2."""
 
 
 def simulated_values(
     name: str, row: Simulated, prediction: Prediction, ratio: ErrorInterval | None
 ) -> JSON:
     """Return a dict with fields of a record, `quantity`, `kind`, `value`, `low` and `high`, for the
-    quantity `name`, a key of `QUANTITIES`, of a simulated workload. The value follows from the
-    row's seconds, the ends from the low and the high seconds of the prediction.
+    quantity `name`, a key of `QUANTITIES`, of the simulated workload `row`. The value follows from
+    the row's seconds, the ends from the low and the high seconds of its prediction.
 
     For a quantity relative to the first workload, `ratio` gives the ends if it is not None: value /
     ratio.high and value / ratio.low. The first workload itself then has no `low` and `high`.
@@ -52,10 +52,11 @@ def simulated_values(
 def layer_values(
     name: str, machine: Machine, workload: Workload, first: Workload, interval: ErrorInterval
 ) -> JSON:
-    """Return a dict with fields of a record, `quantity`, `kind`, `value`, `low` and `high`, for a
-    simulated quantity of one layer: milliseconds of its forward or its backward pass, or the
-    percentage by which both together take longer than the first workload's. The ends are the value
-    with the layer's time multiplied by the ends of `interval`."""
+    """Return a dict with fields of a record, `quantity`, `kind`, `value`, `low` and `high`, for the
+    quantity `name` of one layer, one of `LAYER`, simulated: milliseconds of the layer's forward or
+    its backward pass, or the percentage by which both passes together take longer than those of
+    `first`, a workload. The ends are the value with the layer's time multiplied by the ends of
+    `interval`."""
     forward, backward = layer_passes(machine, Workloads.of([workload]))
     first_forward, first_backward = layer_passes(machine, Workloads.of([first]))
     total = float((forward + backward)[0])
@@ -73,7 +74,7 @@ def layer_values(
 
 
 LAYER = ("forward_milliseconds", "backward_milliseconds", "overhead_percent")
-"""Simulated quantities of one layer, which `layer_values` gives."""
+"""Names of the simulated quantities of one layer, which `layer_values` gives."""
 
 
 def _training_days(row: Row, first: Row) -> Range:
@@ -94,9 +95,9 @@ def _training_days_equation_4(row: Row, first: Row) -> Range:
 
 
 def _utilisation(row: Row, again: float) -> Range:
-    """Return, as a range, the percentage of its GPUs' peak FLOP/s that a published row reaches
-    (2022 paper, Equation 7). `again` · Bs²h further operations a layer are counted for recomputed
-    attention; 0 counts none."""
+    """Return, as a Range, the percentage of the peak FLOP/s of its GPUs that the published row
+    `row` reaches (2022 paper, Equation 7). `again` · Bs²h further operations a layer are counted
+    for recomputed attention; 0 counts none."""
     w = workload_of(row)
     config = checked_config(w)
     flops = flops_per_iteration(config.model, config.train, recompute=False)
@@ -106,16 +107,17 @@ def _utilisation(row: Row, again: float) -> Range:
 
 
 def _extra_activations(row: Row, first: Row) -> float:
-    """Return the activations of the first pipeline stage outside its layers, as a percentage of all
-    activations there (2022 paper, Section 4.3)."""
+    """Return, as a float, the activations of the first pipeline stage outside its layers, as a
+    percentage of all activations there, for the workload in `row` (2022 paper, Section 4.3).
+    `first` is not used."""
     w = workload_of(row)
     extra = w.pp / w.layers + (4 / w.layers * (1 + w.vocab / w.hidden) if w.pp == 1 else 0.0)
     return 100 * extra / (34 + 5 * w.heads * w.seq / w.hidden + extra)
 
 
 def bert_of(row: Row) -> ModelConfig:
-    """Return the model configuration of a BERT with the shape of a row of workloads; the vocabulary
-    is not padded."""
+    """Return the ModelConfig of a BERT with the shape of a row of workloads; the vocabulary is not
+    padded."""
     workload = workload_of(row)
     return ModelConfig(
         family="bert",
@@ -134,8 +136,9 @@ def _bubble_share(row: Row, first: Row) -> float:
 
 
 def _state_gigabytes(row: Row, first: Row) -> float:
-    """Return the gigabytes (10⁹ bytes) of parameters, gradients and optimizer state on a rank, from
-    the row's number of parameters, its ranks and its stage of ZeRO.
+    """Return, as a float, the gigabytes (10⁹ bytes) of parameters, gradients and optimizer state on
+    a rank, from the row's number of parameters, its ranks and its stage of ZeRO. `first` is not
+    used.
 
     ZeRO stage 1 divides the optimizer state over the ranks, stage 2 also gradients, stage 3 also
     parameters.
@@ -203,5 +206,5 @@ FORMULAS: dict[str, Callable[[Row, Row], Range | float]] = {
         / 1e9
     ),
 }
-"""Functions that compute a quantity in closed form, by the quantity's name. Each takes a row of
-`published_rows` and the first such row of its series."""
+"""Functions that return a quantity in closed form, a float or a Range, by the quantity's name. Each
+takes a row of `published_rows` and the first such row of its series."""

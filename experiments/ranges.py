@@ -21,14 +21,15 @@ class Range:
 
     @classmethod
     def printed(cls, number: Decimal) -> Self:
-        """Return the range of a printed number: half a unit of its last digit either way."""
+        """Return the Range of a printed number, a Decimal with the digits that were printed: half a
+        unit of its last digit either way."""
         half = Decimal(1).scaleb(int(number.as_tuple().exponent)) / 2
         return cls(float(number), float(number - half), float(number + half))
 
     def _joined(
         self, operation: Callable[[float, float], float], other: "Range | float"
     ) -> "Range":
-        """Return the range of an operation on this number and the other, a range or a plain number:
+        """Return the Range of an operation on this number and `other`, a Range or a plain number:
         the operation on both values, and its least and greatest result at their ends."""
         b = as_range(other)
         corners = list(starmap(operation, product((self.low, self.high), (b.low, b.high))))
@@ -47,13 +48,13 @@ class Range:
 
 
 def as_range(number: Range | float) -> Range:
-    """Return the number as a range; a plain number becomes one without width."""
+    """Return `number` as a Range; a plain number becomes one without width."""
     return number if isinstance(number, Range) else Range(number, number, number)
 
 
 def farthest(pick: Callable[[Iterable[float]], float], ranges: Iterable[Range]) -> Range:
-    """Return a new range: its value, low end and high end are each the largest among the `ranges`
-    if `pick` is max, the smallest if it is min."""
+    """Return a new Range: its value, low end and high end are each the largest among the `ranges`,
+    of which there must be one, if `pick` is max, the smallest if it is min."""
     every = list(ranges)
     return Range(
         *(pick(getattr(number, end) for number in every) for end in ("value", "low", "high"))

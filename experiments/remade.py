@@ -92,9 +92,9 @@ OF_TEXT = "*evaluations*: *num_*, *data_*, *blocks, *perplexity_standard_error"
 
 
 def models(run: Path) -> Comparisons:
-    """Yield comparisons for a reproduction: of its summary with the manifest, with the data card
-    and with the published models that the target and the recipes give, and of the data card's own
-    counts. Some contradictions are yielded as sentences."""
+    """Yield comparisons for the reproduction in the directory `run`: of its summary with the
+    manifest, with the data card and with the published models that the target and the recipes give,
+    and of the data card's own counts. Some contradictions are yielded as sentences."""
     summary = _summary(run)
     manifest = _manifest(run)
     config = manifest.config
@@ -128,8 +128,9 @@ def models(run: Path) -> Comparisons:
 
 
 def evaluations(run: Path) -> Comparisons:
-    """Yield comparisons of every evaluation of a reproduction: its checkpoint, tokenizer, kind,
-    derived numbers and, as far as its text is on this machine, its counts."""
+    """Yield comparisons of every evaluation of the reproduction in the directory `run`: its
+    checkpoint, tokenizer, kind, derived numbers and, as far as its text is on this machine, its
+    counts."""
     summary = _summary(run)
     kind = "scaled" if summary.mode == "scaled" else "measured"
     results = results_of(run, summary)
@@ -157,9 +158,9 @@ def evaluations(run: Path) -> Comparisons:
 def _counted_again(
     run: Path, result: PerplexityResult | ClozeResult, model: ReproducedModel, where: str
 ) -> Comparisons:
-    """Yield comparisons of an evaluation's counts with the ones that its text and tokenizer give,
-    and of its number of right answers with the kept answers. Whatever is not on this machine is
-    yielded as absent. `where` names the evaluation in sentences."""
+    """Yield comparisons of the counts of `result`, an evaluation of `model`, with the ones that its
+    text and tokenizer give, and of its number of right answers with the kept answers. Whatever is
+    not on this machine is yielded as an Absent. `where` names the evaluation in sentences."""
     training = training_place(model.run, run.parent)
     config = _manifest(run).config
     limit = config["examples" if isinstance(result, ClozeResult) else "windows"]
@@ -193,9 +194,9 @@ def _counted_again(
 
 
 def records(run: Path) -> Comparisons:
-    """Yield comparisons of a reproduction's scores and records with those that are derived again
-    from its files. The published claims' wording is not compared. If the run keeps no metrics,
-    records along a curve are yielded as absent."""
+    """Yield comparisons of the scores and records of the reproduction in the directory `run` with
+    those that are derived again from its files. The published claims' wording is not compared. If
+    the run keeps no metrics, records along a curve are not compared, and an Absent says so."""
     summary = _summary(run)
     if (run / SCORES).is_file():
         scores = read_document(run / SCORES, ReproductionScores)
@@ -213,8 +214,8 @@ def records(run: Path) -> Comparisons:
 
 
 def forecast(run: Path) -> Comparisons:
-    """Yield comparisons of a forecast with the digest that it was sealed with, and of the trials
-    that it names with the manifest's parents."""
+    """Yield comparisons for the forecast in the directory `run`: of its digest with the one that it
+    was sealed with, and of the trials that it names with the manifest's parents."""
     yield Remade(
         f"{FORECAST}: digest", sha256_file(run / FORECAST), _manifest(run).config["sha256"]
     )
@@ -246,9 +247,9 @@ def _summary(run: Path) -> ReproductionSummary:
 
 
 def trainings(run: Path) -> Comparisons:
-    """Yield comparisons of a reproduction's summary and kept curves with the training run of every
-    model, and of its data card and ledger with the training's dataset. A training that is not on
-    this machine is yielded as absent."""
+    """Yield comparisons of the summary and the kept curves of the reproduction in the directory
+    `run` with the training run of every model, and of its data card and ledger with the training's
+    dataset. A training that is not on this machine is yielded as an Absent."""
     summary = _summary(run)
     parents = _manifest(run).parents
     models = {model.run.rpartition("-")[0]: model for model in summary.models}
@@ -299,9 +300,9 @@ def trainings(run: Path) -> Comparisons:
 
 
 def numbers(run: Path) -> Comparisons:
-    """Yield comparisons of an experiment's records with the digest that the run was begun with, and
-    of simulated ones with their values computed again. Raises IntegrityFailure for a damaged
-    run."""
+    """Yield comparisons of the records of the run of an experiment in the directory `run` with the
+    digest that the run was begun with, and of simulated ones with their values computed again.
+    Raises IntegrityFailure for a damaged run."""
     load_results([run])
     refused = read_values(run / NOT_RUN) if (run / NOT_RUN).is_file() else []
     yield from _begun_with(run, _manifest(run), read_records(run / RECORDS), refused)
@@ -309,9 +310,9 @@ def numbers(run: Path) -> Comparisons:
 
 
 def study(run: Path) -> Comparisons:
-    """Yield comparisons of the records of each run that a study of experiments keeps with what that
-    run was sealed with, and of simulated ones with their values computed again. Raises
-    IntegrityFailure for a damaged study."""
+    """Yield comparisons of the records of each run that the study of experiments in the directory
+    `run` keeps with the digest that the kept run was begun with, and of simulated ones with their
+    values computed again. Raises IntegrityFailure for a damaged study."""
     load_results([run])
     records = read_records(run / RECORDS)
     due = {}
@@ -350,8 +351,9 @@ def _begun_with(
 
 
 def _numbers_again(run: Path) -> Comparisons:
-    """Yield comparisons of the records of every simulated run, which is the given run or one that a
-    study keeps, with records computed again. Measured ones are yielded as absent."""
+    """Yield comparisons of the records of every simulated run, which is the run in the directory
+    `run` or one that this study keeps, with records computed again. For a measured run an Absent is
+    yielded."""
     for part in parts_of(run):
         config = part.manifest["config"]
         experiment = load_experiments().get(config["experiment"]["name"])
@@ -363,21 +365,21 @@ def _numbers_again(run: Path) -> Comparisons:
 
 
 def made_again(experiment: Experiment, mode: str) -> list[Record] | None:
-    """Return an experiment's records, computed again, if the `mode` of its run is "simulate"; None
-    for another mode, whose numbers this machine would have to measure."""
+    """Return a list of an experiment's Records, computed again, if `mode`, that of its run, is
+    "simulate"; None for another mode, whose numbers this machine would have to measure."""
     return [each.record for each in worked_out(experiment).numbers] if mode == "simulate" else None
 
 
 def values_of(records: Iterable[Record]) -> dict[str, float]:
-    """Return the records' values as a dict by texts `SERIES QUANTITY (KIND) at X`."""
+    """Return a dict of the records' values by the text `SERIES QUANTITY (KIND) at X` of each."""
     return {f"{x.series} {x.quantity} ({x.kind}) at {x.x}": x.value for x in records}
 
 
 def ablation(run: Path) -> Comparisons:
-    """Check that an ablation's records follow from its kept trainings, and yield comparisons of the
-    kept trainings with their runs. A run that is not on disk is yielded as absent, and a training
-    without a seal is not compared. Raises IntegrityFailure if records or forecast disagree with the
-    trainings."""
+    """Check that the records of the ablation in the directory `run` follow from its kept trainings,
+    and yield comparisons of the kept trainings with their runs. A run that is not on disk is
+    yielded as an Absent, and a training without a seal is not compared. Raises IntegrityFailure if
+    records or forecast disagree with the trainings."""
     load_results([run])
     for name, kept_run in read_runs(run).items():
         place = run.parent / name
@@ -397,12 +399,12 @@ def _settings(section: str, model: type[BaseModel]) -> Callable[[JSON], JSON]:
 
 
 INNER_RUNS = rf"experiments?-{NAME}/(manifest\.json|(runs|records)\.jsonl|not_run\.json|{MARKER})"
-"""Files of the runs of experiments inside a reproduction."""
+"""Pattern of the files of the runs of experiments inside a reproduction."""
 FORMER_PARTS = (
     rf"examples\.jsonl|evaluations/{NAME}\.json"
     rf"|training/{NAME}/(metrics\.jsonl|(summary|timeline)\.json)"
 )
-"""Files of a reproduction of the first release."""
+"""Pattern of the files that only a reproduction of the first release has."""
 KINDS = {
     "experiment": Kind(
         {RECORDS: None},

@@ -20,9 +20,9 @@ from mlm_repro.lineage.run import RunDirectory
 
 def run_named(experiments: Sequence[Experiment], runs: Path, limit: int | None = None) -> None:
     """Simulate, compute and measure everything in the experiments that this machine can, print the
-    numbers, and seal measured ones as a run below `runs`, whose path is printed. A single
-    experiment on a reproduction makes the reproduction; for a single ablation BadInput is raised.
-    `limit` is the most windows of a test for released weights.
+    numbers, and seal measured ones as a run below the folder `runs`, whose path is printed. A
+    single experiment on a reproduction makes the reproduction; for a single ablation BadInput is
+    raised. `limit` is the most windows of a test for released weights, None for all.
 
     Several experiments become one study below `runs`. An experiment that trains models, takes long,
     or lacks files or a library is then skipped with a message; of simulated and computed numbers
@@ -47,8 +47,9 @@ def run_named(experiments: Sequence[Experiment], runs: Path, limit: int | None =
 def _runs_of(
     experiment: Experiment, runs: Path, limit: int | None, several: bool
 ) -> Iterator[RunDirectory]:
-    """Run an experiment, print its numbers and yield its sealed run if it measures something. An
-    experiment on a reproduction makes the reproduction below `runs` and yields nothing.
+    """Run an experiment, print its numbers and yield the RunDirectory of its sealed run, below the
+    folder `runs`, if it measures something. An experiment on a reproduction makes the reproduction
+    below `runs` and yields nothing.
 
     With `several`, an experiment that trains models is skipped with a message, and of computed
     numbers only the count is printed. Raises BadInput for a single ablation, which has a command of
@@ -88,8 +89,8 @@ def _left_out(experiment: Experiment) -> str:
 def _measured(
     experiment: Experiment, runs: Path, limit: int | None, may_lack: bool
 ) -> Iterator[RunDirectory]:
-    """Make the experiment's measurement on this machine, print its numbers and yield their sealed
-    run.
+    """Make the experiment's measurement on this machine, print its numbers and yield the
+    RunDirectory of their sealed run, below the folder `runs`.
 
     With `may_lack`, a measurement that takes long, or lacks files or a library, is skipped with a
     message. Otherwise raises DataMissing or ExtraMissing if files or a library are missing.
@@ -111,7 +112,7 @@ def _measured(
 def measure(experiment: Experiment, limit: int | None = None) -> list[Line]:
     """Call the measurement function that the experiment names, in a module of
     `experiments/measured`, with `experiment` and `limit` as far as it has these parameters. Return
-    its lines, each a dict with fields of a record."""
+    the list of its lines, each a dict with fields of a record."""
     module, function = MEASUREMENTS[experiment.measures].split(":")
     make = getattr(import_module(f"mlm_repro.experiments.measured.{module}"), function)
     available = {"experiment": experiment, "limit": limit}
@@ -122,8 +123,8 @@ def measure(experiment: Experiment, limit: int | None = None) -> list[Line]:
 
 
 def carry_out(plan: Plan, runs: Path, dry_run: bool = False) -> None:
-    """Print the plan of a reproduction, then make the reproduction below `runs`. A dry run only
-    prints the plan; in quiet mode only a dry run prints it."""
+    """Print the plan of a reproduction, then make the reproduction below the folder `runs`. A dry
+    run only prints the plan; in quiet mode only a dry run prints it."""
     if dry_run or not is_quiet():
         print_plan(plan)
     if not dry_run:

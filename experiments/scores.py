@@ -42,8 +42,9 @@ class Finding(NamedTuple):
 
 
 def text_score(result: PerplexityResult) -> TextScore:
-    """Return a TextScore of a result: its bits per byte, and what its error follows from, the loss
-    and the number of words of each article with a scored token, losses to six digits.
+    """Return a TextScore of an evaluation's result: its bits per byte, and the numbers that their
+    error follows from, the loss and the number of words of each article with a scored token, losses
+    to six digits.
 
     An article that was scored in part counts the same share of its words.
     """
@@ -106,8 +107,8 @@ def paired_reach(differences: Sequence[float], level: float) -> float:
 
 
 def found(effect: Effect, level: float, differences: Sequence[float], about: JSON) -> Finding:
-    """Return the Finding on an effect: the mean of the paired differences, one for each seed, with
-    its t interval of this level, a fraction, and the verdict on the claim.
+    """Return the Finding on `effect`: the mean of the paired differences, one for each seed and at
+    least two, with its t interval of this level, a fraction, and the verdict on the claim.
 
     `about` has the fields of the finding's record that name its experiment, run and kind.
     """
@@ -137,8 +138,8 @@ def found(effect: Effect, level: float, differences: Sequence[float], about: JSO
 
 
 def outcome_of(effect: Effect, low: float, high: float) -> Seen:
-    """Return "confirmed" if the interval from `low` to `high` lies inside the effect's claimed
-    range, "contradicted" if it lies wholly outside, else "undecided"."""
+    """Return the outcome of `effect`: "confirmed" if the interval from `low` to `high` lies inside
+    its claimed range, "contradicted" if the interval lies wholly outside, else "undecided"."""
     above = -math.inf if effect.above is None else effect.above
     below = math.inf if effect.below is None else effect.below
     if above < low and high < below:
@@ -147,8 +148,9 @@ def outcome_of(effect: Effect, low: float, high: float) -> Seen:
 
 
 def order_findings(records: Iterable[Record]) -> list[Finding]:
-    """Return a finding for each pair of models that are neighbours in size: the smaller model's
-    final validation loss less the larger's, seed by seed, and the claim that this is above zero.
+    """Return a list with a Finding for each pair of models that are neighbours in size: the smaller
+    model's final validation loss less the larger's, seed by seed, and the claim that this is above
+    zero.
 
     The records of models must come smallest first; only final validation perplexities that were
     made here count. A pair is left out unless both models were trained with the same seeds, at
@@ -216,8 +218,8 @@ def order_verdict(
 
 
 def _by_model(records: Iterable[Record], quantity: str) -> dict[str, dict[int, Record]]:
-    """Return the records of a quantity that are not published and have a seed, as `{model: {seed:
-    record}}`, models in the order of the records."""
+    """Return the records of `quantity` that are not published and have a seed, as a dict by model
+    of dicts of records by seed, models in the order of the records."""
     models = defaultdict[str, dict[int, Record]](dict)
     for record in records:
         is_ours = record.kind != "published" and record.quantity == quantity

@@ -17,16 +17,16 @@ SCHEMA = 2
 """Version of the configuration of an experiment's run; version 1 had curves predicted from other
 curves, `extrapolates`, and digests of rows that could not run, `refused`."""
 Line = JSON
-"""Fields of a record as a measurement gives them; the experiment and the run are added when it is
-sealed."""
+"""A dict of the fields of a record as a measurement gives them; the experiment and the run are
+added when the line is sealed."""
 
 
 def lines(
     series: str, values: Mapping[str, float], kind: Kind = "counted", **same: Any
 ) -> list[Line]:
-    """Return a line, a dict with a record's fields, for each quantity of a series: `values` has the
-    values by quantity, all of one kind, `counted` by default; `same` has fields that all lines
-    share."""
+    """Return a list with a line, a dict with a record's fields, for each quantity of the series
+    `series`: `values` has the values by quantity, all of one kind, `counted` by default; `same` has
+    fields that all lines share."""
     return [
         {"series": series, "quantity": name, "value": value, "kind": kind} | same
         for name, value in values.items()
@@ -37,7 +37,8 @@ def seal_numbers(
     experiment: Experiment, ending: str, numbers: Sequence[Line], runs: Path
 ) -> tuple[RunDirectory, list[Record]]:
     """Write the numbers, dicts with a record's fields, as records into a sealed run of the
-    experiment below `runs`; return the run and its records.
+    experiment below the folder `runs`; return a pair, the run's RunDirectory and a list of its
+    Records.
 
     `ending` is appended to the run's name. A complete run with the same numbers is returned as it
     is. The run's mode is "measure" if any number is measured or counted, else "scaled".
@@ -65,8 +66,9 @@ def seal_numbers(
 
 
 def gather(made: Sequence[RunDirectory], runs: Path) -> RunDirectory:
-    """Seal the finished runs of several experiments as one study below `runs`: runs.jsonl with a
-    line for each run, and records.jsonl with all their records; return the study's directory.
+    """Seal the finished runs of several experiments as one study below the folder `runs`:
+    runs.jsonl with a line for each run, and records.jsonl with all their records; return the
+    study's RunDirectory.
 
     A complete study of the same runs is returned as it is.
     """
@@ -86,14 +88,14 @@ def gather(made: Sequence[RunDirectory], runs: Path) -> RunDirectory:
 
 
 def digest_of_numbers(records: Iterable[Record]) -> str:
-    """Return the SHA-256 of the records without the name and digest of their run, which depend on
-    it."""
+    """Return the SHA-256, as hexadecimal text, of the records in their order without their `source`
+    and `digest`, the name and the digest of their run, which depend on it."""
     return sha256_json([record.model_dump(exclude={"source", "digest"}) for record in records])
 
 
 def format_records(records: Iterable[Record]) -> str:
-    """Return a text with an aligned line for each record: series, quantity, x, value, kind and
-    note."""
+    """Return one text with an aligned line for each record: series, quantity with its unit, x,
+    value, kind and note."""
     return "\n".join(
         aligned(
             [

@@ -29,14 +29,16 @@ class SweptRecipe:
 
     @property
     def mean(self) -> float:
-        """Mean loss over the seeds; infinite if one diverged or none was trained."""
+        """Mean loss over the seeds, in nats per token; infinite if a training diverged or none is
+        complete."""
         losses = [math.inf if loss is None else loss for loss in self.losses.values()]
         return sum(losses) / len(losses) if losses else math.inf
 
 
 def combinations(vary: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return every combination of the values in texts such as `["train.learning_rate=1e-3,3e-3",
-    "train.seed=1,2"]`, each a tuple of `key=value` words for `--set`.
+    """Return a list of every combination of the values in texts such as
+    `["train.learning_rate=1e-3,3e-3", "train.seed=1,2"]`, each a tuple of `key=value` words for
+    `--set`.
 
     Raises BadInput for a text without values or a key that is named twice.
     """
@@ -55,14 +57,15 @@ def combinations(vary: Sequence[str]) -> list[tuple[str, ...]]:
 def sweep(
     recipe: str, vary: Sequence[str], fixed: Sequence[str], runs: Path, part: tuple[int, int]
 ) -> list[SweptRecipe]:
-    """Train a recipe at the combinations of `vary` that are not complete below `runs`, one after
-    the other, each with `mlm-train`; `fixed` has overrides for all. `part` is (I, N): only every
-    Nth combination is trained, from the Ith on, counted from 1.
+    """Train a recipe, a shipped model or a TOML file, at the combinations of `vary` that are not
+    complete below the folder `runs`, one after the other, each with `mlm-train`; `fixed` has
+    overrides for all. `part` is (I, N): only every Nth combination is trained, from the Ith on,
+    counted from 1.
 
-    Returns a SweptRecipe for each combination without its seed, best first; complete trainings of
-    other parts count. A training of this part that diverges is a result; one of another part counts
-    as not trained. Raises BadInput for a recipe or a setting that cannot be trained, before the
-    first training, and StepFailed for a training that fails otherwise.
+    Returns a list with a SweptRecipe for each combination without its seed, best first; complete
+    trainings of other parts count. A training of this part that diverges is a result; one of
+    another part counts as not trained. Raises BadInput for a recipe or a setting that cannot be
+    trained, before the first training, and StepFailed for a training that fails otherwise.
     """
     trainings = [(words, read_run(recipe, [*fixed, *words])) for words in combinations(vary)]
     for _, run in trainings:

@@ -67,13 +67,13 @@ SCALES: dict[Scale, str] = {
     "simulated": "by a cost model that has not seen it",
     "arithmetic": "from the documents' own numbers",
 }
-"""Ways in which a claim can be tried, each with its meaning."""
+"""Ways in which a claim can be tried, each with its meaning in words."""
 COST_MODEL = "the cost model"
 WORDS: tuple[Outcome, ...] = ("confirmed", "contradicted", "predicted", "not-tried")
 """The outcomes that tables count; predicted is counted out of all predictions."""
 EXHIBIT = re.compile(r"(.* )?([Tt]able|Figure|curve).*")
 Rows = dict[tuple[str, str, Kind], list[Record]]
-"""An experiment's records by series, quantity and kind."""
+"""An experiment's records, lists by series, quantity and kind."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,11 @@ class Verdict:
     outcome."""
 
     experiment: str
-    """Empty where none runs the claim."""
+    """Name of the experiment that answers the claim; empty if none does."""
     claim: Claim
     outcome: Outcome
     scale: Scale
-    """Empty where it was not tried."""
+    """Way in which the claim was tried, a key of `SCALES`; empty if it was not tried."""
     record: Record | None
     """The number that was compared with the claim; None if there is none, or if it means
     nothing."""
@@ -124,7 +124,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Results:
-    """Records of several runs, with the runs that were left out and the findings of ablations."""
+    """Records of several runs, sentences on the runs that were left out, and the findings of
+    ablations."""
 
     records: tuple[Record, ...]
     """All but the published ones, of the newest run first."""
@@ -135,8 +136,8 @@ class Results:
 
 
 def load_results(folders: Iterable[Path]) -> Results:
-    """Read the sealed runs that are in `folders`, or are one of them. Return their records, the
-    unfinished runs and the ablations' findings.
+    """Return the Results of the sealed runs that are in `folders`, or are one of them: their
+    records, newest run first, a sentence for each unfinished run, and the ablations' findings.
 
     Raises IntegrityFailure if a sealed file was changed, a run has a kind of number that it cannot
     have made, or an ablation's records or forecast disagree with its trainings; BadInput if a
@@ -184,7 +185,7 @@ class RunNumbers(NamedTuple):
     path: Path
     manifest: JSON
     records: list[Record]
-    """All but the published ones."""
+    """All records of the run but the published ones."""
 
     @property
     def name(self) -> str:
@@ -194,9 +195,9 @@ class RunNumbers(NamedTuple):
 
 
 def runs_in(folders: Iterable[Path]) -> list[Path]:
-    """Return the directories with a file of records, resolved and each once: the folders
-    themselves, runs inside them, and runs of experiments inside these. Links inside a folder are
-    left out.
+    """Return a list of the directories with a file of records, resolved and each once: the folders
+    themselves, runs inside the folders, and runs of experiments inside these runs. Links inside a
+    folder are left out.
 
     Raises BadInput if a folder does not exist.
     """
@@ -239,11 +240,11 @@ def judge(
     results: Results,
     work: Callable[[Experiment], WorkedOut] = worked_out,
 ) -> list[Verdict]:
-    """Return a verdict for every claim of the experiments, in the experiments' and the claims'
-    order. If a claim has several numbers, `ORDER` says which kind of number answers it.
+    """Return a list with a Verdict for every claim of the experiments, in the experiments' and the
+    claims' order. If a claim has several numbers, `ORDER` says which kind of number answers it.
 
-    The numbers come from the runs in `results` and from what `work`, a function of an experiment,
-    computes and simulates.
+    The numbers come from the runs in `results` and from `work`, a function that is given an
+    experiment and returns the numbers that are computed and simulated for it.
     """
     records: dict[str, Rows] = defaultdict(lambda: defaultdict(list))
     verdicts = []
@@ -269,8 +270,8 @@ def judge(
 
 
 def unanswered(experiments: Iterable[Experiment]) -> list[Verdict]:
-    """Return a verdict without a number, not-tried or of-others, for each claim that none of the
-    experiments answers, with the reason that unanswered.toml gives."""
+    """Return a list with a Verdict without a number, not-tried or of-others, for each claim that
+    none of the experiments answers, with the reason that unanswered.toml gives."""
     answered = set().union(*(experiment.expected.claims for experiment in experiments))
     rows = [*UNANSWERED["context"], *UNANSWERED["missing"]]
     rows.append({"claims": ["*"], "reason": "no experiment runs it"})
@@ -321,8 +322,8 @@ def counted(verdicts: Sequence[Verdict], outcome: Outcome) -> str:
 
 
 def format_summary(verdicts: Sequence[Verdict]) -> str:
-    """Return a text: two tables that count verdicts, by scale and by paper and scale, then the
-    sentences of `headlines`."""
+    """Return a text that sums verdicts up: two tables that count them, by scale and by paper and
+    scale, then the sentences of the function `headlines`."""
     return "\n\n".join(
         [
             *(
@@ -335,8 +336,8 @@ def format_summary(verdicts: Sequence[Verdict]) -> str:
 
 
 def headlines(verdicts: Sequence[Verdict]) -> list[str]:
-    """Return sentences that explain the verdicts' counts: what the outcomes mean, how good the
-    predictions are, and what was not tried."""
+    """Return a list of sentences that explain the verdicts' counts: the meaning of the outcomes,
+    how good the predictions are, and what was not tried."""
     counts = Counter(verdict.outcome for verdict in verdicts)
     said = [
         (
@@ -379,9 +380,9 @@ class Skill(NamedTuple):
 
     tried: int
     inside: int
-    """Published numbers inside the interval."""
+    """Number of published numbers inside the rule's interval."""
     error: float
-    """Mean distance from the published number, in percent."""
+    """Mean distance of the predictions from the published numbers, in percent of these."""
     score: float
     """Mean interval score (Gneiting and Raftery 2007, Equation 43), in percent of the number: the
     width of the interval, and for each miss 2/0.1 times how far the number lies beyond. Less is
@@ -389,8 +390,8 @@ class Skill(NamedTuple):
 
 
 def skills(verdicts: Iterable[Verdict]) -> dict[str, Skill]:
-    """Return by name the skill of the cost model and of each simpler rule in the verdicts'
-    predictions; empty if no prediction has baselines."""
+    """Return a dict by name of the Skill of the cost model and of each simpler rule in the
+    predictions among the verdicts; empty if no prediction has baselines. Each fact counts once."""
     facts: dict[str, Verdict] = {}
     for verdict in verdicts:
         if verdict.outcome in ("predicted", "missed") and verdict.baselines:
@@ -418,7 +419,8 @@ def _skill(values: Sequence[float], ranges: Sequence[Range]) -> Skill:
 
 def skill_sentence(skill: Mapping[str, Skill]) -> str:
     """Return a sentence that compares the predictions of the cost model with those of simpler
-    rules, from their skills by name, the cost model's among them."""
+    rules. `skill` has each rule's Skill by name, as `skills` returns it, and must have the cost
+    model's."""
     ours = skill[COST_MODEL]
     beside = "; ".join(
         f"{name} {rule.inside}, {rule.error:.0f} %, {rule.score:.0f}"
@@ -432,9 +434,11 @@ def skill_sentence(skill: Mapping[str, Skill]) -> str:
 
 
 def interval(record: Record | None) -> Range:
-    """Return the 90 % interval of a simulated record as a Range around its value.
+    """Return the 90 % interval of a simulated record, which must not be None, as a Range around its
+    value.
 
-    An end that the record does not state is its value, so that the interval has no width.
+    An end that the record does not state is its value, so that the interval has no width on that
+    side.
     """
     assert record
     low, high = (record.value if end is None else end for end in (record.low, record.high))
@@ -442,8 +446,8 @@ def interval(record: Record | None) -> Range:
 
 
 def format_verdicts(verdicts: Sequence[Verdict]) -> str:
-    """Return a table as text with a row for each verdict: claim, published value, our number, its
-    kind, outcome, scale, reason.
+    """Return a table as one text, with a row for each verdict: claim, published value, our number,
+    its kind, outcome, scale, reason.
 
     A last line counts the outcomes.
     """
@@ -537,8 +541,8 @@ def _verdict(
 
 
 def _find(experiment: Experiment, claim: Claim, records: Rows) -> list[Record]:
-    """Return the records with the claim's series, quantity and x, by the kinds' order; the first
-    one answers the claim.
+    """Return a list of the records with the claim's series, quantity and x, in the order of kinds
+    of `ORDER`; the first one answers the claim. `records` has the experiment's.
 
     On a curve, a twin's x counts as the same share of its own training.
     """
@@ -575,8 +579,8 @@ def _reason(experiment: Experiment, claim: Claim, was_run: bool) -> str:
 
 
 def _cells(verdict: Verdict) -> tuple[str, ...]:
-    """Return the texts of a verdict's row: claim, published value, our number, its kind, outcome,
-    scale and reason.
+    """Return a tuple of the texts of a verdict's row: claim, published value, our number, its kind,
+    outcome, scale and reason.
 
     The number of a smaller model or machine is shown as a dash.
     """

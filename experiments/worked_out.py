@@ -52,8 +52,8 @@ class Worked(NamedTuple):
 
 
 class WorkedOut(NamedTuple):
-    """The numbers that were computed and simulated for one experiment, and the workloads that
-    cannot run."""
+    """The numbers that were computed and simulated for one experiment, as Worked, and the workloads
+    that cannot run."""
 
     numbers: tuple[Worked, ...]
     refused: tuple[Line, ...]
@@ -63,7 +63,8 @@ class WorkedOut(NamedTuple):
 
 def work_out(experiment: Experiment) -> WorkedOut:
     """Compute and simulate every quantity that the experiment names, for each of its workloads, and
-    its arithmetic on printed numbers; return the numbers and the workloads that cannot run."""
+    its arithmetic on printed numbers; return a WorkedOut, the numbers and the workloads that cannot
+    run."""
     numbers = []
     refused = []
     about: Line = {"experiment": experiment.name, "source": ""}
@@ -94,8 +95,8 @@ def work_out(experiment: Experiment) -> WorkedOut:
 
 
 def worked_out(experiment: Experiment) -> WorkedOut:
-    """Return what `work_out` computes for the catalogue's experiment of this name; it is computed
-    once in a process."""
+    """Return the WorkedOut that `work_out` computes for the catalogue's experiment of this
+    experiment's name; it is computed once in a process."""
     return _worked_out(experiment.name)
 
 
@@ -105,9 +106,9 @@ def _worked_out(name: str) -> WorkedOut:
 
 
 def _simulated(part: Part, rows: Sequence[Row]) -> Iterator[tuple[Line, Any, Mapping[str, Range]]]:
-    """Yield a triple for each simulated quantity of each workload: a line (a dict with a record's
-    fields), what its digest is made of, and the baselines' predictions by name. A workload that
-    cannot run gets one triple, whose line has the `reason`."""
+    """Yield a triple for each simulated quantity of each workload of `rows`: a line (a dict with a
+    record's fields), the values that its digest is made of, and a dict of the baselines'
+    predictions by name. A workload that cannot run gets one triple, whose line has the `reason`."""
     if not part.simulated:
         return
     base = workload_rows(part.baseline)[0] if part.baseline else rows[0]
@@ -156,9 +157,9 @@ def _slowest(name: str, workload: Workload) -> float:
 
 @cache
 def rates_of(software: str, name: str) -> tuple[float, float, float]:
-    """Return the median, the 5th and the 95th percentile of the rates, in TFLOP/s per GPU, at which
-    the rule `name`, `CONSTANT` or `BUBBLE`, gives the published numbers on which the software's
-    constants are fitted.
+    """Return three numbers, the median, the 5th and the 95th percentile of the rates, in TFLOP/s
+    per GPU, at which the rule `name`, `CONSTANT` or `BUBBLE`, gives the published numbers on which
+    the constants of `software` are fitted.
 
     Ratios are left out, because they state no rate. There must be such a number.
     """
@@ -175,9 +176,9 @@ def rates_of(software: str, name: str) -> tuple[float, float, float]:
 
 
 def _baselines(cluster: Cluster, row: Simulated, quantity: str) -> Mapping[str, Range]:
-    """Return the predictions of the quantity by the rules `CONSTANT` and `BUBBLE`, by the rule's
-    name: at the median of the rates of the fitted rows, with the 5th and 95th percentiles as ends.
-    Empty if no published row was fitted for the software."""
+    """Return a dict, by the rule's name, of the predictions of `quantity` by the rules `CONSTANT`
+    and `BUBBLE`, each a Range: at the median of the rates of the fitted rows, with the 5th and 95th
+    percentiles as ends. Empty if no published row was fitted for the cluster's software."""
     if not any(each.is_published for each in fitted_rows(cluster.software)):
         return {}
     ranges = {}

@@ -263,7 +263,8 @@ def errata_exhibit(claims: Claims) -> Exhibit:
 
 
 def unlinked(text: str) -> str:
-    """Return the text with each Markdown link `[words](address)` replaced by its words."""
+    """Return the text with each Markdown link `[words](address)` replaced by the words in its
+    brackets."""
     return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", text)
 
 

@@ -103,5 +103,5 @@ def _assemble(runs: list[Path] | None) -> "Report":
 
 
 def main() -> None:
-    """Run the command line of `mlm-report` and exit with its code."""
+    """Run the command line of `mlm-report` and exit the process with its code."""
     run_command(app)

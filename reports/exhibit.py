@@ -11,7 +11,7 @@ from mlm_repro.reports.figures import Panel
 SENTENCE = re.compile(r"(?<=[\w)%”][.?])\s+(?=[A-Z“])")
 """Matches the space between two sentences."""
 NUMERIC = ("x", "value", "low", "high", "seed")
-"""Columns of the data that hold numbers."""
+"""Heads of the columns of an exhibit's data that hold numbers."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from mlm_repro.reports.engines import read_engines
 from mlm_repro.reports.load import Reproduction, newest_reproduction
 
 AGAINST = "against"
-"""Kind of a run of `mlm-verify against`."""
+"""Kind of a run of `mlm-verify against`, and the beginning of its directory's name."""
 
 
 @dataclass(frozen=True)

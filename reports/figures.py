@@ -57,7 +57,7 @@ class Layer:
     kind: str
     """Kind of the points' numbers, or the name of another line in style.toml, such as `ours`."""
     points: tuple[Point, ...]
-    """Points by ascending x."""
+    """Points of the line by ascending x."""
 
     @property
     def final(self) -> float:
@@ -245,8 +245,8 @@ def _plot(axes: "Axes", panel: Panel) -> None:
 
 
 def _plain_log_ticks(axes: "Axes") -> None:
-    """Make the y axis of a chart logarithmic, with ticks at 1, 2 and 5 of each decade as plain
-    numbers."""
+    """Set the y axis of the chart `axes` to be logarithmic, with ticks at 1, 2 and 5 of each decade
+    as plain numbers."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axes.set_yscale("log")

@@ -23,6 +23,7 @@ class Reproduction:
     directory: Path
     manifest: Manifest
     digest: str
+    """Digest of the directory, as `check_seal` returns it."""
     summary: ReproductionSummary
     records: tuple[Record, ...]
     ledger: Ledger

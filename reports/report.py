@@ -105,7 +105,7 @@ class Report:
     origins: tuple[Origin, ...]
     """Origins of the reproduction, then of the other runs that have numbers on the page."""
     left_out: tuple[str, ...]
-    """A sentence for each run that was never finished."""
+    """Sentences, one for each run that was never finished and is not shown."""
     inputs: Inputs
     kept: Reproduction | None
     """The reproduction that is kept with the code, if the page shows another one; else None."""

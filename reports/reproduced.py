@@ -171,8 +171,8 @@ def _means(curves: Sequence[Layer], sentence: str) -> str:
 
 
 def order_of(reproduction: Reproduction) -> str:
-    """Return a sentence on whether the larger models of a reproduction end lower, in every seed and
-    beyond chance."""
+    """Return a sentence, from a reproduction's records and scores, on whether its larger models end
+    lower, in every seed and beyond chance."""
     return order_verdict(reproduction.records, reproduction.scores, reproduction.summary.labels)
 
 

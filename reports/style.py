@@ -37,7 +37,7 @@ CONFIDENCES: dict[str, str] = STYLE["confidences"]
 
 
 class OutcomeLook(NamedTuple):
-    """Glyph and meaning of a verdict's outcome on the page."""
+    """The look of a verdict's outcome on the page: its glyph, and its meaning in words."""
 
     glyph: str
     meaning: str
@@ -80,8 +80,9 @@ def follow_theme(svg: str) -> str:
 
 @contextmanager
 def figure_style(salt: str) -> Iterator[None]:
-    """Context manager: Matplotlib has the settings of style.toml inside the block. The names of
-    elements in an SVG follow from `salt`, so each drawing needs another."""
+    """Context manager: inside the block Matplotlib has the settings that style.toml has for
+    figures. The names of elements in an SVG follow from the text `salt`, so each drawing on a page
+    needs another."""
     import matplotlib
 
     named = {name: LIGHT.get(str(value), value) for name, value in STYLE["figures"].items()}
@@ -90,7 +91,8 @@ def figure_style(salt: str) -> Iterator[None]:
 
 
 def powers(text: str) -> str:
-    """Return the text, made printable, with each `^number`, such as ^-3, in superscript digits."""
+    """Return the text, with control characters as visible symbols, and with each `^number`, such as
+    ^-3, in superscript digits."""
     raised = str.maketrans("0123456789-.", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻·")
     return re.sub(r"\^(-?\d+(?:\.\d+)?)", lambda match: match[1].translate(raised), printable(text))
 

@@ -60,8 +60,7 @@ LAST_WORD = (
 )
 OURS = "this reproduction"
 MEANINGLESS = 10_000
-"""Word perplexity from which on the number is not shown, because it says nothing; bits per byte
-do."""
+"""Perplexity from which on the number is not shown, because it says nothing; bits per byte do."""
 
 
 def comparison_tables(records: Sequence[Record]) -> list[Table]:

@@ -41,7 +41,7 @@ from mlm_repro.reports.reproduced import evaluations_exhibit, ledger_exhibit
 from mlm_repro.reports.style import template_environment
 
 SHOWN = 400
-"""Largest number of points in a curve."""
+"""Largest number of points in a curve of a training's page."""
 LISTED = 100
 """Largest number of iterations in the page's table of iterations."""
 CURVES: dict[str, tuple[str, str, str]] = tables.AXES["curves"]

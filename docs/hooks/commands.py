@@ -17,8 +17,8 @@ WIDTH = 100
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Append a generated page `commands/NAME.md` for each command to the site's files, and return
-    them. MkDocs calls this."""
+    """Append to `files`, the site's, a generated page `commands/NAME.md` for each command of the
+    pyproject.toml beside the site's configuration file, and return `files`. MkDocs calls this."""
     for name, command in read_commands(Path(config.config_file_path).parent).items():
         files.append(
             File.generated(config, f"commands/{name}.md", content=command_page(name, command))
@@ -37,8 +37,8 @@ def read_commands_table(root: Path) -> str:
 
 
 def read_commands(root: Path) -> dict[str, Any]:
-    """Return by its name each command that the scripts of `root`/pyproject.toml name, as a click
-    group. Imports their modules."""
+    """Return a dict of the commands that the scripts of `root`/pyproject.toml name, by name, each
+    as a click group. Imports the modules that they are in."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return {
         name: get_command(import_module(entry.partition(":")[0]).app)
@@ -47,9 +47,9 @@ def read_commands(root: Path) -> dict[str, Any]:
 
 
 def command_page(name: str, command: Any) -> str:
-    """Return the page of a command in Markdown: a section for each verb with its `--help`, which
-    has usage, arguments, options and their defaults. `command` is a click group; its verbs are set
-    to print without frames."""
+    """Return the text of the page of the command `name` in Markdown: a section for each verb with
+    its `--help`, which has usage, arguments, options and their defaults. `command` is its click
+    group; the group's verbs are set to print without frames."""
     parts = [
         f"# {name}",
         f"*For whoever types `{name}`.*",
@@ -66,9 +66,9 @@ def command_page(name: str, command: Any) -> str:
 
 
 def exit_codes() -> list[tuple[str, str, str]]:
-    """Return a row (code, class, meaning) for each exit code, in order: 0, done, and each subclass
-    of `UserError` in `mlm_repro.lineage.errors`, whose docstring gives the meaning. Texts are
-    Markdown; 0 has no class."""
+    """Return a list with a row (code, class, meaning) for each exit code, in order: 0, done, and
+    each subclass of `UserError` in `mlm_repro.lineage.errors`, whose docstring gives the meaning.
+    The rows are Markdown texts; 0 has no class."""
     classes = {
         error
         for error in vars(errors).values()
@@ -84,15 +84,15 @@ def exit_codes() -> list[tuple[str, str, str]]:
 
 
 def table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """Return a Markdown table with these heads and rows. Cells are used as they are; the caller
-    escapes them by `cell`."""
+    """Return a Markdown table, as text, with the texts `heads` over its columns and these rows.
+    Cells are used as they are; the caller escapes them by `cell`."""
     lines = [heads, ("---",) * len(heads), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def cell(text: str | None) -> str:
-    """Return the text on one line, with `|` and `<` escaped for a cell of a Markdown table, but for
-    `<` in code. None gives an empty text."""
+    """Return `text` on one line, with `|` and `<` escaped for a cell of a Markdown table, except
+    inside backticks. None gives an empty text."""
     escaped = {"|": "\\|", "<": "&lt;"}
     return re.sub(
         "(`[^`]*`)|[|<]",

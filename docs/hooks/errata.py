@@ -9,9 +9,9 @@ HEADS = ("document, place", "printed", "follows from it", "class")
 
 
 def errata() -> Iterator[str]:
-    """Yield the parts of the page of errata in Markdown, from errata.toml: a table of all errata,
-    then for each a heading, quotations, formula, text and command, then the suspects that proved to
-    be right."""
+    """Yield the parts of the page of errata as Markdown texts, from errata.toml: a table of all
+    errata, then for each erratum a heading, quotations, formula, text and command, then the
+    suspects that proved to be right."""
     every = [*enumerate(read_errata().errata, 1)]
     yield table(
         ("", *HEADS),

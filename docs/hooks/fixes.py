@@ -14,8 +14,9 @@ REPOSITORIES = {"megatron": "NVIDIA/Megatron-LM", "torchtitan": "pytorch/torchti
 
 
 def fixes(folder: Path) -> Iterator[str]:
-    """Yield in Markdown a sentence of counts, the table of cases that were run, and the table of
-    faults without a case, from `fixes.toml` and `fixes.json` in a folder."""
+    """Yield as Markdown texts a sentence of counts, the table of cases that were run, and the table
+    of faults without a case, from `fixes.toml`, the cases, and `fixes.json`, their last run's
+    record, in `folder`."""
     cases = tomllib.loads((folder / "fixes.toml").read_text(encoding="utf-8"))
     rows = json.loads((folder / "fixes.json").read_text(encoding="utf-8"))["rows"]
     results = Counter(row["result"] for row in rows)
@@ -37,9 +38,9 @@ def fixes(folder: Path) -> Iterator[str]:
 
 
 def line(case: JSON, row: JSON) -> tuple[str, ...]:
-    """Return the cells of a case's row in Markdown: fault, fix, way of the test, options of
-    `mlm-verify layouts`, and the answers before the fix and after it. `case` is a case of
-    `fixes.toml`, `row` its row of `fixes.json`."""
+    """Return a tuple of the cells of a case's row in Markdown: fault, fix, way of the test, options
+    of `mlm-verify layouts`, and the answers before the fix and after it. `case` is a table of
+    `fixes.toml`, `row` the row of that name in `fixes.json`, both as dicts."""
     repository = REPOSITORIES[case.get("repository", "megatron")]
     fix = (
         f"[`{case['commit']}`](https://github.com/{repository}/commit/{case['commit']})"

@@ -17,8 +17,9 @@ from mlm_repro.lineage.atomic import JSON
 
 
 def keys(dotted: str) -> str:
-    """Return in Markdown a table of the keys of a pydantic model, given by its dotted path, and one
-    for each model inside it: key, value, default and meaning. Imports the model's module."""
+    """Return as one Markdown text a table of the keys of a pydantic model, whose dotted path,
+    module and class, is `dotted`, and one of each model inside it: key, value, default and meaning.
+    Imports the model's module."""
     module, _, name = dotted.rpartition(".")
     model: type[BaseModel] = getattr(import_module(module), name)
     schema = model.model_json_schema()
@@ -33,8 +34,8 @@ def keys(dotted: str) -> str:
 
 
 def models_in(kind: Any) -> Iterator[type[BaseModel]]:
-    """Yield the classes of pydantic models in a type annotation: itself or its arguments, and the
-    models in their fields, before which their owner comes. A model used twice comes twice."""
+    """Yield the classes of pydantic models in a type annotation: the annotation itself or its
+    arguments, and after each model the models in its fields. A model used twice comes twice."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         yield kind
         for field in kind.model_fields.values():
@@ -44,8 +45,9 @@ def models_in(kind: Any) -> Iterator[type[BaseModel]]:
 
 
 def meanings(model: type[BaseModel]) -> dict[str, str]:
-    """Return by field's name the string that follows a field of a model in the source, inherited
-    fields included. Fields without such a string are left out."""
+    """Return a dict by field's name of the string that follows the field in the source of the class
+    `model`, inherited fields included. Fields without such a string are left out, and so are all
+    fields of a class without source."""
     texts = dict[str, str]()
     for base in reversed(model.__mro__[: model.__mro__.index(BaseModel)]):
         with suppress(OSError):  # a model that was built without source code has no strings
@@ -69,8 +71,8 @@ def _table(schema: JSON, meant: dict[str, str]) -> str:
 
 
 def _kind(schema: JSON) -> str:
-    """Return the values that a field's JSON schema allows, in words, such as "list of whole number"
-    or the name of a model."""
+    """Return the values that a field's JSON schema, `schema`, allows, in words, such as "list of
+    whole number" or the name of a model."""
     if "$ref" in schema:
         return str(schema["$ref"].rpartition("/")[2])
     if "anyOf" in schema:

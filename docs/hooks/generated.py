@@ -23,8 +23,8 @@ PART = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end of \2 -->)", re.DO
 
 
 def rewrite(page: str) -> str:
-    """Return the Markdown page with the text between every pair of marks `generated: NAME` made
-    anew; nothing is written."""
+    """Return `page`, the Markdown text of a page, with the text between every pair of marks, from
+    `generated: NAME` to `end of NAME`, made anew; nothing is written."""
     return PART.sub(lambda match: f"{match[1]}\n{made(match[2])}\n\n{match[3]}", page)
 
 
@@ -56,7 +56,8 @@ def made(name: str) -> str:
 
 
 def pages() -> list[Path]:
-    """Return the paths, sorted, of the Markdown pages below docs/ that have generated parts."""
+    """Return a list of the paths, sorted, of the Markdown pages below docs/ that have generated
+    parts."""
     return [
         path
         for path in sorted((ROOT / "docs").rglob("*.md"))

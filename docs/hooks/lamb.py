@@ -20,12 +20,12 @@ PAIRS = (
     ("outside", "outside, warm-up"),
     ("none", "none, warm-up"),
 )
-"""Arms that are compared, seed by seed."""
+"""Pairs of names of arms that are compared, seed by seed: the first's loss less the second's."""
 
 
 def correction() -> str:
-    """Return a Markdown table of c(t) = √(1 − β₂ᵗ) / (1 − β₁ᵗ), the correction on the rate in the
-    post's code, at some steps t, with the default betas."""
+    """Return as text a Markdown table of c(t) = √(1 − β₂ᵗ) / (1 − β₁ᵗ), the correction on the rate
+    in the post's code, at each step t of `STEPS`, with the default betas of a training."""
     first = TrainConfig().adam_beta1
     second = TrainConfig().adam_beta2
     values = (math.sqrt(1 - second**step) / (1 - first**step) for step in STEPS)

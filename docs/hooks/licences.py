@@ -28,11 +28,11 @@ TITLES = {
     "MIT": "MIT License",
     "BSD-3-Clause": "Neither the name of",
 }
-"""Words by which a licence is known if a package has only its text."""
+"""Words, by a licence's short name, by which it is known if a package has only its text."""
 
 
 class Pin(NamedTuple):
-    """A pinned version of a package, and the SHA-256 of each of its files."""
+    """A package's name, its pinned version, and in `digests` the SHA-256 of each of its files."""
 
     name: str
     version: str
@@ -40,8 +40,8 @@ class Pin(NamedTuple):
 
 
 def pins() -> list[Pin]:
-    """Return the pin of every package in constraints*.txt, sorted by name; if two files pin it, the
-    pin of the file whose name sorts last."""
+    """Return a list of the Pin of every package in constraints*.txt, sorted by name; if two files
+    pin a package, the pin of the file whose name sorts last."""
     pinned = {}
     for path in sorted(ROOT.glob("constraints*.txt")):
         for name, version, rest in PIN.findall(path.read_text(encoding="utf-8")):
@@ -50,9 +50,9 @@ def pins() -> list[Pin]:
 
 
 def licence(name: str) -> str:
-    """Return the licence that a package states in its metadata: an expression, classifiers or a
-    word; else the short name of the licence whose known words its text has. `NOT_HERE`, a sentence,
-    if it is not installed or states none."""
+    """Return in words the licence that the package `name` states in its metadata: an expression,
+    classifiers or a word; else the short name of the licence whose known words its text has. If the
+    package is not installed or states none, the sentence `NOT_HERE`."""
     try:
         package = distribution(name)
     except PackageNotFoundError:
@@ -87,8 +87,8 @@ def notice() -> str:
 
 
 def bill(wheel: Path) -> JSON:
-    """Return the bill of materials of a wheel as CycloneDX's JSON, a dict: the wheel with its
-    digest, and every pinned package."""
+    """Return the bill of materials of the file `wheel` as a dict, CycloneDX's JSON: the wheel with
+    its digest, and every pinned package with version, digests and licence. Nothing is written."""
     component = {
         "type": "application",
         "name": "mlm-repro",
@@ -123,8 +123,8 @@ def bill(wheel: Path) -> JSON:
 
 
 def main(arguments: list[str]) -> None:
-    """Write NOTICE in the repository anew or, if the arguments are `--bill WHEEL FILE`, write the
-    wheel's bill of materials into FILE as JSON."""
+    """Write NOTICE in the repository anew or, if `arguments`, those of the command line, are
+    `--bill WHEEL FILE`, write the bill of materials of WHEEL into FILE as JSON."""
     if arguments[:1] == ["--bill"]:
         wheel, file = map(Path, arguments[1:])
         file.write_text(json.dumps(bill(wheel), indent=1) + "\n", encoding="utf-8")

@@ -40,26 +40,27 @@ class Pieces:
         self.texts = [END_OF_TEXT]
 
     def encode(self, text: str) -> list[int]:
-        """Return the numbers of the text's sub-words; new sub-words get the next numbers. A space
-        belongs to the sub-word after it."""
+        """Return a list of the numbers of the text's sub-words; new sub-words get the next numbers,
+        and this tokenizer keeps them. A space belongs to the sub-word after it."""
         pieces = re.findall(r" ?\w{1,5}| ?[^\w\s]+|\s", text)
         self.texts += [piece for piece in dict.fromkeys(pieces) if piece not in self.texts]
         return [self.texts.index(piece) for piece in pieces]
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """Return for each text the list of its sub-words' numbers; new sub-words get the next
-        numbers."""
+        """Return a list with, for each text, the list of its sub-words' numbers; new sub-words get
+        the next numbers, and this tokenizer keeps them."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of the numbers' sub-words; a number that is not used yet gives an empty
-        text."""
+        """Return the texts of the sub-words with these numbers, joined; a number that is not used
+        yet gives an empty text."""
         return "".join(self.texts[number] for number in ids if number < len(self.texts))
 
 
 def small_task(name: str, tokenizer: Pieces) -> Task:
-    """Return the evaluation task of the protocol `name`, built by its own code with this tokenizer,
-    but on a built-in text of two articles or one passage instead of the test set's file."""
+    """Return the evaluation Task of the protocol `name`, a key of TASKS, built by its own code with
+    this tokenizer, but on a built-in text of two articles or one passage in place of the test set's
+    file."""
 
     def read_articles(task: str, path: Path, test_set: str = "") -> RunningText:
         return RunningText.of_wikitext(SourceText(task, "two short articles", ""), ARTICLES)
@@ -77,8 +78,8 @@ def small_task(name: str, tokenizer: Pieces) -> Task:
 
 
 def section(name: str) -> str:
-    """Return the part of the page on the protocol `name`, in Markdown: heading, sentence, diagram,
-    counts, and the sentence that a result states about itself."""
+    """Return as one Markdown text the part of the page on the protocol `name`, a key of TASKS:
+    heading, sentence, diagram, counts, and the sentence that a result states about itself."""
     tokenizer = Pieces()
     task = small_task(name, tokenizer)
     counts = np.array([request.num_scored for request in task.requests])
@@ -103,9 +104,10 @@ def section(name: str) -> str:
 
 
 def diagram(task: Task, tokenizer: Pieces) -> str:
-    """Return a drawing in text of a task's first three requests and the last, with "…" for those
-    between: the inputs above the tokens that are predicted from them; a dot stands for a token that
-    is not scored. If the task has memory, a line also shows its content."""
+    """Return a drawing, as text, of the first three requests of a task and its last, with "…" for
+    those between: the inputs above the tokens that are predicted from them; a dot stands for a
+    token that is not scored. `tokenizer` must be the one that the task was built with. If the task
+    has memory, a line also shows its content."""
     blocks = []
     requests: list[Any] = list(task.requests)
     for number, request in enumerate(requests):

@@ -44,9 +44,9 @@ FIGURES = KEPT / "figures"
 
 
 def published(kept: Reproduction, series: str, quantity: str) -> str:
-    """Return, as text with its unit, the published number of a quantity for the model `series`,
-    from a reproduction's records: several between slashes if sources print several; for a curve its
-    last point; "not run" without a number."""
+    """Return, as text with its unit, the published number of `quantity` for the model `series`,
+    from the records of the reproduction `kept`: several between slashes if sources print several;
+    for a curve its last point; "not run" without a number."""
     mine = [
         r for r in kept.records if (r.series, r.quantity, r.kind) == (series, quantity, "published")
     ]
@@ -56,8 +56,9 @@ def published(kept: Reproduction, series: str, quantity: str) -> str:
 
 
 def results_block(kept: Reproduction) -> str:
-    """Return in Markdown the sentence on the twins' order over their seeds, a table of their sizes
-    and perplexities, and the result of the forecast that was sealed before its trainings."""
+    """Return as one Markdown text the sentence on the order of the twins of the reproduction `kept`
+    over their seeds, a table of their sizes and perplexities, and the result of the forecast of
+    that order, which was sealed before other trainings."""
     summary = kept.summary
     names = [*summary.labels]
     trained = {model.series: model.trained for model in summary.models}
@@ -78,8 +79,9 @@ def results_block(kept: Reproduction) -> str:
 
 
 def tiers_block(kept: Reproduction) -> str:
-    """Return a Markdown table with a row for each kind of hardware: the command that runs there,
-    its duration and the number to expect. The reproduction `kept` gives the twins' times."""
+    """Return as text a Markdown table with a row for each kind of hardware: the command that runs
+    there, its duration and the number to expect. The reproduction `kept` gives the published
+    numbers, and the twins' times if their sizes are still those of the plan."""
     names = [*kept.summary.labels]
     small = names[0]
     large = names[-1]
@@ -113,23 +115,24 @@ def tiers_block(kept: Reproduction) -> str:
 
 
 def engines_block(_: Reproduction) -> str:
-    """Return a sentence on the largest difference between the losses of Megatron-Core and of ours,
+    """Return a sentence on the largest difference between the losses of another engine and of ours,
     on each layout, in the trainings kept below `results/against`; the argument is not used."""
     return apart([read_engines(run) for run in sorted((KEPT / "against").glob("against-*"))])
 
 
 @cache
 def every_verdict() -> list[Verdict]:
-    """Return a verdict on every published claim, from the results kept below `results` and from
-    computed numbers; claims that no experiment answers have a verdict too. They are computed once a
-    process."""
+    """Return a list of a Verdict on every published claim, from the results kept below `results`
+    and from computed numbers; a claim that no experiment answers has a verdict too. The list is
+    made once a process."""
     experiments = load_experiments().values()
     return [*judge(experiments, load_results([KEPT, KEPT / "ablations"])), *unanswered(experiments)]
 
 
 def verdicts_block(_: Reproduction) -> str:
-    """Return in Markdown a table of how many published claims have each outcome at each scale, by
-    kept results, and a sentence that sums them up; the argument is not used."""
+    """Return as one Markdown text a table of how many published claims have each outcome at each
+    scale, by the results kept below `results`, and the first of the sentences that sum the counts
+    up; the argument is not used."""
     table = totals(every_verdict())
     marks = ["---"] * table.words + ["--:"] * (len(table.heads) - table.words)
     return "\n".join(
@@ -138,7 +141,8 @@ def verdicts_block(_: Reproduction) -> str:
 
 
 def line(cells: Sequence[str]) -> str:
-    """Return the cells joined to a row of a Markdown table, as they are."""
+    """Return the texts `cells` joined to one row of a Markdown table; nothing in them is
+    escaped."""
     return f"|{'|'.join(cells)}|"
 
 
@@ -149,14 +153,15 @@ BLOCKS: dict[str, Callable[[Reproduction], str]] = {
     "verdicts": verdicts_block,
 }
 CONSOLE = re.compile(r"```console\n((?:\$ [^\n]*\n)+)(.*?)```", re.DOTALL)
-"""Commands of a shell, each after `$ `, and the output of the last of them."""
+"""Regular expression of a `console` block: commands of a shell, each after `$ `, and the output of
+the last of them."""
 
 
 def rewrite(readme: str, results: Path = RESULTS) -> str:
-    """Return the README's text with every block between marks, such as `<!--tiers-->`, and every
-    output in a `console` block made anew; the commands are run, nothing is written. `results` is
-    the directory of the kept reproduction. Raises BadInput if a mark is missing or a command
-    fails."""
+    """Return `readme`, the README's text, with every block between marks, such as `<!--tiers-->`,
+    and every output in a `console` block made anew; the commands are run, no file is written.
+    `results` is the directory of the kept reproduction. Raises BadInput if a mark is missing or a
+    command fails, and the errors of `load_reproduction`."""
     reproduction = load_reproduction(results)
     for name, block in BLOCKS.items():
         begin = f"<!--{name}-->"
@@ -169,8 +174,8 @@ def rewrite(readme: str, results: Path = RESULTS) -> str:
 
 
 def draw(folder: Path) -> Path:
-    """Draw README's picture, the curves of the kept reproduction, into `twins.svg` in a folder, and
-    return its path."""
+    """Draw README's picture, the curves of validation perplexity of the kept reproduction, into
+    `twins.svg` in `folder`, and return the path of that file."""
     curves = reproduction_exhibits(load_reproduction(RESULTS))["2019-figure-6"]
     path = folder / "twins.svg"
     write_bytes(path, render(replace(curves, name="twins")).svg)
@@ -179,9 +184,9 @@ def draw(folder: Path) -> Path:
 
 @cache
 def _output(commands: str) -> str:
-    """Run the commands in a shell, in a new empty folder, and return the output of the last. Each
-    line is a command after `$ `. Raises BadInput if one fails or prints nothing. A text is run once
-    a process."""
+    """Run the commands in a shell, one after another in a new empty folder, and return the output
+    of the last. Each line of `commands` is a command after `$ `. Raises BadInput if a command fails
+    or prints nothing. The same commands are run once a process."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     with tempfile.TemporaryDirectory() as folder:
         for line in commands.splitlines():

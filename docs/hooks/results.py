@@ -31,14 +31,14 @@ PRETRAINED_HEADS = ("here", "others' programs")
 
 
 def results(folder: Path) -> Iterator[str]:
-    """Yield the parts of the page of all kept results in Markdown, without figures. `folder` is the
-    folder of these results."""
+    """Yield the parts of the page of all kept results as Markdown texts, without figures. `folder`
+    is the folder of kept results, `results` in the repository."""
     for section in (_pretrained, _reproduction, _verdicts, _engines, _benchmarks, _faults):
         yield from section(folder)
 
 
 def markdown(shown: Table) -> str:
-    """Return a table as Markdown, with its title, if it has one, in bold above; its cells are
+    """Return a Table as Markdown text, with its title, if it has one, in bold above; its cells are
     escaped."""
     title = f"**{shown.title}**\n\n" if shown.title else ""
     heads, *rows = (tuple(map(cell, row)) for row in (shown.heads, *shown.rows))
@@ -46,9 +46,9 @@ def markdown(shown: Table) -> str:
 
 
 def pretrained_rows(folder: Path) -> list[tuple[str, str, str]]:
-    """Return a row of texts (protocol, our number, the other program's number) for each kept result
-    of `mlm-eval` on a pretrained model, whose folder is given; the last is empty if no other
-    program was run."""
+    """Return a list with a row of texts (protocol, our number, the other program's number) for each
+    kept result of `mlm-eval` on a pretrained model, from the JSON files in `folder`; the last text
+    is empty if no other program was run."""
     wikitext, lambada, passages, theirs = (
         read_object(folder / f"{name}.json")
         for name in ("wikitext103-stride1024", "lambada", "lambada-lm-eval", "lm-eval")
@@ -137,8 +137,8 @@ def _benchmarks(results: Path) -> Iterator[str]:
 
 
 def measures(record: Path) -> Iterator[str]:
-    """Yield in Markdown every table of a benchmark's record, which is in the file `record`, except
-    the table of its ratios."""
+    """Yield as Markdown texts every table of a benchmark's record except the table of its ratios;
+    `record` is the path of the record's file."""
     for rows in tables(read_benchmark(record)):
         if rows.title != "ratios":
             yield markdown(rows)

@@ -14,8 +14,9 @@ ROWS = Path(__file__).with_suffix(".toml")
 
 
 def seeds() -> Iterator[str]:
-    """Yield in Markdown a heading and a table for each document: a row for each item, with its
-    command and outcome. Outcomes come from kept results and from simulated numbers."""
+    """Yield as Markdown texts a heading and a table for each document in seeds.toml: a row for each
+    item, with its place, command and outcome. Outcomes come from results kept in the repository and
+    from simulated numbers."""
     verdicts = every_verdict()
     for seed in read_toml(ROWS)["seeds"]:
         yield f"## {seed['title']}"

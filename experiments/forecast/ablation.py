@@ -24,8 +24,9 @@ from mlm_repro.lineage.run import MANIFEST
 def ablation_config(
     experiment: str, ablation: Ablation, arm: Arm, seed: int, rate: float, dataset: Path = Path()
 ) -> RunConfig:
-    """Return the configuration of an arm's training with a seed and a learning rate. With seed 0
-    (`SEARCH_SEED`) it is a trial of the rate, with `search_share` of the iterations.
+    """Return the RunConfig of an arm's training with a seed and a learning rate. With seed 0
+    (`SEARCH_SEED`) it is a trial of the rate, with `search_share` of the iterations. `experiment`
+    is a name, `dataset` a directory.
 
     The rate is constant unless the recipe states a final rate.
     """
@@ -46,8 +47,8 @@ def ablation_config(
 def trials_of(
     experiment: str, ablation: Ablation, arm: Arm, dataset: Path = Path()
 ) -> list[RunConfig]:
-    """Return a configuration for the trial of each learning rate of an arm, in the order of the
-    rates; empty if a finder or another arm gives the rate."""
+    """Return a list with a RunConfig for the trial of each learning rate of an arm, in the order of
+    the rates; empty if a finder or another arm gives the rate."""
     rates = () if ablation.finder or arm.rate_of else arm.rates or ablation.rates
     return [
         ablation_config(experiment, ablation, arm, SEARCH_SEED, rate, dataset) for rate in rates
@@ -55,8 +56,8 @@ def trials_of(
 
 
 def sweep_config(experiment: str, ablation: Ablation, arm: Arm, dataset: Path) -> RunConfig:
-    """Return the configuration of an arm's training, as long as a trial, whose rate rises
-    exponentially between the ends of the ablation's finder (Smith 2017)."""
+    """Return the RunConfig of an arm's training, as long as a trial, whose rate rises exponentially
+    between the ends of the ablation's finder (Smith 2017). The ablation must have a finder."""
     assert ablation.finder
     low, high = ablation.finder
     config = ablation_config(experiment, ablation, arm, SEARCH_SEED, high, dataset)
@@ -74,8 +75,8 @@ def sweep_config(experiment: str, ablation: Ablation, arm: Arm, dataset: Path) -
 def searched_rates(
     experiment: str, ablation: Ablation, trained: Kept, datasets: Sequence[str]
 ) -> tuple[dict[str, float], list[Trained]]:
-    """Return the learning rate of each arm, by its name, and all trials, from the trainings that an
-    ablation keeps.
+    """Return a pair: a dict of the learning rate of each arm, by its name, and a list of all
+    trials, from `trained`, the trainings that an ablation keeps.
 
     A rate is the best trial's (the lowest rate if all diverged), the finder's, where its smoothed
     loss was lowest, or another arm's, times the arm's `of_rate`, to four digits. `datasets` are
@@ -111,8 +112,8 @@ def searched_rates(
 
 
 def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
-    """Return the findings and the records of an ablation, derived from the forecast and the
-    trainings in its folder. The findings' own records come last.
+    """Return a pair: a list of the Findings and a list of the Records of an ablation, derived from
+    the forecast and the trainings in its directory, `folder`. The findings' own records come last.
 
     Raises IntegrityFailure if the forecast belongs to another experiment, has other rates than its
     search gives, or does not ask for exactly the kept trainings, trials aside, with their settings,
@@ -158,8 +159,8 @@ def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
 def doubts_of(
     effect: Effect, ablation: Ablation, forecast: EffectForecast, arms: dict[str, list[Trained]]
 ) -> list[str]:
-    """Return sentences on why the trainings leave an effect undecided, at most one for each of its
-    two arms.
+    """Return a list of sentences on why the trainings leave an effect undecided, at most one for
+    each of its two arms; empty if nothing does. `arms` has each arm's trainings by its name.
 
     A training of the arm diverged; its rate is the lowest or the highest of a grid; the forecast
     kept no count of bigrams; or the arm is claimed to be better and does not end, on average, below
@@ -198,10 +199,11 @@ def find_effect(
     about: JSON,
     doubts: Sequence[str] = (),
 ) -> Finding:
-    """Return the finding on an effect: the difference between its two arms over the seeds, with its
-    verdict on the claim; any sentence in `doubts` makes it undecided. `arms` has each arm's
-    trainings in the order of the seeds, `bits` its bits per byte for each nat per token, both by
-    the arm's name; `about` has the fields of the record that name its experiment, run and kind."""
+    """Return the Finding on an effect: the difference between its two arms over the seeds, with its
+    verdict on the claim; any sentence in `doubts` makes it undecided. `level` is that of the
+    interval, a fraction. `arms` has each arm's trainings in the order of the seeds, `bits` its bits
+    per byte for each nat per token, both by the arm's name; `about` has the fields of the record
+    that name its experiment, run and kind."""
     scale = bits if effect.quantity == "bits_per_byte" else dict.fromkeys(bits, 1.0)
     differences = [
         loss_after(first, effect.share) * scale[effect.of]
@@ -217,7 +219,8 @@ def find_effect(
 
 
 def loss_after(trained: Trained, share: float) -> float:
-    """Return the validation loss in nats per token after a share of the training's tokens.
+    """Return the validation loss of a training, in nats per token, after the share `share`, 0 to 1,
+    of its tokens.
 
     The end is measured on the whole validation text; before it the loss is interpolated between
     validations on a part. A training that diverged counts as the untrained model.
@@ -231,8 +234,9 @@ def loss_after(trained: Trained, share: float) -> float:
 
 
 def _lines(arms: dict[str, list[Trained]], rates: dict[str, float]) -> Iterator[JSON]:
-    """Yield dicts with fields of records: each arm's rate, then for each of its trainings the
-    losses along the curve, whether it diverged and, unless it did, the loss at the end."""
+    """Yield dicts with fields of records: for each arm its rate, then for each of its trainings the
+    losses along the curve, whether it diverged (1 or 0) and, unless it did, the loss at the end.
+    `arms` and `rates` are by the arm's name."""
     for name, trainings in arms.items():
         yield {"series": name, "quantity": "learning_rate", "value": rates[name]}
         for training in trainings:

@@ -53,13 +53,13 @@ from mlm_repro.lineage.run import RunDirectory
 
 
 def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -> RunDirectory:
-    """Search each arm's rate, seal the forecast, train every arm with every seed that it gives, and
-    seal the outcome; return the ablation's run.
+    """Search each arm's rate, seal the forecast, train every arm with every seed that the forecast
+    gives, and seal the outcome; return the ablation's RunDirectory.
 
-    Everything lies below `runs`; finished parts are reused. `datasets` are directories, one for
-    each index that an arm has. Raises BadInput for an experiment without an ablation, and for too
-    few, too many or unequal datasets, StepFailed if a training fails, Interrupted after SIGTERM or
-    Ctrl-C.
+    Everything lies below the folder `runs`; finished parts are reused. `datasets` are directories,
+    one for each index that an arm has. Raises BadInput for an experiment without an ablation, and
+    for too few, too many or unequal datasets, StepFailed if a training fails, Interrupted after
+    SIGTERM or Ctrl-C.
     """
     ablation = ablation_of(experiment)
     name = experiment.name
@@ -124,9 +124,10 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
 def _sweep_rates(
     experiment: str, ablation: Ablation, datasets: Sequence[Path], folder: Path, runs: Path
 ) -> None:
-    """Run the learning-rate finder's training for each arm whose rate the finder gives, below
-    `runs`, and write its rates and losses to `folder`/sweeps/ARM.json. Do nothing if the ablation
-    has no finder. Raises StepFailed if a training fails."""
+    """Run the learning-rate finder's training for each arm whose rate the finder gives, below the
+    folder `runs`, and write the rates and losses of its iterations to sweeps/ARM.json in `folder`,
+    the ablation's. Do nothing if the ablation has no finder. Raises StepFailed if a training
+    fails."""
     for arm in ablation.arms:
         if not ablation.finder or arm.rate_of:
             continue
@@ -142,8 +143,8 @@ def _sweep_rates(
 
 
 def _seal_forecast(run: RunDirectory) -> EffectForecast:
-    """Seal the run's forecast in a directory of its own beside the run, print where, and return the
-    forecast."""
+    """Seal a copy of the forecast of an ablation's run, made before, in a directory of its own
+    beside the run, print where, and return the EffectForecast."""
     path = run.path / FORECAST
     forecast = read_document(path, EffectForecast)
     facts = {ABLATION: run.path.name, "sha256": sha256_file(path)}
@@ -162,9 +163,9 @@ def _seal_forecast(run: RunDirectory) -> EffectForecast:
 
 
 def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
-    """Train each configuration below `runs`, one to a core, wait for all, print a line for each,
-    and keep the outcomes in runs.jsonl of the ablation's `folder`. A training that diverges is an
-    outcome.
+    """Train each configuration below the folder `runs`, one to a core, wait for all, print a line
+    for each, and keep the outcomes in runs.jsonl of the ablation's folder, `folder`. A training
+    that diverges is an outcome, not an error.
 
     Trainings that are kept there already are skipped. Raises Interrupted if a training was stopped
     or killed and StepFailed if one failed, after stopping the others.
@@ -201,8 +202,8 @@ def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
 
 
 def _bits_per_nat(datasets: Sequence[Path]) -> list[float]:
-    """Return, for each dataset's directory, the bits per byte that one nat per token of its
-    validation text amounts to; 0 if it has no split `valid`.
+    """Return a list with, for each dataset's directory, the bits per byte that one nat per token of
+    its validation text amounts to; 0 if it has no split `valid`.
 
     Raises BadInput unless the splits of all datasets have as many documents and bytes: those of the
     same text do.
@@ -221,8 +222,8 @@ def _bits_per_nat(datasets: Sequence[Path]) -> list[float]:
 
 
 def bigram_loss(dataset: Path) -> float:
-    """Return the loss, in nats per token of a dataset's validation text, of bigrams counted in its
-    training text, smoothed as Witten and Bell do.
+    """Return the loss, in nats per token of the validation text of the dataset in a directory, of
+    bigrams counted in its training text, smoothed as Witten and Bell do. Both splits must be there.
 
     p(b | a) = (c(a, b) + k(a) · p(b)) / (c(a) + k(a)), where k(a) different tokens follow a, and
     p(b) is the share of b with one more of every token.
@@ -250,8 +251,9 @@ def _directory_of(config: RunConfig, runs: Path) -> Path:
 
 
 def _train(config: RunConfig, runs: Path) -> None:
-    """Train the configured model on one rank, in its run directory below `runs`. A loss that is not
-    finite ends the training with a printed message and without an error."""
+    """Train the model of `config` on one rank, in its run directory below the folder `runs`. A loss
+    that is not finite ends the training with a printed message and without an error; other errors
+    are raised."""
     try:
         train(resolve(config, 1), runs)
     except NotFinite as error:
@@ -268,9 +270,9 @@ def _begin_alone() -> None:
 
 
 def _alone(config: RunConfig, runs: Path) -> int:
-    """Train the configured model below `runs` with standard error discarded and return the exit
-    code, 0 also if the loss diverged; the message of a UserError is printed. A training that is
-    stopped ends its process, so that no other training begins in it."""
+    """Train the model of `config` below the folder `runs` with standard error discarded and return
+    the exit code, 0 also if the loss diverged; the message of a UserError is printed. A training
+    that is stopped ends its process, so that no other training begins in it."""
     try:
         with redirect_stderr(StringIO()):
             _train(config, runs)

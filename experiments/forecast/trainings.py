@@ -20,17 +20,17 @@ from mlm_repro.lineage.files import Manifest, parse_document
 from mlm_repro.lineage.run import MANIFEST
 
 SEARCH_SEED = 0
-"""Seed of the trials of learning rates."""
+"""Seed of the trainings that try learning rates."""
 
 
 class Trained(NamedTuple):
     """A training that a study keeps, with its validation losses."""
 
     name: str
-    """Name of its directory."""
+    """Name of the training's directory."""
     config: RunConfig
     dataset: str
-    """Digest of its dataset."""
+    """Digest of the dataset that it was trained on."""
     digest: str
     """Digest of the completed training; empty if it is not finished."""
     losses: dict[int, float]
@@ -40,7 +40,7 @@ class Trained(NamedTuple):
     """Last validation loss in nats per token: of a training that finished, on the whole validation
     text; NaN if nothing was validated."""
     is_finished: bool
-    """False if its loss became NaN or infinite."""
+    """False if the training's loss became NaN or infinite."""
 
     @property
     def is_trial(self) -> bool:
@@ -55,14 +55,14 @@ class Trained(NamedTuple):
 
 
 def kept(training: Path) -> KeptRun:
-    """Return the line of runs.jsonl that an ablation keeps of a training, given by its run's
-    directory; of its metrics it has the validations alone."""
+    """Return the KeptRun, a line of runs.jsonl, that an ablation keeps of the training in a run's
+    directory; of the training's metrics it has the validations alone."""
     return KeptRun.of(training, metrics=[line.to_json() for line in read_validations(training)])
 
 
 def keep(training: Path, study: Path) -> None:
-    """Add the training in a run's directory to runs.jsonl of the study's folder, replacing one of
-    the same name."""
+    """Add the training in a run's directory to runs.jsonl in the folder `study`, replacing one of
+    the same name; its validations are kept with it."""
     write_runs(study, (read_runs(study) | {training.name: kept(training)}).values())
 
 
@@ -79,8 +79,9 @@ class Kept:
         self._asked: set[str] = set()
 
     def of(self, configs: Iterable[RunConfig], dataset: str) -> list[Trained]:
-        """Return the kept trainings of these configurations, in their order and whatever their
-        vocabulary. They count as asked for, for `check_no_more`. `dataset` is a digest.
+        """Return a list of the kept trainings of these configurations, as Trained, in their order
+        and whatever their vocabulary. They count as asked for, for `check_no_more`. `dataset` is a
+        digest.
 
         Raises IntegrityFailure if one is not kept, was trained with other settings, or on another
         dataset.
@@ -111,10 +112,8 @@ class Kept:
         return trained
 
     def check_no_more(self) -> None:
-        """Raise IntegrityFailure if the folder keeps a training that `of` was never asked for.
-
-        Trials of learning rates may be kept.
-        """
+        """Raise IntegrityFailure if the folder keeps a training that the method `of` was never
+        asked for. Trials of learning rates may be kept."""
         if unrequested := [
             name
             for name, training in self.trained.items()
@@ -154,7 +153,7 @@ def _read(run: KeptRun) -> Trained:
 
 
 def seeds_of(forecast: Path, count: int) -> list[int]:
-    """Return the seeds that a forecast's file gives: the first `count` 32-bit words of its SHA-256,
-    at most eight."""
+    """Return a list of the seeds that the file `forecast` gives: the first `count` 32-bit words of
+    its SHA-256, at most eight."""
     digest = sha256_file(forecast)
     return [int(digest[8 * index : 8 * index + 8], 16) for index in range(count)]

@@ -39,13 +39,14 @@ from mlm_repro.lineage.shipped import Shipped, find_file
 
 TEMPLATES = Path(__file__).parent / "templates"
 ATTEMPTS_WITHOUT_PROGRESS = 3
-"""Limit on attempts in a row that write no checkpoint, were not told to stop and end in the same
-iteration.
+"""Limit on attempts of a job in a row that write no checkpoint, were not told to stop and end in
+the same iteration.
 
 A fault of the program comes back in the same iteration; a fault of the hardware does not.
 """
 MOST_ATTEMPTS_WITHOUT_PROGRESS = 10
-"""Limit on such attempts that end in any iteration."""
+"""Limit on attempts in a row that write no checkpoint and were not told to stop, whatever iteration
+they end in."""
 MEETING = (
     '--node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR" --master-port="${MASTER_PORT:-29500}"'
 )
@@ -57,15 +58,15 @@ TIME_LIMIT = r"(\d+-)?\d{1,3}(:[0-5]\d){2}"
 
 
 HOST = re.compile(r"(\w[\w.-]*@)?\w[\w.:-]*", re.ASCII)
-"""A host for `ssh`, with or without a user. It cannot pass for an option and has no character that
-a shell interprets."""
+"""Regular expression of a host for `ssh`, with or without a user. Such a host cannot pass for an
+option and has no character that a shell interprets."""
 
 
 class Job(Config):
     """job.toml: a training run as work for a machine that is lent for a limited time."""
 
     name: str
-    """Names the job and its files."""
+    """Name of the job, which its files have too."""
     model: str
     """A shipped model, such as 8.3b, or a TOML file, as `mlm-experiment plan` takes it."""
     overrides: tuple[str, ...] = ()
@@ -77,13 +78,13 @@ class Job(Config):
     nodes: PositiveInt
     ranks_per_node: PositiveInt
     gpus: bool = True
-    """True if each rank has a GPU."""
+    """True if each rank of the job has a GPU."""
     cores_per_rank: PositiveInt = 8
     """Cores that Slurm gives each rank."""
     exclusive: bool = True
     """True if Slurm gives the job whole nodes, with all their memory."""
     join_seconds: PositiveInt = 300
-    """How long a rank waits for the others to start."""
+    """Seconds for which a rank waits for the others to start."""
     disk_mb_per_second: PositiveFloat = WRITTEN_BYTES_PER_SECOND / 1e6
     """Rate in MB/s at which each rank writes while all ranks write; a checkpoint's time is planned
     by it."""
@@ -94,7 +95,7 @@ class Job(Config):
     """Failures that end an attempt, for each rank and hour; by default Llama 3's (arXiv:2407.21783,
     Section 3.3.4)."""
     restart_seconds: PositiveFloat = RESTART_SECONDS
-    """Time from a failure to the first iteration after it."""
+    """Seconds from a failure to the first iteration after it."""
     spare_nodes: NonNegativeInt = 0
     """Further nodes that Slurm reserves: after a node has failed, the next attempt runs on a spare
     one."""
@@ -143,8 +144,9 @@ class Job(Config):
         return self.nodes * self.ranks_per_node
 
     def host_names(self) -> list[str]:
-        """Return the hosts' names in the file `hosts`, empty without that file; the ranks meet at
-        the first. Raises BadInput unless there is one valid name for each node."""
+        """Return a list of the hosts' names in the file `hosts` of this job, empty if the job has
+        none; the ranks meet at the first. Raises BadInput if the file cannot be read, or unless it
+        has one valid name for each node."""
         try:
             names = self.hosts.read_text(encoding="utf-8").split() if self.hosts else []
         except (OSError, UnicodeDecodeError) as error:
@@ -165,13 +167,13 @@ class Job(Config):
 
     @property
     def limit_seconds(self) -> int:
-        """The time limit of one attempt, in seconds."""
+        """The time limit of one attempt of this job, in seconds, an int."""
         *days, hours, minutes, seconds = map(int, re.split("[-:]", self.time_limit))
         return ((sum(days) * 24 + hours) * 60 + minutes) * 60 + seconds
 
     def config(self) -> RunConfig:
-        """Return the configuration of the job's training. Raises BadInput if the model or an
-        override is not valid, or if its layout does not divide over the job's ranks."""
+        """Return the RunConfig of the job's training. Raises BadInput if the model or an override
+        is not valid, or if its layout does not divide over the job's ranks."""
         config = read_run_config(self.model, self.overrides)
         layout_of(config, self.ranks)
         return config
@@ -184,9 +186,10 @@ class Job(Config):
 
 
 def predicted_iteration(job: Job) -> Prediction | None:
-    """Return a prediction of an iteration on the job's cluster; None if the job names no cluster.
+    """Return the Prediction of an iteration on the job's cluster; None if the job names no cluster.
 
-    Raises BadInput with the reason if the job does not fit the cluster.
+    Raises BadInput with the reason if the job's model is not valid or the job does not fit the
+    cluster.
     """
     config = job.config()
     if not job.cluster:
@@ -225,7 +228,7 @@ def saved_seconds(job: Job) -> float:
     states, else the one that loses the least, which is infinite for a job that never fails.
 
     Raises BadInput if the stated interval is so long that a rank fails, on average, before the next
-    checkpoint is written.
+    checkpoint is written, and as `Job.config` does.
     """
     failures = failures_of(job)
     interval = 60 * job.checkpoint_minutes if job.checkpoint_minutes else failures.best_interval
@@ -303,7 +306,7 @@ def describe_job(job: Job) -> str:
 
 def write_launch_files(job: Job, out: Path) -> tuple[Path, Path]:
     """Write `slurm.sh` and `torchrun.sh` into the folder `out`, and `jobset.yaml` if the job has a
-    container. Return the paths of the two scripts, in this order.
+    container, replacing earlier ones. Return the paths of the two scripts, in this order.
 
     Raises BadInput if they cannot be written, or for a job that no script can carry.
     """
@@ -319,7 +322,8 @@ def write_launch_files(job: Job, out: Path) -> tuple[Path, Path]:
 
 
 def slurm_script(job: Job, out: Path) -> str:
-    """Return the text of the job's script for `sbatch`; `out` is the folder of its files.
+    """Return the text of the job's script for `sbatch`; `out` is the folder of its files. Nothing
+    is written.
 
     Before the time limit Slurm signals only the batch shell. The script passes the signal on with
     `scancel`, because `srun` itself would kill the ranks. They write a checkpoint and end with exit
@@ -370,10 +374,10 @@ def slurm_script(job: Job, out: Path) -> str:
 
 
 def _mounted(job: Job, out: Path) -> list[Path]:
-    """Return, resolved and sorted, the folders that the ranks read or write: runs, launch files,
-    dataset, the run they start from, the working directory and the folder of the model's file. A
-    folder inside another one of them is left out. Raises BadInput for a name that pyxis cannot
-    mount."""
+    """Return a list, resolved and sorted, of the folders that the job's ranks read or write: runs,
+    launch files (`out`), dataset, the run they start from, the working directory and the folder of
+    the model's file. A folder inside another one of them is left out. Raises BadInput for a name
+    that pyxis cannot mount."""
     origin = job.config().train.init_from
     needed = {
         path.resolve() for path in (job.runs, out, job.dataset, *([Path(origin)] if origin else ()))
@@ -390,7 +394,8 @@ def _mounted(job: Job, out: Path) -> list[Path]:
 
 def torchrun_script(job: Job, out: Path) -> str:
     """Return the text of the job's script that is started on every node, or once if the job names
-    its hosts; `out` is the folder of its files.
+    its hosts; `out` is the folder of its files. Nothing is written. Raises BadInput if the job's
+    file of hosts is not valid.
 
     SIGTERM and Ctrl-C stop the ranks after the iteration in progress, with a checkpoint.
     """
@@ -412,9 +417,9 @@ def torchrun_script(job: Job, out: Path) -> str:
 
 
 def jobset(job: Job, out: Path) -> str:
-    """Return the YAML of a Kubernetes JobSet for the job, whose pods mount this machine's folders
-    under the same paths. The pods run `torchrun.sh` of the folder `out`. Raises BadInput for a
-    folder that cannot be mounted."""
+    """Return the text, YAML, of a Kubernetes JobSet for the job, whose pods mount this machine's
+    folders under the same paths. The pods run `torchrun.sh` of the folder `out`. Raises BadInput
+    for a folder that cannot be mounted."""
     folders = [*enumerate(map(str, _mounted(job, out)))]
     name = f"mlm-{re.sub('[^a-z0-9]+', '-', job.name.lower())}".rstrip("-")
     values = {

@@ -41,7 +41,7 @@ hardware's, so it is tried again."""
 FAILED_GPU = re.compile(
     r"\becc\b|\bxid\b|nvlink|fallen off the bus|no cuda-capable device|hardware stack", re.I
 )
-"""Words in messages of CUDA and its driver that mean a failed GPU."""
+"""Regular expression of words in messages of CUDA and its driver that mean a failed GPU."""
 FIRST_RANK_SECONDS = 3.0
 """Seconds that a failing rank waits before it ends, so that rank 0 can say why: the launcher ends
 all ranks when one ends."""
@@ -53,8 +53,8 @@ SLURM_VARIABLES = {
 
 
 def name_rank(environment: MutableMapping[str, str]) -> None:
-    """Set RANK, WORLD_SIZE and LOCAL_RANK in `environment`, each only if it is missing and Slurm's
-    variable for it is there, to the value of Slurm's variable."""
+    """Set RANK, WORLD_SIZE and LOCAL_RANK in the mapping `environment`, each only if it is missing
+    and Slurm's variable for it is there, to the value of Slurm's variable."""
     for name, slurm in SLURM_VARIABLES.items():
         if name not in environment and slurm in environment:
             environment[name] = environment[slurm]
@@ -63,9 +63,9 @@ def name_rank(environment: MutableMapping[str, str]) -> None:
 def note_failure(failed: Path, code: int, cause: BaseException | None) -> None:
     """Write the exit code and the cause of this rank's end into a file beside the scripts.
 
-    The file is `failed`, which is given, if another attempt is useless, else `last-failure` beside
-    it; after an interruption there is neither. A message that means a failed GPU also leaves
-    `bad-node-NAME`.
+    The file is the path `failed` if another attempt is useless, else `last-failure` beside it;
+    after an interruption neither is written. A message that means a failed GPU also leaves
+    `bad-node-NAME` there.
     """
     text = " ".join(str(cause).split())
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
@@ -81,9 +81,10 @@ def note_failure(failed: Path, code: int, cause: BaseException | None) -> None:
 
 
 def run_rank(failed: Path, module: str, arguments: list[str]) -> NoReturn:
-    """Call `main` of the module with these arguments as a command line, then end this process with
-    its exit code. After a failure, `note_failure` writes the code and the cause beside `failed`
-    first, and a rank other than the first waits FIRST_RANK_SECONDS.
+    """Call the function `main` of the module called `module` with these arguments as a command
+    line, then end this process with its exit code; it never returns. After a failure,
+    `note_failure` writes the code and the cause to `failed` or beside it first, and a rank other
+    than the first waits FIRST_RANK_SECONDS.
 
     The process ends at once, without Python's clean-up, because leftover threads of the libraries
     can abort one that ends in the ordinary way.

@@ -39,11 +39,13 @@ from mlm_repro.lineage.progress import announce
 TENSOR_RANKS = 8
 """Tensor-parallel ranks of all the paper's runs (Section 6)."""
 SHAPES = {"GPT-3": (2048, 96, 12288, 12), "MT-NLG": (2048, 128, 20480, 3)}
-"""s, a, h and layers of a rank as published (Section 5, Table 3)."""
+"""s, a, h and layers of a rank as published (Section 5, Table 3), by model."""
 SMALL = {"GPT-3": (256, 32, 512), "MT-NLG": (256, 32, 640)}
-"""s, a and h with the same as/h, which is all that bytes per sbh depend on."""
+"""s, a and h, by model, with the same as/h as published, which is all that bytes per sbh depend
+on."""
 FORMS = ("none", "selective", "full")
-"""Recomputed parts: nothing, the scores, or the layer."""
+"""Names of the parts of a layer that are recomputed in backward: nothing, the scores, or the
+layer."""
 PROBABILITY = 0.1
 CONFIGURATIONS = {
     "no parallelism": ("none", 1, False),
@@ -53,7 +55,8 @@ CONFIGURATIONS = {
     "tensor and sequence parallel, selective recomputation": ("selective", TENSOR_RANKS, True),
     "full recomputation": ("full", 1, False),
 }
-"""Rows of Table 2: recomputed part, number of ranks, and true if the sequence is divided."""
+"""Rows of Table 2 by name: recomputed part, number of ranks, and true if the sequence is
+divided."""
 
 
 class PlainLayer(nn.Module):
@@ -143,8 +146,8 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
 
 
 def kept_bytes(layer: nn.Module, *inputs: Any) -> int:
-    """Run a module forward and return the bytes of the storages that autograd then holds, without
-    the module's parameters."""
+    """Call the module `layer` on `inputs` and return the bytes of the storages that autograd then
+    holds for backward, without the module's parameters; each storage counts once."""
     memory = SavedBytes(layer)
     with memory:
         output = layer(*inputs)
@@ -171,9 +174,9 @@ def bytes_per_sbh(shape: str, sequence_parallel: bool) -> list[float]:
 
 
 def measure_activations() -> list[Line]:
-    """Return lines, dicts with a record's fields, with the bytes of activations that a layer keeps
-    (2022 paper, Table 2 and text), the FLOPs of an iteration and of recomputation, and the bytes of
-    a checkpoint. Starts processes."""
+    """Return a list of lines, dicts with a record's fields, with the bytes of activations that a
+    layer keeps (2022 paper, Table 2 and text), the FLOPs of an iteration and of recomputation, and
+    the bytes of a checkpoint. Starts processes."""
     announce(f"a layer on 1 and {TENSOR_RANKS} processes, and models without their values")
     numbers = []
     for shape in SHAPES:
@@ -222,9 +225,9 @@ def _kept(shape: str) -> list[Line]:
 
 
 def _flops(shape: str) -> list[Line]:
-    """Return lines, dicts with a record's fields, with the FLOP coefficients of an iteration and of
-    recomputation. They come from products that torch counts, in a layer of the published shape and
-    in a model of four layers. `shape` is a key of `SHAPES`."""
+    """Return a list of lines, dicts with a record's fields, with the FLOP coefficients of an
+    iteration and of recomputation. They come from products that torch counts, in a layer of the
+    published shape and in a model of four layers. `shape` is a key of `SHAPES`."""
     s, heads, h, _ = SHAPES[shape]
     layers = 4
     config = ModelConfig(

@@ -54,8 +54,8 @@ class Clock:
         self.peak = 0
 
     def pass_on(self, units: int, arrived: torch.Tensor) -> torch.Tensor:
-        """Advance the clock to the time that `arrived` carries, if that is later, then by `units`.
-        Return a message of the same shape that carries the new time."""
+        """Advance the clock to the time that the tensor `arrived` carries, if that is later, then
+        by `units`. Return a tensor of the same shape, all of whose elements are the new time."""
         self.units = max(self.units, int(arrived.max())) + units
         return torch.full_like(arrived, self.units)
 
@@ -66,8 +66,9 @@ class Tick(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, clock: Clock) -> torch.Tensor:
-        """Advance the clock to the input's time, if that is later, and by a forward pass, and count
-        one more activation in flight. Return a tensor that carries the new time."""
+        """Advance `clock` to the time that the tensor `x` carries, if that is later, and by a
+        forward pass, and count one more activation in flight. Return a tensor of the same shape
+        that carries the new time."""
         ctx.clock = clock
         clock.in_flight += 1
         clock.peak = max(clock.peak, clock.in_flight)
@@ -75,8 +76,9 @@ class Tick(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Advance the clock to the gradient's time, if that is later, and by a backward pass, and
-        count one activation less in flight. Return a gradient that carries the new time."""
+        """Advance the clock of the forward pass to the time that `gradient` carries, if that is
+        later, and by a backward pass, and count one activation less in flight. Return a gradient
+        that carries the new time, and None for the clock."""
         ctx.clock.in_flight -= 1
         return ctx.clock.pass_on(BACKWARD, gradient), None
 
@@ -94,22 +96,24 @@ class TimedStage(nn.Module):
         self.offset = nn.Parameter(torch.zeros(CONFIG.hidden_size))
 
     def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
-        """Advance the clock to the input's time, if that is later, and by a forward pass; return
-        states [s, b, h] that carry the new time. The first stage begins at its own time."""
+        """Advance the clock to the time that `inputs` carry, if that is later, and by a forward
+        pass; return states [s, b, h] that carry the new time. The first stage gets tokens and
+        begins at its own time. `batch` is not used."""
         if self.is_first:
             inputs = torch.zeros(CONFIG.seq_length, len(inputs), CONFIG.hidden_size)  # [s, b, h]
         hidden: torch.Tensor = Tick.apply(inputs + self.offset, self.clock)
         return hidden
 
     def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
-        """Return the mean of the states, a scalar from which backward can start."""
+        """Return the mean of the states `hidden`, a scalar from which backward can start; `batch`
+        is not used."""
         return hidden.mean()
 
 
 def run_schedule(name: ScheduleName, pp: int, chunks: int, counts: Sequence[int]) -> list[Clock]:
-    """Run one iteration on this rank of a pipeline of `pp` ranks, with `chunks` stages on each, for
-    each number of microbatches in `counts`, and return this rank's clocks in the same order. All
-    `pp` ranks call this."""
+    """Run one iteration on this rank of a pipeline of `pp` ranks, with `chunks` stages on each, by
+    the schedule `name`, for each number of microbatches in `counts`, and return a list of this
+    rank's Clocks in the same order. All `pp` ranks call this."""
     mesh = build_mesh(Layout(pp=pp))
     clocks = []
     for count in counts:
@@ -139,15 +143,15 @@ SCHEDULES: dict[str, tuple[ScheduleName, int, int, int]] = {
     "default, 175B": ("1f1b", 8, 1, 64),
     "interleaved, 175B": ("interleaved", 8, 3, 64),
 }
-"""Schedule, number of stages p, of chunks v and of microbatches m, by series: of the 2021 paper's
-Figures 3 and 4 and of the 2022 paper's GPT-3 (Table 3)."""
+"""Schedule, number of stages p, of chunks v and of microbatches m, by name of the series: of the
+2021 paper's Figures 3 and 4 and of the 2022 paper's GPT-3 (Table 3)."""
 
 
 def measure_schedules() -> list[Line]:
-    """Run each of `SCHEDULES` with logical clocks and return lines, dicts with a record's fields:
-    its bubble fraction, its peak number of microbatches in flight on the first rank (a chunk counts
-    as a fraction of a stage), that peak as a share of the stages, and the reduction of the bubble
-    by interleaving. Starts processes."""
+    """Run each of `SCHEDULES` with logical clocks and return a list of lines, dicts with a record's
+    fields: the schedule's bubble fraction, its peak number of microbatches in flight on the first
+    rank (a chunk counts as a fraction of a stage), that peak as a share of the stages, and the
+    reduction of the bubble by interleaving. Starts processes."""
     announce("pipelines of 4 and 8 processes with logical clocks")
     numbers = []
     fractions = {}
@@ -172,11 +176,11 @@ def measure_schedules() -> list[Line]:
 
 def measure_bubbles(experiment: Experiment) -> list[Line]:
     """Run the experiment's pipelines of up to `MOST_RANKS` ranks with logical clocks, by the
-    schedule 1F1B, and return a line, a dict with a record's fields, with the bubble of each. Starts
-    processes.
+    schedule 1F1B, and return a list of lines, dicts with a record's fields, with the bubble of
+    each. Starts processes.
 
-    It is (slowest rank's time) / (m · (t_f + t_b)) − 1 with m microbatches; an experiment that
-    computes a bubble share gets the same idle time as a share of the whole, by the schedule of
+    The bubble is (slowest rank's time) / (m · (t_f + t_b)) − 1 with m microbatches; an experiment
+    that computes a bubble share gets the same idle time as a share of the whole, by the schedule of
     GPipe.
     """
     numbers = []

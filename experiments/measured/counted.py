@@ -36,8 +36,9 @@ def built_parameters(config: ModelConfig, part: str = "") -> int:
 
 
 def measure_built(experiment: Experiment) -> list[Line]:
-    """Return lines, dicts with a record's fields, with the parameters of every model that the
-    experiment counts, and of its layers alone, in billions. The models are built without values."""
+    """Return a list of lines, dicts with a record's fields, with the parameters of every model that
+    the experiment counts, and of the model's layers alone, in billions. The models are built
+    without values."""
     numbers = []
     for part in experiment.parts:
         rows = workload_rows(part.workloads)
@@ -58,9 +59,9 @@ def measure_built(experiment: Experiment) -> list[Line]:
 
 
 def measure_transformer_xl() -> list[Line]:
-    """Return lines, dicts with a record's fields: the parameters of the small Transformer-XL with
-    byte pairs, in millions, the percentage by which byte pairs lengthen WikiText-103, and the
-    percentages of its words that are unknown.
+    """Return a list of lines, dicts with a record's fields: the parameters of the small
+    Transformer-XL with byte pairs, in millions, the percentage by which byte pairs lengthen
+    WikiText-103, and the percentages of its words that are unknown.
 
     Lengths are counted in the validation file as it is, unknown words in the test file too. Raises
     DataMissing if a file is missing.
@@ -94,9 +95,9 @@ def _unknown_percent(text: str) -> float:
 
 
 def measure_recipe() -> list[Line]:
-    """Return two computed lines, dicts with a record's fields, on the 2019 recipe: the rows of the
-    8.3B model's embedding by the rule of padding, and the ratio of training to validation
-    documents."""
+    """Return a list of two computed lines, dicts with a record's fields, on the 2019 recipe: the
+    rows of the 8.3B model's embedding by the rule of padding, and the ratio of training to
+    validation documents."""
     run = read_run_config(model_file("8.3b"))
     split = load_config(find_file("megatron-2019", Shipped.RECIPE), DataConfig).split
     size = run.model.vocab_size
@@ -116,9 +117,9 @@ def measure_recipe() -> list[Line]:
 
 
 def measure_words() -> list[Line]:
-    """Return lines, dicts with a record's fields: the words T_o of WikiText-103's test file, its
-    sub-words T without the first, and T / T_o (2019 paper, Section 5.3). Raises DataMissing if a
-    file is missing."""
+    """Return a list of lines, dicts with a record's fields: the words T_o of WikiText-103's test
+    file, its sub-words T without the first, and T / T_o (2019 paper, Section 5.3). Raises
+    DataMissing if a file is missing, IntegrityFailure if the test file is not the official one."""
     text = read_official(
         find_test_set("wikitext103"),
         TEST_FILE_SHA256,

@@ -44,14 +44,15 @@ NEW_TOKENS = 24
 SEED = 1
 SERIES = "GPT-2 of Hugging Face"
 Answers = tuple[NDArray[np.float32], list[list[int]]]
-"""Logits of every token, and every text with its greedy continuation."""
+"""Logits of every token, [texts, tokens, v], and the list of the token ids of every text with its
+greedy continuation."""
 
 
 def measure_huggingface() -> list[Line]:
-    """Divide a small GPT-2 of Hugging Face over several numbers of ranks and return lines, dicts
-    with a record's fields: the largest difference of its logits from the ones on one rank, the
-    percentages of equal greedy continuations and of merged files equal to the undivided model's,
-    and the number of a layer's collectives. Starts processes."""
+    """Divide a small GPT-2 of Hugging Face over several numbers of ranks and return a list of
+    lines, dicts with a record's fields: the largest difference of its logits from the ones on one
+    rank, the percentages of equal greedy continuations and of merged files equal to the undivided
+    model's, and the number of a layer's collectives. Starts processes."""
     announce(
         f"a small model on {', '.join(map(str, WIDTHS))} processes, {TEXTS} texts of"
         f" {TOKENS + NEW_TOKENS} tokens"
@@ -86,8 +87,8 @@ def measure_huggingface() -> list[Line]:
 
 
 def write_huggingface(directory: Path) -> Path:
-    """Write a GPT-2 of random weights, the same at every call, into a new directory as Hugging Face
-    does, and return the directory."""
+    """Write a GPT-2 of random weights, the same at every call, with its `config.json` as Hugging
+    Face does, into `directory`, which must not exist, and return `directory`."""
     model = GPT2(SHAPE, serial_mesh())
     generator = torch.Generator().manual_seed(SEED)
     drawn = {
@@ -101,9 +102,10 @@ def write_huggingface(directory: Path) -> Path:
 
 
 def answers(divided: Path, tp: int) -> Answers:
-    """Run transformers' model in the directory `divided` on `tp` ranks, each of which calls this,
-    on random texts that are the same at every call. Return its logits [texts, tokens, v], and a
-    list with the token ids of each text and its greedy continuation."""
+    """Run transformers' model in the directory `divided`, which holds `tp` parts, on `tp` ranks,
+    each of which calls this, on random texts that are the same at every call. Return an array of
+    its logits [texts, tokens, v], and a list with the token ids of each text and its greedy
+    continuation."""
     model: Any = load_rank(divided, build_mesh(Layout(tp=tp)).tp)
     tokens = torch.randint(
         0, SHAPE.vocab_size, (TEXTS, TOKENS), generator=torch.Generator().manual_seed(SEED)

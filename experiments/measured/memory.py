@@ -42,8 +42,8 @@ LAYOUTS = {
     "tensor parallel, selective recomputation": ("selective", 2, False),
     "tensor and sequence parallel, selective recomputation": ("selective", 2, True),
 }
-"""Part of a layer that is always recomputed, number of ranks, and true if the sequence is
-divided."""
+"""Layouts by name: part of a layer that is always recomputed, number of ranks, and true if the
+sequence is divided."""
 IN_FLIGHT = (1, 4)
 """Microbatches whose checkpoints are kept at a time; the 2021 paper's formula has one."""
 
@@ -65,8 +65,9 @@ class GroupedStage(nn.Module):
         self.start = nn.Parameter(torch.ones(rows, 1, h))
 
     def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
-        """Run the layers: [s, b, h] → [s, b, h], or [s/t, b, h] where the sequence is divided. The
-        first stage begins with a parameter, repeated for each sequence of `inputs`."""
+        """Return the output of the layers, [s, b, h] → [s, b, h], or [s/t, b, h] where the sequence
+        is divided. The first stage begins with a parameter, repeated for each sequence of `inputs`.
+        `batch` is not used."""
         x = self.start.repeat(1, len(inputs), 1) if self.is_first else inputs
         layers = list(self.layers)
         step = self.at_once or len(layers)
@@ -80,7 +81,8 @@ class GroupedStage(nn.Module):
         return x
 
     def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
-        """Return the mean of the states, a scalar for which autograd saves nothing."""
+        """Return the mean of the states `hidden`, a scalar for which autograd saves nothing;
+        `batch` is not used."""
         return hidden.mean()
 
 
@@ -124,10 +126,10 @@ def layer_bytes(layout: tuple[str, int, bool]) -> tuple[int, int]:
 
 
 def measure_memory() -> list[Line]:
-    """Run GPipe's pipelines, whose peak memory is N + L/K · N/M, and return lines, dicts with a
-    record's fields: N in inputs of a layer and L/K in layers, both from a line through several M;
-    the layers that are kept without recomputation; and the best number of checkpoints. Starts
-    processes."""
+    """Run GPipe's pipelines, whose peak memory is N + L/K · N/M, and return a list of lines, dicts
+    with a record's fields: N in inputs of a layer and L/K in layers, both from a line through
+    several M; the layers that are kept without recomputation; and the best number of checkpoints.
+    Starts processes."""
     announce(
         f"pipelines of {', '.join(map(str, PARTITIONS))} processes, and stages of {STAGE_LAYERS}"
         " layers"
@@ -163,10 +165,10 @@ def measure_memory() -> list[Line]:
 
 
 def _checkpoints(series: str) -> list[Line]:
-    """Return lines, dicts with a record's fields: the number of checkpoints that needs the least
-    memory in a stage of `STAGE_LAYERS` layers, and √(l · A_int / A_in) from measured bytes, for
-    each of `IN_FLIGHT`. `series` is a key of `LAYOUTS`. With n microbatches in flight, A_in counts
-    n times. Starts processes."""
+    """Return a list of lines, dicts with a record's fields: the number of checkpoints that needs
+    the least memory in a stage of `STAGE_LAYERS` layers, and √(l · A_int / A_in) from measured
+    bytes, for each of `IN_FLIGHT`. `series` is a key of `LAYOUTS`. With n microbatches in flight,
+    A_in counts n times. Starts processes."""
     layout = LAYOUTS[series]
     numbers = []
     size_in, size_all = run_forked(layer_bytes, layout[1], layout)[0]

@@ -39,9 +39,9 @@ protocol, the field of its result, and the factor that gives the claim's unit.""
 
 
 def measure_released(experiment: Experiment, limit: int | None = None) -> list[Line]:
-    """Score every model of the experiment that is found, and return a line, a dict with a record's
-    fields, for each of its quantities; `limit` is the most windows of each test. A number of other
-    weights, or of a part, is `scaled`, and its note says so.
+    """Score every model of the experiment that is found, and return a list with a line, a dict with
+    a record's fields, for each of its quantities; `limit` is the most windows of each test, None
+    for all. A number of other weights, or of a part of a test, is `scaled`, and its note says so.
 
     Raises DataMissing if no model is found, or if a test file is missing.
     """
@@ -72,8 +72,8 @@ def measure_released(experiment: Experiment, limit: int | None = None) -> list[L
 
 
 def _validation(path: Path, evaluated: EvaluatedCheckpoint) -> PerplexityTask:
-    """Return the perplexity task of Megatron-LM's WikiText-103 recipe on the validation file
-    `path`."""
+    """Return the PerplexityTask of Megatron-LM's WikiText-103 recipe on the validation file `path`,
+    for the tokenizer and the context of the checkpoint `evaluated`."""
     text = read_wikitext("wikitext103-valid", path, "wikitext103-valid")
     tokenizer = evaluated.tokenizer
     windows = megatron_windows(evaluated.model.seq_length)
@@ -81,10 +81,10 @@ def _validation(path: Path, evaluated: EvaluatedCheckpoint) -> PerplexityTask:
 
 
 def _found(experiment: Experiment) -> Iterator[tuple[str, Path, bool]]:
-    """Yield name and directory of each of the experiment's models that is in the folder
-    MLM_MODELS_DIR or in the hub's cache, or can be downloaded from the hub, and True if its weights
-    are the released ones. A missing model is left out with a printed line. Raises DataMissing if
-    all are missing."""
+    """Yield a tuple for each of the experiment's models that is in the folder MLM_MODELS_DIR or in
+    the hub's cache, or can be downloaded from the hub: its name, its directory, and True if its
+    weights are the released ones. A missing model is left out with a line on standard output.
+    Raises DataMissing if all are missing."""
     missing = []
     for name in MODELS[experiment.name]:
         root = os.environ.get(MODELS_VARIABLE)

@@ -32,11 +32,11 @@ MODEL = ModelConfig(
     dropout=0.0,
 )
 ELEMENT = 4
-"""Bytes of an fp32 number."""
+"""Number of bytes of an fp32 number."""
 BSH = MODEL.seq_length * MODEL.hidden_size
-"""Elements of a microbatch of one sequence between layers."""
+"""Number of elements of a microbatch of one sequence between layers, b·s·h."""
 WIDTHS = (2, 4, 8)
-"""Tensor-parallel ranks that collectives are counted at."""
+"""Numbers of tensor-parallel ranks that collectives are counted at."""
 REPORTED = 3
 """Tensors of at most this many elements are not counted: loss, gradient norm and a flag."""
 RANKS = 4
@@ -49,10 +49,11 @@ LAYOUTS = {
     "tensor parallel": ParallelConfig(tp=RANKS),
     "pipeline parallel": ParallelConfig(pp=RANKS),
 }
+"""Layouts of `RANKS` ranks by name; the ranks that a layout does not divide are data-parallel."""
 PASSED_ON = ("reduce", "gather", "alltoall_base", "allgather", "allgather_base", "broadcast")
 """Collectives in which a tensor leaves a rank once, except the rank's own part."""
 STAGES = {1: "optimizer states", 3: "optimizer states, gradients and parameters"}
-"""ZeRO's stages in the words of its paper."""
+"""Words of ZeRO's paper for the state that each stage divides, by the stage."""
 
 
 class Traffic(TorchDispatchMode):
@@ -72,8 +73,8 @@ class Traffic(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _count(self, name: str, leaves: list[Any]) -> None:
-        """Count an operation with the bytes of its largest tensor; `leaves` are its arguments.
-        Nothing is counted if all its tensors are small."""
+        """Count an operation `name` with the bytes of its largest tensor in `calls` and `bytes`;
+        `leaves` are its arguments, flattened. Nothing is counted if all its tensors are small."""
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         largest = max((tensor.nbytes for tensor in tensors if tensor.numel() > REPORTED), default=0)
         if not largest:
@@ -87,7 +88,8 @@ class Traffic(TorchDispatchMode):
 
     @property
     def sent(self) -> float:
-        """The bytes that this rank sends if collectives run as rings.
+        """The number of bytes that this rank sends if collectives run as rings, by what was counted
+        so far.
 
         An all-reduce sends 2(d − 1)/d of its tensor, a collective that begins or ends with a
         divided tensor half as much (2021 paper, Section 3.3.1). A reduction to one rank counts with
@@ -107,9 +109,9 @@ class Traffic(TorchDispatchMode):
 def iteration(
     model: ModelConfig, parallel: ParallelConfig, batch: int, trains: bool = True
 ) -> Traffic:
-    """Run an iteration in fp32 on random weights, without `trains` its forward passes alone, in
-    microbatches of one sequence; return this rank's traffic. Every rank calls this; `batch` is the
-    number of sequences on all ranks together."""
+    """Run an iteration of a new model in fp32 on random weights, if `trains` is false its forward
+    passes alone, in microbatches of one sequence; return this rank's Traffic. Every rank calls
+    this; `batch` is the number of sequences on all ranks together."""
     dp = torch.distributed.get_world_size() // parallel.tp // parallel.pp
     layout = Layout(tp=parallel.tp, pp=parallel.pp, dp=dp)
     mesh = build_mesh(layout, parallel.sequence_parallel)
@@ -125,9 +127,8 @@ def iteration(
 
 
 def of_layer(parallel: ParallelConfig) -> tuple[Traffic, Traffic]:
-    """Return the traffic that one layer adds on this tensor-parallel rank, as a pair: in the
-    forward pass alone, and in a whole iteration. Every rank calls this, and four iterations are
-    run."""
+    """Return a pair of Traffics that one layer adds on this tensor-parallel rank: in the forward
+    pass alone, and in a whole iteration. Every rank calls this, and four iterations are run."""
     half = MODEL.model_copy(update={"num_layers": MODEL.num_layers // 2})
 
     def added(trains: bool) -> Traffic:
@@ -143,9 +144,9 @@ def of_layer(parallel: ParallelConfig) -> tuple[Traffic, Traffic]:
 
 
 def measure_traffic() -> list[Line]:
-    """Run small models on several processes and return lines, dicts with a record's fields, with
-    the traffic of tensor, sequence, pipeline and data parallelism, in counts, in multiples of b·s·h
-    and in ratios."""
+    """Run small models on several processes and return a list of lines, dicts with a record's
+    fields, with the traffic of tensor, sequence, pipeline and data parallelism, in counts, in
+    multiples of b·s·h and in ratios."""
     announce(f"small models on 2 to {2 * max(WIDTHS)} processes, an iteration of each layout")
     note = (
         f"{MODEL.num_layers} layers of {MODEL.hidden_size}, sequences of {MODEL.seq_length}, gloo,"
@@ -187,17 +188,18 @@ def _sequence() -> list[Line]:
 
 
 def _passed_on(parallel: ParallelConfig, model: ModelConfig = MODEL) -> list[float]:
-    """Run an iteration on as many processes as the layout has ranks; return, for each rank, the
-    multiples of b·s·h that it sends to another stage for a microbatch."""
+    """Run an iteration on as many processes as the layout has ranks; return a list, in rank order,
+    of the multiples of b·s·h that each rank sends to another stage for a microbatch."""
     batch = 4
     ranks = run_forked(iteration, parallel.pp * parallel.tp, model, parallel, batch)
     return [rank.bytes["send", parallel.pp] / ELEMENT / BSH / batch for rank in ranks]
 
 
 def _pipeline() -> list[Line]:
-    """Return lines, dicts with a record's fields: the multiples of b·s·h that a rank sends to the
-    other of two stages for each microbatch, the first stage forward and the last one back, and with
-    tensor-parallel ranks, which divide the message, the first stage forward. Starts processes."""
+    """Return a list of lines, dicts with a record's fields: the multiples of b·s·h that a rank
+    sends to the other of two stages for each microbatch, the first stage forward and the last one
+    back, and with tensor-parallel ranks, which divide the message, the first stage forward. Starts
+    processes."""
     first, last = _passed_on(ParallelConfig(pp=2))
     numbers = lines(
         "pipeline parallel", {"border_elements_forward": first, "border_elements_backward": last}
@@ -209,8 +211,8 @@ def _pipeline() -> list[Line]:
 
 
 def _interleaved() -> list[Line]:
-    """Return lines, dicts with a record's fields, with the traffic of an inner stage's rank with
-    two and with four chunks, relative to its traffic with one chunk. Starts processes."""
+    """Return a list of lines, dicts with a record's fields, with the traffic of an inner stage's
+    rank with two and with four chunks, relative to its traffic with one chunk. Starts processes."""
     model = MODEL.model_copy(update={"num_layers": 16})
     numbers = []
     plain = _passed_on(ParallelConfig(pp=4), model)[1]
@@ -222,9 +224,9 @@ def _interleaved() -> list[Line]:
 
 
 def _batches() -> list[Line]:
-    """Return lines, dicts with a record's fields, with the bytes that a rank sends in an iteration
-    of four microbatches per rank relative to one microbatch, for data and for tensor parallelism.
-    Starts processes."""
+    """Return a list of lines, dicts with a record's fields, with the bytes that a rank sends in an
+    iteration of four microbatches per rank relative to one microbatch, for data and for tensor
+    parallelism. Starts processes."""
     numbers = []
     for series, parallel in (
         ("data parallel", ParallelConfig()),
@@ -239,9 +241,9 @@ def _batches() -> list[Line]:
 
 
 def measure_sent_bytes() -> list[Line]:
-    """Run iterations of `LAYOUTS` at several batches and return lines, dicts with a record's
-    fields: the megabytes that a rank sends, the mean over ranks, and what ZeRO's stages send
-    relative to data parallelism. Starts processes.
+    """Run iterations of `LAYOUTS` at several batches and return a list of lines, dicts with a
+    record's fields: the megabytes that a rank sends, the mean over ranks, and the bytes that ZeRO's
+    stages send relative to data parallelism. Starts processes.
 
     An iteration has its optimizer step, in which ZeRO stage 1 sends too.
     """

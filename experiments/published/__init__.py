@@ -18,8 +18,8 @@ Row = dict[str, str]
 
 
 def workload_rows(name: str) -> list[Row]:
-    """Return the rows of a named set, as dicts by column, from the `*-runs.csv` files of this
-    folder. Raises BadInput if no row belongs to the set."""
+    """Return a list of the rows of the set called `name`, as dicts of texts by column, from the
+    `*-runs.csv` files of this folder. Raises BadInput if no row belongs to the set."""
     every = chain.from_iterable(map(read_rows, sorted(HERE.glob("*-runs.csv"))))
     rows = [row for row in every if row["experiment"] == name]
     if not rows:
@@ -30,8 +30,8 @@ def workload_rows(name: str) -> list[Row]:
 
 
 def published_rows(experiment: Experiment, part: Part) -> list[Row]:
-    """Return the part's workload rows, each with the values that the experiment's claims state at
-    its series and x.
+    """Return a list of the part's workload rows, each a dict of texts by column, with the values
+    that the experiment's claims state at the row's series and x.
 
     The key of a value is its quantity's name. If several claims state it, the first in the
     catalogue's order counts. A column of the workload's own file wins over a claim of the same
@@ -46,8 +46,8 @@ def published_rows(experiment: Experiment, part: Part) -> list[Row]:
 
 
 def published_value(row: Row, quantity: str) -> Range:
-    """Return the published value of a quantity in a row of `published_rows`, with the range that
-    its printed digits allow. Raises BadInput if no claim states it."""
+    """Return, as a Range, the published value of a quantity in a row of `published_rows`, with the
+    range that its printed digits allow. Raises BadInput if no claim states it."""
     if quantity not in row:
         raise BadInput(
             f"no claim states {quantity} for the workload {row['series']} of {row['experiment']},"
@@ -57,8 +57,8 @@ def published_value(row: Row, quantity: str) -> Range:
 
 
 def published_records(series: tuple[str, ...]) -> Iterator[Record]:
-    """Yield the claims in the 2019 paper's Figure 6 and Table 3 about the models that `series`
-    names, such as `8.3b`, as records of kind "published"."""
+    """Yield as Records of kind "published" the claims in the 2019 paper's Figure 6 and Table 3
+    about the models that `series` names, such as `8.3b`."""
     for name, x_name in (("2019/figure-6", "iteration"), ("2019/table-3", "")):
         yield from (
             claim.record(name, x_name)

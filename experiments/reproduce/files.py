@@ -65,8 +65,8 @@ class ReproducedModel(FileSchema):
 
 
 class ReproductionSummary(FileSchema):
-    """summary.json of a reproduction: which models were run, on what hardware, and why at this
-    size."""
+    """summary.json of a reproduction: the models that were run, the hardware, and the reason for
+    this size."""
 
     target: str
     mode: Literal["scaled", "full"]
@@ -80,8 +80,8 @@ class ReproductionSummary(FileSchema):
 
     @property
     def labels(self) -> dict[str, str]:
-        """The name under which readers see each trained model, such as `8.3b twin (446 k)`, by its
-        published model's name."""
+        """A dict by the published model's name of the name under which readers see the trained
+        model, such as `8.3b twin (446 k)`."""
         return {model.series: model.label for model in self.models}
 
     @property
@@ -106,8 +106,8 @@ class ReproductionSummary(FileSchema):
 
     @property
     def _sizes(self) -> tuple[int, int] | None:
-        """The numbers of parameters of the target's model, as published and as trained here; None
-        if they are equal or unknown."""
+        """A pair of the numbers of parameters of the target's model, as published and as trained
+        here; None if they are equal or unknown."""
         for model in self.models:
             theirs = model.published.parameters
             ours = model.trained.parameters

@@ -25,10 +25,10 @@ from mlm_repro.lineage.shipped import HOME, model_file
 RECIPES = HOME / "data_pipeline" / "recipes"
 FULL_RECIPE = RECIPES / "available-2019.toml"
 SEED_MARK = "-seed-"
-"""Mark in the name of a training with another seed than its recipe's."""
+"""Text in the name of a training with another seed than its recipe's, before the seed."""
 SEEDS = "seeds"
-"""Folder for trainings with further seeds, so that the folder of runs shows one training a
-model."""
+"""Name of the folder for trainings with further seeds, so that the folder of runs shows one
+training a model."""
 
 
 RATE = 0.00589
@@ -38,9 +38,9 @@ tried at the same rates, so it favours none. Its run is results/ladder of commit
 OF_PARAMETERS = 171_000
 OF_TOKENS = 1_450_000
 BY_SIZE = -0.423
-"""Power of the parameters, over `OF_PARAMETERS`, with which the rate changes."""
+"""Power of the parameters, over `OF_PARAMETERS`, by which the rate is multiplied."""
 BY_LENGTH = -0.32
-"""Power of the tokens, over `OF_TOKENS`, with which the rate changes."""
+"""Power of the tokens, over `OF_TOKENS`, by which the rate is multiplied."""
 RATE_RULE = (
     f"learning rate = {RATE:g} · (N / {OF_PARAMETERS:,})^{BY_SIZE:.3f}"
     f" · (tokens / {OF_TOKENS:,})^{BY_LENGTH:g}"
@@ -59,11 +59,11 @@ class Size:
     suffix: str
     overrides: tuple[str, ...]
     windows: int
-    """WikiText-103 windows scored for each model."""
+    """Number of WikiText-103 windows that are scored for each model."""
     examples: int
-    """LAMBADA examples scored for each model."""
+    """Number of LAMBADA examples that are scored for each model."""
     seeds: int = 1
-    """Trainings of each model by default."""
+    """Number of trainings of each model by default, each with its own seed."""
 
 
 FACTORS = (
@@ -109,20 +109,20 @@ class Plan:
 
     target: str
     mode: str
-    """full or scaled."""
+    """Size of the models: "full", as published, or "scaled", twins."""
     reason: str
     recipe: Path
     size: Size | None
-    """None for the full size."""
+    """Scale of the twins; None for the full size."""
     published: tuple[RunConfig, ...]
     """The published recipe of each item of `configs`: all models up to the target, smallest first,
     repeated for every seed."""
     configs: tuple[RunConfig, ...]
-    """Recipe of each model: the published one or its twin."""
+    """Recipe of each model to train: the published one or its twin."""
 
     def overrides(self, config: RunConfig) -> list[str]:
-        """Return the overrides, `key=value` texts, with which `mlm-train run --twin` makes the
-        recipe `config`, one of `configs`; empty for the full size."""
+        """Return a list of the overrides, `key=value` texts, with which `mlm-train run --twin`
+        makes the recipe `config`, one of `configs`; empty for the full size."""
         if not self.size:
             return []
         seed = [f"train.seed={config.train.seed}"] if SEED_MARK in config.name else []
@@ -133,8 +133,8 @@ def make_plan(
     target: str, mode: str, smoke: bool, recipe: Path | None, seeds: int | None = None
 ) -> Plan:
     """Decide between the full size and twins, by `mode` (full, scaled or auto) and this machine's
-    GPUs, and return the plan with the models to train: `target` and the smaller ones. `recipe`
-    replaces the size's data recipe.
+    GPUs, and return the Plan with the models to train: `target`, such as `8.3b`, and the smaller
+    ones. `smoke` asks for the smallest twins. `recipe`, a file, replaces the size's data recipe.
 
     Twins are trained with `seeds` seeds, by default as many as their size states, counting up from
     the recipe's own seed. Raises HardwareMissing if the full size is asked for and does not fit.
@@ -174,27 +174,30 @@ def make_plan(
 
 
 def model_name(training: str) -> str:
-    """Return the name under which a reproduction keeps the training of this name: its model's name,
-    followed by the seed if it is not the recipe's own. `8.3b-twin-seed-2` becomes `8.3b-seed-2`."""
+    """Return the name under which a reproduction keeps the training called `training`: its model's
+    name, followed by the seed if it is not the recipe's own. `8.3b-twin-seed-2` becomes
+    `8.3b-seed-2`."""
     return training.partition("-")[0] + "".join(training.partition(SEED_MARK)[1:])
 
 
 def folder_of(training: str, runs: Path) -> Path:
-    """Return the folder that holds the directory of a training of this name: `runs`, or
-    `runs`/seeds for a training with another seed than the recipe's."""
+    """Return the path of the folder that holds the directory of the training called `training`:
+    `runs`, or `runs`/seeds for a training with another seed than the recipe's."""
     return runs / SEEDS if SEED_MARK in training else runs
 
 
 def training_place(run: str, runs: Path) -> Path:
-    """Return the directory of a reproduction's training, given by its directory's name. Earlier
-    versions kept every seed beside the reproduction, so a sealed directory there comes first."""
+    """Return the path of the directory of a reproduction's training; `run` is that directory's
+    name, `runs` the folder of runs. Earlier versions kept every seed beside the reproduction, so a
+    sealed directory there comes first."""
     beside = runs / run
     return beside if is_sealed(beside) else folder_of(run, runs) / run
 
 
 def _of_ladder(config: RunConfig, size: Size) -> list[str]:
-    """Return overrides, `key=value` texts, that give a twin its learning rate by `RATE_RULE`, which
-    a ladder of small models gave, and its initial deviation by its width.
+    """Return a list of overrides, `key=value` texts, that give a twin of this size its learning
+    rate by `RATE_RULE`, which a ladder of small models gave, and its initial deviation by its
+    width.
 
     The final rate is the same share of the rate as before. Empty for other sizes than `TWIN`, whose
     trainings are too short for the rule.
@@ -213,16 +216,17 @@ def _of_ladder(config: RunConfig, size: Size) -> list[str]:
 
 
 def ladder_rate(config: RunConfig) -> float:
-    """Return the learning rate of a training by `RATE_RULE`, a power law in its parameters and its
-    tokens, to three digits."""
+    """Return the learning rate, a float of three digits, of the training `config` by `RATE_RULE`, a
+    power law in its parameters and its tokens."""
     by_size = (parameter_count(config.model) / OF_PARAMETERS) ** BY_SIZE
     by_length = (tokens_trained(config.model, config.train) / OF_TOKENS) ** BY_LENGTH
     return float(f"{RATE * by_size * by_length:.3g}")
 
 
 def twin_rule(config: RunConfig) -> str:
-    """Return the rule that shrank a recipe, in words, with the ladder's rule if the learning rate
-    is within 5 % of it; empty if the recipe was not shrunk."""
+    """Return in words the rule that shrank the recipe `config`, with the ladder's rule if its
+    learning rate is within 5 % of the one that this rule gives; empty if the recipe was not
+    shrunk."""
     if not config.twin:
         return ""
     # The vocabulary, and so the rate, depends on the text.
@@ -237,8 +241,9 @@ def twin_rule(config: RunConfig) -> str:
 
 
 def training_job(config: RunConfig, runs: Path, dataset: Path = Path()) -> Job:
-    """Return the job that trains a published model on this machine's GPUs, from its shipped
-    manifest without the cluster and the overrides."""
+    """Return the Job that trains a published model on this machine's GPUs, from its shipped
+    manifest without the cluster and the overrides. `runs` is the folder of runs, `dataset` a
+    directory."""
     here = {
         "runs": runs,
         "dataset": dataset,
@@ -269,8 +274,8 @@ def _fits(config: RunConfig) -> tuple[bool, str]:
 
 
 def print_plan(plan: Plan) -> None:
-    """Print mode, reason and the rule of twins, then the cost of each model and of all: parameters,
-    tokens, FLOPs, disk, expected time."""
+    """Print to standard output mode, reason and the rule of twins, then the cost of each model and
+    of all: parameters, tokens, FLOPs, disk, expected time."""
     print(f"mode: {plan.mode} ({plan.reason})")
     if plan.size:
         print(twin_rule(plan.configs[0]))
@@ -305,5 +310,6 @@ def _training_seconds(plan: Plan, config: RunConfig) -> float:
 
 
 def training_bytes(config: RunConfig) -> int:
-    """Return the bytes of disk for all the checkpoints that a training keeps at one time."""
+    """Return the bytes of disk, an int, for all the checkpoints that the training `config` keeps at
+    one time."""
     return config.train.keep_checkpoints * checkpoint_bytes(config.model, config.train.precision)

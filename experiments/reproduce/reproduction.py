@@ -80,18 +80,20 @@ OTHER_STEPS = 3
 CURVE_POINTS = 200
 """Number of blocks, roughly, in which a training's iterations are averaged."""
 UNITS_OF_TWINS = ("bits_per_byte", "log_likelihood")
-"""Last words of the quantities that compare twins; the paper states none of these."""
+"""Ends of the names of the quantities that compare twins; the paper states none of these."""
 RESULTS: dict[str, type[PerplexityResult | ClozeResult]] = dict(
     zip(steps.TASKS, (PerplexityResult, ClozeResult), strict=True)
 )
+"""Classes of the results of a reproduction's evaluations, by task."""
 
 
 def reproduce(plan: Plan, runs: Path) -> Path:
-    """Make data, trainings, evaluations, records and report below `runs` by public commands, one
-    after the other, and print the results; complete parts are found and not repeated.
+    """Make data, trainings, evaluations, records and report below the folder `runs` by public
+    commands, one after the other, and print the results; complete parts are found and not repeated.
 
-    Returns the reproduction's directory. Raises BadInput for an unfit torch before anything else,
-    `steps.StepFailed` with the exit code of the command that failed, Interrupted if it was stopped.
+    Returns the path of the reproduction's directory. Raises BadInput for an unfit torch before
+    anything else, `steps.StepFailed` with the exit code of the command that failed, Interrupted if
+    it was stopped.
     """
     check_torch()
     start = time.monotonic()
@@ -168,7 +170,8 @@ def reproduce(plan: Plan, runs: Path) -> Path:
 
 def keep_training(training: RunDirectory) -> KeptRun:
     """Return the KeptRun, a line of runs.jsonl, that a reproduction keeps of a training: its
-    manifest, seal and summary, its validations, and means over blocks of iterations.
+    manifest, seal and summary, and as metrics its validations and means over blocks of iterations,
+    by iteration.
 
     Losses, rates, norms and seconds are means over the block that ends at `iteration`; tokens/s and
     TFLOP/s are the block's work over its time.
@@ -203,8 +206,8 @@ def _mean(steps: Sequence[Step]) -> Step:
 
 
 def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Record]:
-    """Return every record of a reproduction, derived from its summary and from the metrics and
-    evaluations that its run keeps.
+    """Return a list of every Record of a reproduction, derived from its summary and from the
+    metrics and evaluations that its run keeps. Nothing is written.
 
     A run of an earlier version, which has no scores.json, gets neither bits per byte nor
     log-likelihoods.
@@ -227,8 +230,8 @@ def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Rec
 def results_of(
     reproduction: Path, summary: ReproductionSummary
 ) -> dict[str, PerplexityResult | ClozeResult]:
-    """Return the results that a reproduction's directory has of the summary's models, by model and
-    protocol with a hyphen between them.
+    """Return a dict of the results that a reproduction's directory has of the summary's models, by
+    model and protocol with a hyphen between them.
 
     Raises IntegrityFailure if a result is missing or has another form than its protocol's.
     """
@@ -243,8 +246,8 @@ def results_of(
 
 def _bands(records: list[Record], run: RunDirectory) -> Iterator[Record]:
     """Yield, for each model and each of its bits per byte, log-likelihood and final validation
-    perplexity with several seeds, a record of their mean, without a seed; minimum and maximum stand
-    in its note."""
+    perplexity with several seeds, a Record of the mean over the seeds, without a seed; minimum and
+    maximum stand in its note. `records` has the record of each seed."""
     of_seeds = defaultdict(list)
     for record in records:
         if record.seed is not None and record.quantity.endswith((*UNITS_OF_TWINS, END)):
@@ -260,9 +263,9 @@ def _bands(records: list[Record], run: RunDirectory) -> Iterator[Record]:
 
 
 def derived_scores(run: RunDirectory, summary: ReproductionSummary) -> ReproductionScores:
-    """Return the paired differences between models that are neighbours in size, derived from the
-    WikiText-103 evaluations that a reproduction keeps. The summary has the models smallest first. A
-    text of one article gives no differences."""
+    """Return a ReproductionScores, the paired differences between models that are neighbours in
+    size, derived from the WikiText-103 evaluations that a reproduction keeps. The summary must have
+    the models smallest first. A text of one article gives no differences."""
     by_size = defaultdict(list)
     results = results_of(run.path, summary)
     for model in summary.models:
@@ -376,8 +379,8 @@ def _summary(plan: Plan, trained: list[RunDirectory], run: RunDirectory) -> Repr
 
 
 def reproduced_model(published: RunConfig, training: RunDirectory) -> ReproducedModel:
-    """Return the ReproducedModel that summary.json has for a published model and the complete
-    training that reproduces it."""
+    """Return the ReproducedModel that summary.json has for the published model of the recipe
+    `published` and `training`, the complete training that reproduces it."""
     done = read_summary(training.path)
     return ReproducedModel(
         name=model_name(training.manifest["name"]),
@@ -397,7 +400,8 @@ def facts_of(config: RunConfig, done: TrainingSummary) -> JSON:
 
 
 def hardware_of(started: Environment) -> str:
-    """Return a recorded environment's processor, cores, memory and GPUs as a text."""
+    """Return the processor, cores, memory and GPUs of an Environment, as a run's manifest records
+    it, as one text."""
     memory = f", {started.memory_bytes / 2**30:.0f} GiB" if started.memory_bytes else ""
     gpus = f"; {', '.join(started.gpus)}" if started.gpus else ""
     return f"{started.cpu}, {started.cores} cores{memory}{gpus}"

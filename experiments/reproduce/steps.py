@@ -27,16 +27,16 @@ Step = list[str]
 
 
 def say_step(number: int, count: int, what: str) -> None:
-    """Print the number, the total and the name of the step that begins; print nothing in quiet
-    mode."""
+    """Print to standard output the number of the step that begins, the total and `what`, its name;
+    print nothing in quiet mode."""
     if not is_quiet():
         print(f"\nstep {number} of {count}: {what}", flush=True)
 
 
 def train_step(plan: Plan, config: RunConfig, dataset: Path, runs: Path) -> Step:
-    """Return the words of the command that trains one of the plan's models, of the configuration
-    `config`, on a dataset's directory, in a run below `runs`: a twin by `mlm-train`, a published
-    size through its launch file."""
+    """Return a list of the words of the command that trains one of the plan's models, of the
+    configuration `config`, on a dataset's directory, in a run below the folder `runs`: a twin by
+    `mlm-train`, a published size through its launch file. Nothing is run."""
     if plan.size is None:
         return ["bash", shown(launch_folder(config, runs) / "torchrun.sh")]
     model = shown(model_file(config.name.split("-")[0]))
@@ -46,8 +46,9 @@ def train_step(plan: Plan, config: RunConfig, dataset: Path, runs: Path) -> Step
 
 
 def evaluation_step(plan: Plan, task: str, checkpoint: Path, out: Path) -> Step:
-    """Return the words of the command that evaluates a checkpoint on a task and writes the result
-    to `out`; twins are scored on a part of it."""
+    """Return a list of the words of the command that evaluates a checkpoint, given by its path, on
+    a task, `wikitext103` or `lambada`, and writes the result to the file `out`; twins are scored on
+    a part of it. Nothing is run."""
     limits = {"wikitext103": plan.size.windows, "lambada": plan.size.examples} if plan.size else {}
     limit = ["--limit", str(limits[task])] if task in limits else []
     return ["mlm-eval", task, "--ckpt", shown(checkpoint), "--json", shown(out), *limit]
@@ -60,8 +61,8 @@ def evaluation_name(model: str, task: str) -> str:
 
 
 def launch_folder(config: RunConfig, runs: Path) -> Path:
-    """Return the folder of a published model's launch files: `launch-NAME` in `runs`, with the
-    configuration's name. It is not made."""
+    """Return the path of the folder of a published model's launch files: `launch-NAME` in the
+    folder `runs`, with the configuration's name. It is not made."""
     return runs / f"launch-{config.name}"
 
 
@@ -72,8 +73,9 @@ def shown(path: Path) -> str:
 
 
 class StepFailed(UserError):
-    """Raised when a command or a training failed, which has printed its own sentence. Its exit code
-    is the documented one for the command's end, as `exit_code_of` has it."""
+    """Raised when a command or a training failed, which has printed its own sentence. Its
+    `exit_code` is the documented one for the way in which the command ended, as `exit_code_of`
+    gives it."""
 
     def __init__(self, command: str, status: int, stopped: bool = False) -> None:
         super().__init__(f"`{command}` {ended_by(status)}; what was finished before it is kept")
@@ -82,7 +84,8 @@ class StepFailed(UserError):
 
 def run_step(program: str, *arguments: str) -> None:
     """Print a command of this suite, or of the system, unless in quiet mode, run it and wait for
-    its end. Raises StepFailed if it fails, Interrupted if this process was stopped meanwhile.
+    its end. Raises StepFailed if the command fails, Interrupted if this process was stopped
+    meanwhile.
 
     If this process is killed, the step receives SIGTERM, so that a training leaves a checkpoint. On
     Ctrl-C the terminal stops the step as well; on another signal this process sends it SIGINT. The

@@ -29,12 +29,13 @@ RESULTS = (
     "reason",
 )
 """Columns of a prediction, after the workload's own. `fitted`: true if the cost model was fitted on
-this very workload. `extrapolated`: how the workload lies outside the fitted rows."""
+this very workload. `extrapolated`: in words how the workload lies outside the fitted rows. `fits`:
+true if it can run, else `reason` says why not."""
 
 
 def simulate_file(rows_path: Path, out: Path) -> tuple[int, int]:
-    """Predict every row of a CSV file of workloads and write the predictions to `out`, a CSV file;
-    return the number of rows and the number that cannot run.
+    """Predict every row of `rows_path`, a CSV file of workloads, and write the predictions to
+    `out`, a CSV file; return two numbers, of the rows and of those that cannot run.
 
     Raises BadInput if the file cannot be read, a column without a default is missing, or `out`
     cannot be written; nothing is then left behind. Raises NotCosted after all rows are written, if
@@ -64,9 +65,9 @@ def simulate_file(rows_path: Path, out: Path) -> tuple[int, int]:
 
 
 def _predict(rows: list[dict[str, str]]) -> list[tuple[Prediction, bool]]:
-    """Return a pair for every row, in order: its prediction, and True if the cost model was fitted
-    on this very workload. A row that names no valid cluster or workload gets a prediction with the
-    reason alone."""
+    """Return a list with a pair for every row, in order: its Prediction, and True if the cost model
+    was fitted on this very workload. A row is a dict of cells by column. A row that names no valid
+    cluster or workload gets a Prediction with the reason alone."""
     predictions = [(Prediction(), False)] * len(rows)
     by_cluster = defaultdict(list)
     clusters = {}

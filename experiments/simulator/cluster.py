@@ -20,7 +20,7 @@ class Constant(Config):
     iterations; counted: in the software; transferred: from another machine, without a measurement
     on this one."""
     source: str
-    """Document, table or named set of measurements."""
+    """Document, table or named set of measurements that the value is from."""
 
 
 Number = TypeVar("Number", Constant, float)
@@ -41,19 +41,19 @@ class Hardware(Config, Generic[Number]):
     gpus_per_node: Number
     memory_bytes: Number
     matmul_flops_per_second: Number
-    """Peak of dense matrix products at the cluster's precision."""
+    """Peak rate of dense matrix products at the cluster's precision."""
     vector_flops_per_second: Number
     """Peak of fp32 products without tensor cores, at which attention runs unless the width of its
     heads is a multiple of 8."""
     memory_bytes_per_second: Number
     link_bytes_per_second: Number
-    """One direction between two GPUs of a node."""
+    """Bandwidth in one direction between two GPUs of a node."""
     network_bytes_per_second: Number
-    """One direction between two nodes, all adapters of a node together."""
+    """Bandwidth in one direction between two nodes, all adapters of a node together."""
     node_latency_seconds: Number
-    """Start of an all-reduce inside a node."""
+    """Time to start an all-reduce inside a node."""
     node_rank_latency_seconds: Number
-    """Latency added for each rank beyond the first."""
+    """Latency of an all-reduce inside a node that each rank beyond the first adds."""
     # A share of the link's bandwidth, so that it can be transferred to a machine with other links.
     node_efficiency: Number
     """Share of a link's bandwidth that large all-reduces inside a node reach, by 2(n − 1)/n ·
@@ -191,7 +191,8 @@ class Cluster(Config):
 
     def beyond(self, gpus: int, seq: int, parameters: int) -> str:
         """Return in words how a run lies outside the rows that the constants are fitted on; empty
-        if it lies inside. `seq` is the length of a sequence."""
+        if it lies inside. `gpus`, `seq`, the length of a sequence, and `parameters` are the run's
+        numbers."""
         reasons = []
         if self.processor not in self.reach.processors:
             reasons.append(f"{self.processor}, measured is {' and '.join(self.reach.processors)}")
@@ -206,8 +207,9 @@ class Cluster(Config):
         return "; ".join(reasons)
 
     def interval(self, gpus: int, beyond: str) -> ErrorInterval:
-        """Return the error interval of a run on this many GPUs; `beyond` is empty if the run was
-        not extrapolated."""
+        """Return the ErrorInterval of a run on this many GPUs: on one node, on several, or, if
+        `beyond` is not empty, extrapolated. `beyond` is the text that the method `beyond` returns
+        for the run."""
         if beyond:
             return self.intervals.extrapolated
         return (
@@ -223,8 +225,8 @@ class Machine(Constants[float]):
     element_bytes: float
 
     def replaced(self, **values: float) -> Self:
-        """Return a copy with other values of the named constants. Raises ValidationError for an
-        unknown name."""
+        """Return a copy of this machine with other values of the constants that the keywords name.
+        Raises ValidationError for an unknown name."""
         return self.model_validate({**dict(self), **values})
 
 
@@ -236,8 +238,9 @@ def machine_of(cluster: Cluster) -> Machine:
 
 
 def load_cluster(name: str, software: str = "") -> Cluster:
-    """Return a shipped cluster or one in a TOML file, completed by its own software or by the named
-    one. Raises BadInput if a name is unknown or a file is not valid.
+    """Return the Cluster `name`, a shipped one or one in a TOML file, completed by its own software
+    or by the one that `software` names. Raises BadInput if a name is unknown or a file is not
+    valid.
 
     The cluster's own file wins over its own software's constants. Another software's constants win
     over both.

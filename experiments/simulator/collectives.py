@@ -25,12 +25,12 @@ def node_all_reduce_seconds(machine: Machine, ranks: Floats, sent_bytes: Floats)
 
 
 def tensor_all_reduce_seconds(machine: Machine, w: Workloads, sent_bytes: Floats) -> Floats:
-    """Return for each workload the seconds of an all-reduce of a tensor of `sent_bytes` bytes in
-    one tensor-parallel group, 0 for a group of one; `w` has the workloads as columns. A group
-    larger than a node has the node's network to itself.
+    """Return an array with the seconds, for each workload, of an all-reduce of a tensor of
+    `sent_bytes` bytes in one tensor-parallel group, 0 for a group of one; `w` has the workloads as
+    columns. A group larger than a node has the node's network to itself.
 
     An all-gather and a reduce-scatter, which sequence parallelism uses instead, together take as
-    long.
+    long as one all-reduce.
     """
     inside = node_all_reduce_seconds(machine, w.t, sent_bytes) * machine.collective_slowdown
     network = machine.network_bytes_per_second * machine.network_efficiency
@@ -41,8 +41,9 @@ def tensor_all_reduce_seconds(machine: Machine, w: Workloads, sent_bytes: Floats
 
 
 def stage_message_seconds(machine: Machine, w: Workloads) -> Floats:
-    """Return for each workload the seconds to send a microbatch's activation, or its gradient, to
-    the next pipeline stage; 0 if there is one stage. `w` has the workloads as columns.
+    """Return an array with the seconds, for each workload, to send a microbatch's activation, or
+    its gradient, to the next pipeline stage; 0 if there is one stage. `w` has the workloads as
+    columns.
 
     With the scatter/gather optimisation (2021 paper, Section 4.1) each rank sends b·s·h/t elements.
     On several nodes all ranks of a node send through its adapters at once.
@@ -54,15 +55,15 @@ def stage_message_seconds(machine: Machine, w: Workloads) -> Floats:
 
 
 def data_all_reduce_seconds(machine: Machine, w: Workloads, sent_bytes: Floats) -> Floats:
-    """Return for each workload the seconds of an all-reduce of a tensor of `sent_bytes` bytes over
-    a rank's data-parallel group, 0 for a group of one; an all-gather or a reduce-scatter takes
-    half. `w` has the workloads as columns.
+    """Return an array with the seconds, for each workload, of an all-reduce of a tensor of
+    `sent_bytes` bytes over a rank's data-parallel group, 0 for a group of one; an all-gather or a
+    reduce-scatter takes half. `w` has the workloads as columns.
 
     Groups that share a node (one per tensor-parallel rank) share its network adapters. If several
     ranks of one group are on a node too, their rings collide on a few adapters: a single group uses
-    `network_share` of the bandwidth, and as many groups as GPUs use all of it. Between the two,
-    measured times rise late, hence the high power. The bandwidth in use never falls as groups are
-    added, so gradients never take longer for being divided further.
+    `network_share` of the bandwidth, a constant of the machine, and as many groups as GPUs use all
+    of it. Between the two, measured times rise late, hence the high power. The bandwidth in use
+    never falls as groups are added, so gradients never take longer for being divided further.
     """
     groups = np.minimum(w.t, machine.gpus_per_node)
     # One share for every number of groups below a full node was tried first: times then jumped.

@@ -49,8 +49,8 @@ class Passes(NamedTuple):
 
 def matmul_seconds(machine: Machine, rows: Floats, columns: Floats, depth: Floats) -> Floats:
     """Return the seconds of a matrix product [rows, depth] × [depth, columns] by the cost model;
-    the sizes are numbers or arrays, element by element. The rate falls where a dimension is
-    small."""
+    the sizes are numbers or arrays, and the result is element by element. The rate falls where a
+    dimension is small."""
     half = machine.matmul_half_size
     share = rows / (rows + half) * columns / (columns + half) * depth / (depth + half)
     return (
@@ -63,15 +63,16 @@ def matmul_seconds(machine: Machine, rows: Floats, columns: Floats, depth: Float
 
 
 def bytes_seconds(machine: Machine, moved_bytes: Floats) -> Floats:
-    """Return the seconds of element-wise work that moves this many bytes, by the cost model: the
-    bytes over the bandwidth that such work reaches."""
+    """Return the seconds of element-wise work that moves this many bytes, a number or an array, by
+    the cost model: the bytes over the bandwidth that such work reaches."""
     return moved_bytes / (machine.memory_bytes_per_second * machine.memory_efficiency)
 
 
 def layer_passes(machine: Machine, w: Workloads) -> Passes:
-    """Return the seconds of one transformer layer's forward and backward pass on a microbatch of
-    each workload, with recomputation, the host's work and its tensor-parallel all-reduces, two in
-    each direction (2019 paper, Figure 4). `w` has the workloads as columns."""
+    """Return a Passes: for each workload the seconds of one transformer layer's forward and
+    backward pass on a microbatch, with recomputation, the host's work and the layer's
+    tensor-parallel all-reduces, two in each direction (2019 paper, Figure 4). `w` has the workloads
+    as columns."""
     tokens = w.b * w.s
     elements = tokens * w.h * machine.element_bytes
     widened = matmul_seconds(machine, tokens, w.f / w.t, w.h)
@@ -150,15 +151,16 @@ def layer_passes(machine: Machine, w: Workloads) -> Passes:
 
 
 def layer_weights(w: Workloads) -> Floats:
-    """Return for each workload the number of parameters in a whole layer of a GPT-2 or a
-    Transformer-XL, on all tensor-parallel ranks together, without biases and norms."""
+    """Return an array with the number of parameters, for each workload, in a whole layer of a GPT-2
+    or a Transformer-XL, on all tensor-parallel ranks together, without biases and norms. `w` has
+    the workloads as columns."""
     return np.where(w.xl == 1, 5 * w.h * w.width * w.heads + 2 * w.h * w.f, 12 * w.h * w.h)
 
 
 def head_passes(machine: Machine, w: Workloads) -> Passes:
-    """Return the seconds that a microbatch's output layer takes forward and backward in each
-    workload: logits, cross-entropy, and half of the host's work per microbatch in each pass. `w`
-    has the workloads as columns."""
+    """Return a Passes: for each workload the seconds that a microbatch's output layer takes forward
+    and backward: logits, cross-entropy, and half of the host's work per microbatch in each pass.
+    `w` has the workloads as columns."""
     tokens = w.b * w.s
     product = matmul_seconds(machine, tokens, w.v / w.t, w.h)
     moved = bytes_seconds(machine, tokens * w.v / w.t * LOGITS_BYTES) / 2

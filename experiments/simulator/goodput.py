@@ -13,12 +13,13 @@ from typing import NamedTuple
 from mlm_repro.lineage.progress import format_duration
 
 FAILURES_PER_GPU_HOUR = 419 / (54 * 24 * 16_384)
-"""Llama 3 (arXiv:2407.21783, Section 3.3.4): 419 unexpected interruptions of 16,384 H100 GPUs in 54
-days."""
+"""Failures of a GPU in an hour. Llama 3 (arXiv:2407.21783, Section 3.3.4): 419 unexpected
+interruptions of 16,384 H100 GPUs in 54 days."""
 RESTART_SECONDS = 300.0
-"""Default time from a failure to the first iteration after it."""
+"""Default seconds from a failure to the first iteration after it."""
 WRITTEN_BYTES_PER_SECOND = 100e6
-"""Default rate of a rank while all ranks write: low for a shared file system."""
+"""Default rate at which a rank writes a checkpoint while all ranks write: low for a shared file
+system."""
 COPIED_BYTES_PER_SECOND = 5e9
 """Rate at which a rank copies its state to the host: low for page-locked memory on PCIe 3, which
 carries 16e9."""
@@ -29,12 +30,12 @@ class Failures(NamedTuple):
     seconds."""
 
     mean: float
-    """Mean time between failures of any of the job's GPUs."""
+    """Mean seconds between failures of any of the job's GPUs."""
     checkpoint: float
-    """Time to write a checkpoint beside training."""
+    """Seconds to write a checkpoint beside training."""
     restart: float
     copy: float
-    """Time for which a checkpoint pauses training."""
+    """Seconds for which a checkpoint pauses training."""
 
     @classmethod
     def of(
@@ -45,8 +46,8 @@ class Failures(NamedTuple):
         restart: float = RESTART_SECONDS,
         per_gpu_hour: float = FAILURES_PER_GPU_HOUR,
     ) -> "Failures":
-        """Return the time between failures, infinite for a rate of 0, and the times of checkpoints
-        and restarts, of a job on `gpus` GPUs.
+        """Return the Failures of a job on `gpus` GPUs: the time between failures, infinite for a
+        rate of 0, and the times of a checkpoint, its copy and a restart, in seconds.
 
         The rank that writes most writes `written_bytes` of a checkpoint at `rate` bytes a second;
         `per_gpu_hour` is the rate of failures, `restart` in seconds.
@@ -88,8 +89,8 @@ class Failures(NamedTuple):
 
 
 def format_days(seconds: float, longest: float = 0.0) -> str:
-    """Return seconds as a text: in days if they, or `longest`, also in seconds, are more than two
-    days, else as `format_duration` does."""
+    """Return the time `seconds` as a text: in days if it, or `longest`, also in seconds, is more
+    than two days, else as `format_duration` does."""
     return (
         f"{seconds / 86400:,.1f} days"
         if max(seconds, longest) > 2 * 86400

@@ -38,17 +38,17 @@ COLUMNS = (
     "head_dim",
     "sequence_parallel",
 )
-"""Columns that describe a workload in a CSV file."""
+"""Names of the columns that describe a workload in a CSV file."""
 LARGEST_CELL = 1e9
 PEAK_TFLOPS = {"selene": 312.0, "dgx-a100-80g": 312.0, "dgx-2h-v100": 130.0, "p3dn-v100": 125.0}
 """Peak TFLOP/s of a GPU, by cluster, to which the papers' percentages refer."""
 PRINTED = {claim.id: float(claim.value) for claim in every_claim()}
 ITERATIONS_PER_EPOCH = int(PRINTED["2019/text/iterations-per-epoch"])
-"""Iterations in an epoch (2019 paper, Section 4.2)."""
+"""Number of iterations in an epoch (2019 paper, Section 4.2)."""
 
 WIKITEXT_TOKENS = 103_227_021 * (1 + PRINTED["transformer-xl/post/bpe-length"] / 100)
-"""Byte-pair tokens of WikiText-103's training text: its words (Merity et al. 2016, Table 1),
-lengthened by the percentage that the post states."""
+"""Number of byte-pair tokens of WikiText-103's training text: its words (Merity et al. 2016, Table
+1), lengthened by the percentage that the post states."""
 
 
 class Observation(NamedTuple):
@@ -62,7 +62,7 @@ class Observation(NamedTuple):
     value: float
     """Published or measured number, in the quantity's unit."""
     cluster: str = ""
-    """Name of the cluster that it was measured on."""
+    """Name of the cluster that it was measured on; empty if it was not named."""
 
     @property
     def source(self) -> str:
@@ -76,18 +76,18 @@ class Observation(NamedTuple):
 
 
 def megatron_2019() -> list[Observation]:
-    """Return the numbers that the 2019 paper prints in Figures 1 and 5 and Tables 2, 7 and 8, as
-    Observations. The first one is on a single GPU."""
+    """Return a list of Observations, the numbers that the 2019 paper prints in Figures 1 and 5 and
+    Tables 2, 7 and 8. The first one is on a single GPU."""
     return observed(
         "2019/figure-1", "2019/figure-5", "2019/table-2", "2019/table-7", "2019/table-8"
     )
 
 
 def v100_rows() -> list[Observation]:
-    """Return the Observations that the V100 constants are fitted on: the 2019 paper's Tables 2, 7
-    and 8, without the workloads of Figures 1 and 5 (one GPU; 32 heads).
+    """Return a list of the Observations that the V100 constants are fitted on: the 2019 paper's
+    Tables 2, 7 and 8, without the workloads of Figures 1 and 5 (one GPU; 32 heads).
 
-    Ratios refer to the first one, which has no weight in the fit.
+    Ratios refer to the first one, which is on one GPU and has no weight in the fit.
     """
     first, *rest = megatron_2019()
     return [
@@ -102,8 +102,9 @@ def v100_rows() -> list[Observation]:
 
 @cache
 def fitted_rows(software: str) -> tuple[Observation, ...]:
-    """Return the Observations that the constants of a software, such as `megatron-2021`, are fitted
-    on, first of all the one that ratios refer to; empty for a software that is not fitted."""
+    """Return a tuple of the Observations that the constants of a software, such as `megatron-2021`,
+    are fitted on, first of all the one that ratios refer to; empty for a software that is not
+    fitted."""
     rows = {
         "megatron-2019": v100_rows,
         "megatron-2021": a100_rows,
@@ -115,14 +116,15 @@ def fitted_rows(software: str) -> tuple[Observation, ...]:
 
 @cache
 def fitted_workloads(software: str) -> frozenset[Workload]:
-    """Return the workloads of the rows that the software's constants are fitted on, as a set, also
-    that of the row which ratios refer to; empty for a software that is not fitted."""
+    """Return a set of the Workloads of the rows that the constants of a software, such as
+    `megatron-2021`, are fitted on, with that of the row which ratios refer to; empty for a software
+    that is not fitted."""
     return frozenset(row.workload for row in fitted_rows(software))
 
 
 def a100_rows() -> list[Observation]:
-    """Return the Observations that the A100 constants are fitted on: 724 iterations on 2 to 8
-    A100s, 61 on 64 to 512, and PTD-P's rows of the 2021 paper's Table 2 and Figures 11 to 16,
+    """Return a list of the Observations that the A100 constants are fitted on: 724 iterations on 2
+    to 8 A100s, 61 on 64 to 512, and PTD-P's rows of the 2021 paper's Table 2 and Figures 11 to 16,
     without the workloads of its Table 1."""
     times = timed("vtrain-single-node", "vtrain-multi-node")
     rows = observed("2021/table-2", *(f"2021/figure-{number}" for number in range(11, 17)))
@@ -132,21 +134,21 @@ def a100_rows() -> list[Observation]:
 
 
 def deepspeed_rows() -> list[Observation]:
-    """Return the Observations that Megatron-DeepSpeed's constant is fitted on: 530 billion
-    parameters on 280, 350 and 420 nodes."""
+    """Return a list of the Observations that Megatron-DeepSpeed's constant is fitted on: 530
+    billion parameters on 280, 350 and 420 nodes."""
     return timed("mt-nlg")
 
 
 def h100_rows() -> list[Observation]:
-    """Return the Observations that the H100 constants are fitted on: four public sources of GPT
-    models, on 8 to 10,752 GPUs."""
+    """Return a list of the Observations that the H100 constants are fitted on: four public sources
+    of GPT models, on 8 to 10,752 GPUs."""
     return timed("h100")
 
 
 def timed(*names: str) -> list[Observation]:
-    """Return an Observation of the seconds per iteration for each row of the CSV files `names`,
-    given without `.csv`, in `experiments/published`. Its experiment is the row's `source`, or the
-    file's name if the row has none."""
+    """Return a list with an Observation of the seconds per iteration for each row of the CSV files
+    called `names`, without `.csv`, in `experiments/published`. Its experiment is the row's
+    `source`, or the file's name if the row has none."""
     observations = []
     for name in names:
         for row in read_rows(HERE / f"{name}.csv"):
@@ -163,7 +165,8 @@ def timed(*names: str) -> list[Observation]:
 
 
 def workload_of(row: dict[str, str]) -> Workload:
-    """Return the workload in a row's cells; absent or empty cells take their defaults.
+    """Return the Workload in the cells of `row`, a dict by column; absent or empty cells take their
+    defaults. It is not checked whether such a workload can run.
 
     Raises BadInput naming a column that has no default and is empty, or is not a whole number of at
     most a billion.
@@ -191,14 +194,15 @@ def _whole(name: str, cell: str) -> int:
 
 
 class Simulated(NamedTuple):
-    """The simulated seconds of an iteration of a workload, and of the first workload, to which its
-    ratios refer."""
+    """The simulated seconds of an iteration of a workload, and the first workload with its seconds,
+    to which ratios refer."""
 
     workload: Workload
     seconds: float
     first: Workload
     first_seconds: float
     cluster: str = ""
+    """Name of the cluster, a key of `PEAK_TFLOPS`; only the quantity `percent_of_peak` needs it."""
 
 
 def _tflops(row: Simulated) -> float:
@@ -235,16 +239,16 @@ QUANTITIES: dict[str, Callable[[Simulated], float]] = {
     "aggregate_petaflops": lambda row: _tflops(row) * row.workload.gpus / 1e3,
     "percent_of_peak": lambda row: 100 * _tflops(row) / PEAK_TFLOPS[row.cluster],
 }
-"""Functions that compute a published quantity from a workload's iteration time, by the quantity's
-name."""
+"""Functions that take a Simulated and return a published quantity that follows from its iteration
+time, by the quantity's name."""
 RATIOS = ("speedup", "scaling_percent")
 """Quantities relative to the first row, for which they are 1 or 100 % by definition."""
 
 
 def observed(*names: str) -> list[Observation]:
-    """Return an Observation for each workload in the parts of these experiments that simulate: the
-    published value of the first quantity that its part simulates. `names` are experiments' names.
-    Raises BadInput if no claim states it, or if there is no such experiment."""
+    """Return a list with an Observation for each workload in the parts, of the experiments called
+    `names`, that simulate: the published value of the first quantity that its part simulates.
+    Raises BadInput if no claim states a value, or if there is no such experiment."""
     rows = []
     for experiment in map(find_experiment, names):
         for part in experiment.parts:

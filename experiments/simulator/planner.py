@@ -29,7 +29,7 @@ MOST_UNEVEN = 1.1
 """Largest allowed ratio of the fullest stage's layers to the mean."""
 SHOWN = 10
 OWN = "this-engine"
-"""Software that plans are made for by default."""
+"""Name of the software that plans are made for by default, this engine's."""
 RECOMPUTE = ("none", "selective", "full")
 SERIAL = ("train.microbatch_size=1", "parallel.tp=1", "parallel.pp=1", "parallel.chunks=1")
 """Overrides that reset the model's own layout, because a requested batch need not divide over
@@ -44,9 +44,9 @@ class Choice(NamedTuple):
 
 
 def read_model(model: str, overrides: Sequence[str] = ()) -> ResolvedRun:
-    """Return the resolved run of a shipped model or a TOML file, with its own layout reset before
-    the overrides. Raises NotCosted for a `config.json`, which describes another program's model,
-    and for a llama by name, and BadInput for an unknown or unfit model."""
+    """Return the ResolvedRun of a shipped model's name or a TOML file, with its own layout reset
+    before the overrides, texts KEY=VALUE. Raises NotCosted for a `config.json`, which describes
+    another program's model, and for a llama by name, and BadInput for an unknown or unfit model."""
     if model.endswith(".json") or ("llama" in model.lower() and not Path(model).is_file()):
         raise NotCosted(f"{model}: {NOT_COSTED}")
     try:
@@ -57,9 +57,9 @@ def read_model(model: str, overrides: Sequence[str] = ()) -> ResolvedRun:
 
 
 def ranked_layouts(run: ResolvedRun, cluster: Cluster, gpus: int) -> list[Choice]:
-    """Simulate every layout of a model on `gpus` GPUs that divides, and return a Choice, the
-    workload and its prediction, for each that fits, best expected time first; the batch is the
-    model's.
+    """Simulate every layout of a run's model on `gpus` GPUs that divides, and return a list of a
+    Choice, the workload and its prediction, for each that fits, best expected time first; the batch
+    is the run's.
 
     Raises HardwareMissing with a reason if no layout can run.
     """
@@ -83,10 +83,10 @@ def expected_seconds(choice: Choice) -> float:
 
 
 def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterator[Workload]:
-    """Yield a copy of the workload `template` for each layout over `gpus` GPUs, with microbatch,
+    """Yield a copy of the Workload `template` for each layout over `gpus` GPUs, with microbatch,
     chunks, recomputation and ZeRO stage, in which tensor parallelism stays in a node (2021 paper,
     Takeaway 1) and everything divides evenly. Only the layers over stages of one chunk may differ a
-    little."""
+    little. Memory is not looked at."""
     t = template
     is_modern = cluster.constants.fused_attention.value == 1
     modes = ("none", "full") if is_modern else RECOMPUTE
@@ -118,8 +118,8 @@ def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterato
 
 
 def _smallest(cluster: Cluster, choices: Sequence[Choice]) -> str:
-    """Return the end of a sentence that names, among layouts that lack memory, the one that needs
-    the least, and how much a GPU lacks for it."""
+    """Return the end of a sentence that names the layout that needs the least memory among
+    `choices`, which all lack memory, and how much a GPU lacks for it."""
     w, prediction = min(choices, key=lambda choice: choice.prediction.memory_bytes)
     lacking = (prediction.memory_bytes - cluster.constants.memory_bytes.value) / 2**30
     layout = (
@@ -130,14 +130,14 @@ def _smallest(cluster: Cluster, choices: Sequence[Choice]) -> str:
 
 
 def planned_run(run: ResolvedRun, cluster: Cluster, choice: Choice) -> RunConfig:
-    """Return the run's configuration in a chosen layout, as `mlm-train`, its `to-megatron` and a
-    job take it."""
+    """Return the RunConfig of a run in a chosen layout, at the cluster's precision, as `mlm-train`,
+    its `to-megatron` and a job take it."""
     return checked_config(choice.workload, cluster.precision, run.config)
 
 
 def goodput(run: ResolvedRun, cluster: Cluster, choice: Choice, seconds: float) -> str:
     """Return a sentence on how long a training in the chosen layout takes with failures, and in how
-    many attempts, if it takes `seconds` without them."""
+    many attempts, if it takes `seconds` without failures."""
     w = choice.workload
     config = planned_run(run, cluster, choice)
     failures = Failures.of(
@@ -165,9 +165,9 @@ def _nearest(template: Workload, cluster: Cluster, gpus: int) -> str:
 
 
 def reasons(choices: Sequence[Choice]) -> str:
-    """Return a line that says, for each of tp, pp, recompute, zero and micro_batch, how many times
-    as long the best layout takes that differs from the first in it, or that no such layout fits.
-    `choices` are best first."""
+    """Return as one line, for each of tp, pp, recompute, zero and micro_batch, how many times as
+    long as the first of `choices` the best layout takes that differs from the first in it, or that
+    no such layout fits. `choices` are best first."""
     first = choices[0]
     comparisons = []
     for name in ("tp", "pp", "recompute", "zero", "micro_batch"):
@@ -218,10 +218,10 @@ def format_plan(
     price: float,
     days: float,
 ) -> str:
-    """Return a text: the first ten (`SHOWN`) of `choices`, which are best first, as a table with
-    the time of the whole run, and a line on failures; every number is simulated.
+    """Return a text on the first ten (`SHOWN`) of `choices`, which are best first and not empty: a
+    table with the time of the whole run, and a line on failures; every number is simulated.
 
-    A `price` of a GPU-hour adds the cost; `days` add the tokens that are trained in that time; 0
+    `price`, of a GPU-hour, adds the cost; `days` add the tokens that are trained in that time; 0
     adds nothing.
     """
     model = run.config.model

@@ -43,15 +43,15 @@ from mlm_repro.lineage.progress import Progress
 
 @dataclass(frozen=True)
 class Parts:
-    """Seconds of an iteration's parts, one element per workload."""
+    """Seconds of the parts of an iteration, each an array [n] with one element per workload."""
 
     pipeline: Floats
-    """Time from the first forward to the last backward pass."""
+    """Seconds from the first forward to the last backward pass."""
     gradients: Floats
-    """Time of gradient reduction that computation does not hide."""
+    """Seconds of gradient reduction that computation does not hide."""
     optimizer: Floats
     host: Floats
-    """Host time outside microbatches."""
+    """Seconds of host time outside microbatches."""
 
     @property
     def total(self) -> Floats:
@@ -72,7 +72,7 @@ class Prediction:
     """Rate by the papers' count (2021 paper, Equation 3), which counts attention without its causal
     mask."""
     memory_bytes: int = 0
-    """Memory of this engine's fullest rank (`mlm_repro.engine.costs`)."""
+    """Bytes that this engine's fullest rank needs (`mlm_repro.engine.costs`)."""
     probability_fits: float = 0.0
     """Probability that the layout fits into a GPU's memory."""
     extrapolated: str = ""
@@ -85,7 +85,7 @@ class Walk(NamedTuple):
     walked together."""
 
     places: NDArray[np.int64]
-    """Indices of the workloads."""
+    """Indices of the workloads among all workloads, [n]."""
     order: "Order"
     layers: NDArray[np.int64]
     """Number of layers of every stage, [stages]."""
@@ -116,8 +116,9 @@ def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
 
 
 def _sharded(machine: Machine, w: Workloads, layer: Passes) -> tuple[Passes, Floats]:
-    """Return a layer's passes with ZeRO 3's communication, and the seconds of it that nothing
-    hides. Other workloads keep their passes, and their seconds mean nothing.
+    """Return a pair: a layer's Passes with ZeRO 3's communication, and for each workload the
+    seconds of that communication in an iteration that nothing hides. Workloads without ZeRO 3 keep
+    their passes of `layer`, and their seconds mean nothing.
 
     While a layer computes, the next layer's parameters are gathered and, in backward, the previous
     layer's gradients are sent (arXiv:2304.11277, Section 3.3), as far as the software hides
@@ -152,12 +153,12 @@ def simulate(
     run: RunConfig | None = None,
     only_fitting: bool = False,
 ) -> list[Prediction]:
-    """Return a prediction of every workload, in order. A workload that the engine refuses gets a
-    reason alone; one that lacks memory gets a reason beside its numbers.
+    """Return a list with the Prediction of every workload, in order. A workload that the engine
+    refuses gets a reason alone; one that lacks memory gets a reason beside its numbers.
 
     The workloads are layouts of `run`, or without it of a model with default settings; memory is
     computed for that run. A BERT is timed as a GPT-2. With `only_fitting`, a workload that lacks
-    memory gets no time.
+    memory gets no time. Shows progress.
     """
     predictions = [Prediction()] * len(workloads)
     runnable = []
@@ -188,9 +189,9 @@ def simulate(
 
 
 def _memory(machine: Machine, workload: Workload, config: RunConfig) -> Prediction:
-    """Return a Prediction of memory alone: the bytes that the fullest pipeline rank needs, the
-    probability that a GPU has as many, and a reason if a GPU does not. Fused attention stores no
-    scores."""
+    """Return a Prediction of memory alone, without times, for a workload whose configuration is
+    `config`: the bytes that the fullest pipeline rank needs, the probability that a GPU has as
+    many, and a reason if a GPU does not. Fused attention stores no scores."""
     model = config.model
     available = machine.memory_bytes
     if machine.fused_attention and workload.family == "gpt2":
@@ -221,8 +222,9 @@ def _memory(machine: Machine, workload: Workload, config: RunConfig) -> Predicti
 
 @lru_cache(maxsize=8)  # a fit asks for the same rows thousands of times
 def _prepared(rows: tuple[Workload, ...]) -> tuple[Workloads, list[Walk]]:
-    """Return the workloads as columns, and a list of groups with equal stages, chunks, microbatches
-    and layers, whose pipelines are walked together. Cached, so callers must not change them."""
+    """Return a pair: the workloads as columns, and a list of Walks, groups with equal stages,
+    chunks, microbatches and layers, whose pipelines are walked together. Cached, so callers must
+    not change the result."""
     # Walking workloads of one schedule together made calibration three times as fast.
     alike = defaultdict(list)
     for index, row in enumerate(rows):
@@ -237,8 +239,10 @@ def _prepared(rows: tuple[Workload, ...]) -> tuple[Workloads, list[Walk]]:
 def _pipeline_seconds(
     walks: Sequence[Walk], layer: Passes, head: Passes, message_seconds: Floats
 ) -> Floats:
-    """Return for each workload the seconds from the first forward to the last backward pass. A
-    stage's pass includes its message to the next stage, the last stage's also the output head."""
+    """Return an array [n] with the seconds, for each workload, from the first forward to the last
+    backward pass. `layer` and `head` are the seconds of one layer and of the output head on a
+    microbatch. A stage's pass includes its message to the next stage, the last stage's also the
+    output head."""
     seconds = np.empty(len(message_seconds))
     for indices, order, layers in walks:
         forward, backward = (np.multiply.outer(times[indices], layers) for times in layer)
@@ -257,9 +261,9 @@ chunk."""
 
 @lru_cache(maxsize=1024)
 def order_of(pp: int, chunks: int, microbatches: int) -> Order:
-    """Return the engine's order of computation for each rank of a pipeline, [p, 3, 2·m·v]: for each
-    pass forward or backward (0, 1), microbatch and chunk. It is 1F1B, or interleaved if there are
-    several chunks. Cached, so callers must not change it."""
+    """Return the engine's order of computation for each rank of a pipeline, an array [p, 3, 2·m·v]:
+    for each pass forward or backward (0, 1), microbatch and chunk. It is 1F1B, or interleaved if
+    there are several chunks. Cached, so callers must not change it."""
     every = [(c.op is Op.BACKWARD, c.microbatch, c.chunk) for c in passes(pp, chunks, microbatches)]
     codes = np.array(every, np.int32).T
     orders = pass_orders("interleaved" if chunks > 1 else "1f1b", pp, chunks, microbatches)

@@ -28,7 +28,8 @@ fewer than 100,000."""
 
 
 class NotCosted(BadInput):
-    """Raised for a model of a family that the simulator does not cost."""
+    """Raised for a model of a family that the simulator does not cost; a BadInput, so that its exit
+    code is the same."""
 
 
 class Workload(NamedTuple):
@@ -52,7 +53,7 @@ class Workload(NamedTuple):
     """True if messages between stages are divided over the tensor-parallel ranks (2021 paper,
     Section 4.1)."""
     family: str = "gpt2"
-    """`gpt2` or `transformer-xl`."""
+    """Model family that is timed: `gpt2` or `transformer-xl`."""
     ffn_hidden: int = 0
     """Width between the products of the MLP; 0 for 4h."""
     zero: int = 0
@@ -61,14 +62,14 @@ class Workload(NamedTuple):
     sequence_parallel: int = 0
     """1 where activations outside tensor-parallel regions are divided over the sequence."""
     memory: int = 0
-    """Positions of a Transformer-XL's memory."""
+    """Number of positions of a Transformer-XL's memory; 0 for other families."""
     head_dim: int = 0
     """Width of a Transformer-XL's heads; 0 for hidden over heads."""
 
     @classmethod
     def of_run(cls, config: RunConfig, gpus: int) -> "Workload":
-        """Return the workload of one iteration of a run on this many GPUs. Every family but
-        Transformer-XL is taken for a GPT-2."""
+        """Return the Workload of one iteration of the run `config` on this many GPUs; the GPUs that
+        tp and pp leave are data-parallel. Every family but Transformer-XL is taken for a GPT-2."""
         model = config.model
         train = config.train
         parallel = config.parallel
@@ -117,8 +118,8 @@ class Workload(NamedTuple):
 def checked_config(
     workload: Workload, precision: Precision = "fp16", run: RunConfig | None = None
 ) -> RunConfig:
-    """Return the configuration of the run that the workload describes: `run` with the workload's
-    sizes and layout, or default settings if `run` is None. `precision` replaces the run's.
+    """Return the RunConfig that the workload describes: `run` with the workload's sizes and layout,
+    or default settings if `run` is None. `precision` replaces the run's.
 
     Raises BadInput with the engine's own reason if it would refuse the run, such as sizes that do
     not divide, and NotCosted for a family that is not costed.
@@ -168,8 +169,9 @@ def _check_family(w: Workload) -> None:
 
 @lru_cache(maxsize=4096)  # a fit asks for the same rows thousands of times
 def flops_of(workload: Workload) -> float:
-    """Return the floating-point operations of the matrix products of a workload's iteration, on all
-    GPUs together, with full recomputation if the workload has it.
+    """Return the floating-point operations, a float, of the matrix products of a workload's
+    iteration, on all GPUs together; layers that are computed again count only if the workload has
+    full recomputation.
 
     Raises BadInput as `checked_config` does.
     """
@@ -222,18 +224,18 @@ class Workloads:
 
     gpus: Floats
     b: Floats
-    """Sequences of a microbatch."""
+    """Number of sequences of a microbatch."""
     s: Floats
     h: Floats
     heads: Floats
     layers: Floats
     v: Floats
-    """Padded vocabulary."""
+    """Size of the padded vocabulary."""
     t: Floats
     p: Floats
     d: Floats
     m: Floats
-    """Microbatches of a rank in an iteration."""
+    """Number of microbatches of a rank in an iteration."""
     full: Floats
     """1 where whole layers are computed again, otherwise 0."""
     selective: Floats
@@ -250,12 +252,12 @@ class Workloads:
     """Width of a head."""
     zero: Floats
     outside: Floats
-    """Ranks over which activations outside tensor-parallel regions are divided."""
+    """Number of ranks over which activations outside tensor-parallel regions are divided."""
 
     @classmethod
     def of(cls, rows: Sequence[Workload]) -> Self:
-        """Return checked workloads as columns, each an array of float64 with one element for each
-        workload."""
+        """Return the workloads `rows`, which must have been checked, as columns: a Workloads whose
+        fields are arrays of float64 with one element for each workload."""
         columns = [
             [
                 w.gpus,
