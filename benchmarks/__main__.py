@@ -54,7 +54,7 @@ def data(
     elif corpus and not case:
         carry_out(partial(measure, corpus, rounds), json)
     else:
-        raise BadInput("give either --corpus or --case")
+        raise BadInput("give either --corpus or --case, and not both")
 
 
 @app.command()
@@ -171,7 +171,10 @@ def fixes(
         name: path for name, path in (("megatron", clone), ("torchtitan", torchtitan)) if path
     }
     if not clones:
-        raise BadInput("no clone is given: --clone or --torchtitan")
+        raise BadInput(
+            "no clone is given: name one of NVIDIA/Megatron-LM with --clone or of"
+            " pytorch/torchtitan with --torchtitan"
+        )
     measure(clones, case or [], json)
 
 

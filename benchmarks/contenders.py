@@ -305,5 +305,5 @@ def apart(name: str, function: Callable[..., T], *arguments: Any) -> T:
     try:
         (result,) = run_forked(function, 1, *arguments, timeout_seconds=600.0)
     except RanksFailed as error:
-        raise UserError(f"{name}: {error.sentence}") from error
+        raise UserError(f"{name} could not be measured: {error.sentence}") from error
     return result

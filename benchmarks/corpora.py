@@ -143,7 +143,10 @@ def used(recipe: Path, runs: Path) -> tuple[int, int, float]:
         disk = max(disk, _taken(runs, process.pid))
         time.sleep(LOOK_SECONDS)
     if ended[1]:
-        raise UserError(f"the build failed: `{program.name} run {recipe}` says why")
+        raise UserError(
+            f"`{program.name} run` failed with exit code {os.waitstatus_to_exitcode(ended[1])}: its"
+            " output was dropped, and its corpus is removed"
+        )
     return ended[2].ru_maxrss << 10, disk, ended[2].ru_utime + ended[2].ru_stime
 
 

@@ -183,8 +183,8 @@ def measure_stages(
     def run(stage: StageRivals, documents: Sequence[str]) -> list[Any]:
         if len(documents) < 2:
             raise BadInput(
-                f"too little of the corpus is left for the stage {stage.name}: {len(documents)}"
-                " documents"
+                f"fewer than two documents of the corpus are left for the stage {stage.name},"
+                f" {len(documents)}: give --corpus a larger file"
             )
         case, answers = measure_stage(stage, documents)
         cases.append(case)

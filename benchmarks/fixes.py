@@ -154,7 +154,9 @@ def measure(
     )
     if alarms := [name for name, row in rows.items() if row.alarms and not table[name].why]:
         raise Diverged(
-            f"{alarms[0]}: a finding after the fix: {rows[alarms[0]].after.sentences[0]}"
+            f"{alarms[0]}: the tree after the fix gives a finding that no `why` in the table of"
+            " cases explains:"
+            f" {rows[alarms[0]].after.sentences[0]}"
         )
     return Fixes(rows=tuple(rows.values()))
 
@@ -207,7 +209,8 @@ def put_back(directory: Path, edits: Sequence[Edit]) -> None:
         text = (path := directory / edit.file).read_text(encoding="utf-8")
         if text.count(edit.now) != 1:
             raise BadInput(
-                f"{edit.file} has {text.count(edit.now)} times, not once: {edit.now.strip()}"
+                f"{edit.file} must have the lines of the fix once, and has them"
+                f" {text.count(edit.now)} times: {edit.now.strip()}"
             )
         path.write_text(text.replace(edit.now, edit.was), encoding="utf-8")
 
@@ -267,5 +270,5 @@ def _run(command: Sequence[str], directory: Path, given: bytes = b"") -> bytes:
         last = (done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"])[
             -1
         ]
-        raise BadInput(f"{' '.join(command[:2])} in {directory.name}: {last}")
+        raise BadInput(f"{' '.join(command[:2])} failed in the directory {directory.name}: {last}")
     return done.stdout

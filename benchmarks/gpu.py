@@ -123,11 +123,11 @@ class Worker:
             child_end.close()
         try:
             self._pipe.send((function, arguments))
-            late = f"it took longer than {seconds:.0f} seconds", None
+            late = f"the item took longer than {seconds:.0f} seconds", None
             why, value = self._pipe.recv() if self._pipe.poll(seconds) else late
         except (EOFError, BrokenPipeError):
             self._process.join()
-            why = f"its process ended with code {self._process.exitcode}"
+            why = f"the process that measures ended with code {self._process.exitcode}"
             value = None
         if why:
             self.end()
@@ -171,7 +171,9 @@ class ItemRecord:
             try:
                 out.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise BadInput(f"{out} cannot be made: {error.strerror}") from error
+                raise BadInput(
+                    f"{out}, the folder of --out, cannot be made: {error.strerror}"
+                ) from error
             if (out / "gpu.json").exists():
                 before = read_benchmark(out / "gpu.json")
                 self._cases = {case.name: case for case in before.cases}
@@ -186,7 +188,7 @@ class ItemRecord:
         start = time.monotonic()
         try:
             if limit < LEAST_SECONDS:
-                raise UserError("the deadline came first")
+                raise UserError("too little time is left before --deadline: the item was not begun")
             results = self.worker.answer(limit, measure)
         except UserError as error:
             self.say(name, failed=str(error), seconds=round(time.monotonic() - start, 2))
@@ -215,7 +217,7 @@ class ItemRecord:
         """The benchmark's record of all items so far, with the machine as it is now. Raises
         UserError if it is empty."""
         if not self._cases:
-            raise UserError("nothing was measured: every item's line has its reason")
+            raise UserError("nothing was measured: the line of each item above has the reason")
         return Benchmark(
             benchmark="gpu",
             title="One GPU beside torch.compile, nanoGPT and its own limits",
@@ -283,7 +285,7 @@ def train_alone(name: str, b: int, dropout: float = DROPOUT, is_captured: bool =
     layout = replace(EAGER, is_captured=is_captured)
     timed = time_contender(layout, size, dropout, training=training)
     if is_captured and training.model.graphs is None:
-        raise UserError("the microbatch could not be captured")
+        raise UserError("the microbatch could not be captured as a CUDA graph: no speed is kept")
     kind = name + ("" if dropout else ", without dropout")
     title = f"{kind}, {b} × {MICROBATCHES}" + (", captured" if is_captured else "")
     step = layout.steps(training, size)
@@ -392,9 +394,14 @@ def try_program() -> Result:
                     time.sleep(0.01)
                 stopped.terminate()
                 if stopped.wait() != Interrupted.exit_code:
-                    raise UserError(f"mlm-train ended with code {stopped.returncode} after SIGTERM")
+                    raise UserError(
+                        f"mlm-train ended with code {stopped.returncode} after SIGTERM, not with"
+                        " that of an interrupted run; its output is above"
+                    )
             if code := begin().wait():
-                raise UserError(f"mlm-train ended with code {code} on {device}")
+                raise UserError(
+                    f"the output of mlm-train above says why it ended with code {code} on {device}"
+                )
             steps = read_steps(next(runs.glob("tried-*")))
             losses[device] = [Timed([1.0], [step.loss for step in steps])]
     case = Case(name="mlm-train, stopped and resumed, beside the CPU", losses=first_losses(losses))

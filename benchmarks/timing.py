@@ -57,7 +57,9 @@ def carry_out(measure: Callable[[], Benchmark], json: Path | None) -> None:
         try:
             write_benchmark(json, result)
         except OSError as error:
-            raise BadInput(f"{json} cannot be written: {error.strerror}") from error
+            raise BadInput(
+                f"{json}, the file of --json, cannot be written: {error.strerror}"
+            ) from error
         print(f"written: {json}")
     if result.disagreements:
         raise Diverged("; ".join(result.disagreements))

@@ -183,9 +183,9 @@ def fetch(
 
 
 def _one_source(source: str, stages: list[str]) -> "VerbConfig":
-    """Return the recipe for a verb: it does `stages`, and its one source is `source`, the argument
-    IN. A directory without `KIND:` before it is read as `documents:`. Raises BadInput for a source
-    of an unknown kind."""
+    """Return a VerbConfig, the recipe for a verb: it does `stages`, and its one source is `source`,
+    the argument IN. A directory without `KIND:` before it is read as `documents:`. Raises BadInput
+    for a source of an unknown kind."""
     from mlm_repro.data_pipeline.config import VerbConfig
     from mlm_repro.data_pipeline.reading.config import ENDINGS
     from mlm_repro.lineage.config import parse_config
@@ -205,9 +205,10 @@ def _overrides(overrides: list[str] | None, workers: int | None) -> list[str]:
 
 
 def _counts(directory: Path) -> str:
-    """Return one line on the content of a finished directory. From its ledger.json: documents and
-    tokens of each split, or bytes where no tokens were counted, and a warning of malformed lines.
-    From its overlap.json, if it has one: the percentage found of each test set."""
+    """Return one line of text on the content of a finished directory. From its ledger.json:
+    documents and tokens of each split, or bytes where no tokens were counted, and a warning of
+    malformed lines. From its overlap.json, if it has one: the percentage found of each test set.
+    Raises IntegrityFailure if the file is damaged."""
     from mlm_repro.lineage.files import read_values
 
     if (directory / "overlap.json").is_file():
@@ -238,9 +239,10 @@ def _read_ledger(directory: Path) -> "Ledger":
 
 
 def _table(ledger: "Ledger") -> str:
-    """Return the ledger as a table for a terminal: one line for each stage, below it one for each
-    reason for a drop, and one for each split. The source stands above the table; the number of
-    malformed lines, the stages' notes and a warning of pairs left out stand below."""
+    """Return the ledger as a text of several lines, a table for a terminal: one line for each
+    stage, below it one for each reason for a drop, and one for each split. The source stands above
+    the table; the number of malformed lines, the stages' notes and a warning of pairs left out
+    stand below."""
     rows: list[tuple[str, ...]] = [("stage", "documents", "bytes", "tokens", "changed", "seconds")]
     notes = []
     for stage in ledger.stages:
@@ -268,16 +270,23 @@ def _cells(amount: "Amount", sign: str = "") -> tuple[str, ...]:
 
 
 def _open(dataset: Path) -> Path:
-    """Return the path of a complete directory that `run`, `import` or a verb wrote. Raises BadInput
-    if `dataset` is no run or one of another kind, IntegrityFailure if it is not complete."""
+    """Return the path of `dataset`, without links in it: a complete directory that `run`, `import`
+    or a verb wrote. Raises BadInput if `dataset` is no run or one of another kind, IntegrityFailure
+    if it is not complete."""
     from mlm_repro.lineage.digest import is_sealed
     from mlm_repro.lineage.run import RunDirectory
 
     run = RunDirectory.open(dataset)
     if not str(run.manifest.get("kind")).startswith("data"):
-        raise BadInput(f"{dataset} is not a dataset")
+        raise BadInput(
+            f"{dataset} is a run of another kind: name a dataset, or the directory that a verb of"
+            " `mlm-data` wrote"
+        )
     if not is_sealed(run.path):
-        raise IntegrityFailure(f"{dataset} is not complete: build it again")
+        raise IntegrityFailure(
+            f"{dataset} is not complete: run again the command that began it, which manifest.json"
+            " there has under environment.argv"
+        )
     return run.path
 
 

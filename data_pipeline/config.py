@@ -59,11 +59,14 @@ class TokenizerConfig(Config):
     def _gpt2_has_its_size(self) -> Self:
         if self.end_of_text and not self.path:
             raise ValueError(
-                "end_of_text is a token of the tokenizer at `path`, and there is no path"
+                "`tokenizer.end_of_text` names a token of the tokenizer at `tokenizer.path`, which"
+                " is not set: set it, or leave end_of_text out"
             )
         if self.kind == "gpt2" and self.vocab_size != 50257:
             raise ValueError(
-                f"GPT-2's vocabulary has 50257 tokens: vocab_size = {self.vocab_size} must be that"
+                f"`tokenizer.vocab_size` = {self.vocab_size} can be set only with `tokenizer.kind`"
+                " = train or words: leave it out, because GPT-2's vocabulary has 50257 tokens and"
+                " a tokenizer at `path` has its own"
             )
         return self
 
@@ -126,20 +129,23 @@ class DataConfig(_WithFilters):
                 hint = did_you_mean(name, BY_NAME, f"known: {', '.join(BY_NAME)}")
                 raise ValueError(f"`stages` names {name!r}, which is not a stage; {hint}")
             if self.stages.count(name) > 1:
-                raise ValueError(f"`stages` names {name!r} twice")
+                raise ValueError(f"`stages` names {name!r} twice, and a stage runs at most once")
         for before, after in pairwise(self.stages):
             if BY_NAME[before].step > BY_NAME[after].step:
                 raise ValueError(
-                    f"`stages` cannot have {before!r} before {after!r}: a build does {ORDER}"
+                    f"`stages` cannot have {before!r} before {after!r}: a build does {ORDER}, in"
+                    " this order"
                 )
         if self.stages[len(self.stages) - len(self.ends_with) :] != self.ends_with:
             raise ValueError(
-                f"`stages` must end with {' and '.join(self.ends_with)}, as every dataset does"
+                f"`stages` must end with {' and '.join(self.ends_with)}, because `mlm-data run`"
+                " makes a dataset; to run a stage alone, use its verb of `mlm-data`"
             )
         if idle := sorted(BY_NAME.keys() & self.model_fields_set - {*self.stages}):
             raise ValueError(
-                f"there is a section {idle[0]!r}, and `stages` does not name it:"
-                f" {', '.join(self.stages)}"
+                f"there is a section {idle[0]!r}, and `stages` does not name it"
+                f" ({', '.join(self.stages)}): name it there, or remove the section and what --set"
+                " gives it"
             )
         return self
 
@@ -158,8 +164,8 @@ class DataConfig(_WithFilters):
         return any(BY_NAME[name].needs_tokenizer for name in self.stages)
 
     def identity(self) -> JSON:
-        """Return, nested as in the recipe, the JSON values of all settings that change the dataset
-        and differ from their defaults. Their digest identifies the dataset."""
+        """Return a dict, nested as in the recipe, with the JSON values of all settings that change
+        the dataset and differ from their defaults. Their digest identifies the dataset."""
         return self.model_dump(mode="json", exclude_defaults=True, exclude=WITHOUT)
 
 

@@ -20,9 +20,10 @@ class Document:
     id: str
     text: str
     source: str = ""
-    """File and line, if the id does not give them."""
+    """File and line that the document was read from, if the id does not give them; else empty."""
     metadata: dict[str, Any] | None = None
-    """Other keys of the document's line that the recipe keeps."""
+    """Dict of the other keys of the document's line that the recipe keeps, with their values; None
+    if there are none."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the document as a dict for JSON: `id` and `text`, and `source` and `metadata` if
@@ -53,8 +54,8 @@ class Malformed:
 
 
 def written_documents(path: Path) -> Iterator[Document]:
-    """Yield the documents of a file of a dataset, in order: JSON lines if its name ends in
-    `.jsonl`, else a Parquet table with the metadata as JSON text."""
+    """Yield the documents, as Documents, of the file `path` of a dataset, in order: it has JSON
+    lines if its name ends in `.jsonl`, else a Parquet table with the metadata as JSON text."""
     if path.suffix == ".jsonl":
         with path.open("rb") as file:
             yield from (Document(**orjson.loads(line)) for line in file)
@@ -90,6 +91,11 @@ def write_table(path: Path, files: Iterable[Path]) -> None:
 class Unfit(Exception):
     """Raised by a filter for a text that it cannot treat in reasonable time; the document goes to
     quarantine."""
+
+
+def json_line(value: Any) -> bytes:
+    """Return a JSON value, or a dataclass, as a line of JSON in UTF-8, newline included."""
+    return orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def size_bytes(text: str) -> int:

@@ -75,8 +75,8 @@ class StageAttrition(FileSchema, frozen=False):
 
     @classmethod
     def begin(cls, name: str) -> Self:
-        """Return an entry for the stage `name` with all counts 0. Every field is set, so that each
-        is written."""
+        """Return a StageAttrition for the stage `name` with all counts 0. Every field is set, so
+        that each is written."""
         counts = dict.fromkeys(
             ("documents_in", "documents_out", "bytes_in", "bytes_out", "tokens_in", "tokens_out"), 0
         )
@@ -196,8 +196,8 @@ class Ledger(FileSchema, frozen=False):
         return self.malformed_lines + self.stages[0].documents_in
 
     def stage(self, name: str) -> StageAttrition:
-        """Return the ledger's entry for the stage of that name; if it has none, an entry with all
-        counts 0 is appended first."""
+        """Return the ledger's own StageAttrition for the stage `name`, which may be changed; if the
+        ledger has none, one with all counts 0 is appended first."""
         entry = next((stage for stage in self.stages if stage.name == name), None)
         if entry is None:
             entry = StageAttrition.begin(name)
@@ -213,7 +213,8 @@ class Ledger(FileSchema, frozen=False):
                 self.stage(stage["name"]).merge(StageAttrition.model_validate(stage))
 
     def check(self) -> None:
-        """Raise BadInput, with the reasons for the drops, if a stage kept no document."""
+        """Raise BadInput if the sources gave no document, or if a stage kept none, with the reasons
+        for the drops."""
         for stage in self.stages:
             if stage.documents_out:
                 continue
@@ -227,7 +228,8 @@ class Ledger(FileSchema, frozen=False):
             )
             raise BadInput(
                 f"nothing is left of the corpus after the {stage.name} stage, which dropped every"
-                f" document ({reasons})"
+                f" document ({reasons}): loosen that stage's settings, or add other text to the"
+                " sources"
             )
 
     def finish(self, uncounted: Container[str]) -> None:
@@ -306,7 +308,8 @@ class DataCard(FileSchema, frozen=False):
 
 def dataset_digest(directory: Path) -> str:
     """Return the digest of the content of a complete dataset, without its files with times, so that
-    a second build from the same text has it too. The files' digests are read from the seal."""
+    a second build from the same text has it too. The files' digests are read from the seal. Raises
+    IntegrityFailure if there is no readable seal."""
     return content_digest(directory, without=DATED_FILES)
 
 
@@ -330,9 +333,9 @@ class TrainedOn(NamedTuple):
 
 
 def named_datasets(run: Path) -> list[TrainedOn]:
-    """Return the datasets that a run was trained on, in the order of its configuration, with the
-    directory in which each is now. Raises BadInput if there is no run, DataMissing if its manifest
-    does not name its datasets."""
+    """Return the datasets that the run in the directory `run` was trained on, a list of TrainedOn
+    in the order of the run's configuration. Each says where the dataset is now. Raises BadInput if
+    there is no run, DataMissing if its manifest does not name its datasets."""
     manifest = RunDirectory.open(run).manifest
     try:
         named = manifest["config"]["data"]["dataset"]
@@ -352,19 +355,24 @@ def named_datasets(run: Path) -> list[TrainedOn]:
             directory = here or (directory if is_sealed(directory) else folder / directory.name)
             datasets.append(TrainedOn(parent, directory, weight, digest, here is not None))
     except (KeyError, TypeError, ValueError) as error:
-        raise DataMissing(f"the run {run} does not name its dataset") from error
+        raise DataMissing(
+            f"manifest.json of the run {run} does not name a dataset with its digest, as that of a"
+            " training does under config.data.dataset and parents"
+        ) from error
     return datasets
 
 
 def trained_datasets(run: Path) -> list[tuple[Path, float]]:
-    """Return the directories of a run's datasets with their blend weights. Raises BadInput if there
-    is no run, DataMissing if its manifest does not name its datasets, or if a dataset is absent or
-    has another digest."""
+    """Return the datasets that the run in the directory `run` was trained on, as a list of pairs of
+    a dataset's directory and its weight in the blend. Raises BadInput if there is no run,
+    DataMissing if its manifest does not name its datasets, or if a dataset is absent or has another
+    digest."""
     datasets = named_datasets(run)
     for dataset in datasets:
         if not dataset.is_here:
             raise DataMissing(
-                f"the dataset {dataset.place} that {run.name} was trained on is not here, or has"
-                " changed since"
+                f"the dataset that {run.name} was trained on is not at {dataset.place}, or has"
+                " changed since: put the unchanged dataset there, or build it again from its"
+                " recipe with `mlm-data run`"
             )
     return [(dataset.place, dataset.weight) for dataset in datasets]

@@ -27,31 +27,32 @@ VALID_SHARE = 30
 
 
 def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirectory:
-    """Make a dataset in the directory `out` from the `.bin` and `.idx` at a prefix, whose tokenizer
-    is at `config.path`, or find it complete there, and return its run directory. Documents keep
-    their order; the last thirtieth of them, at least one, is for validation.
+    """Make a dataset in the directory `out` from the token file `prefix.bin` and `prefix.idx`,
+    whose tokenizer is at `config.path`, or find it complete there, and return its RunDirectory.
+    Documents keep their order; the last thirtieth of them, at least one, is for validation.
 
-    Prints a warning if documents do not end with the end-of-text token. Raises BadInput if a file
-    or the tokenizer is missing, if there are fewer than two documents, or for a token that the
-    tokenizer does not have; IntegrityFailure if the token file is damaged.
+    Prints a warning to standard error if documents do not end with the end-of-text token. Raises
+    BadInput if a file or the tokenizer is missing, if there are fewer than two documents, for a
+    token that the tokenizer does not have, or if `out` holds anything else; IntegrityFailure if the
+    token file is damaged.
     """
     assert config.path
     file = TokenFile(prefix)
     tokenizer = Tokenizer.open(config.path, config.end_of_text)
     if (highest := file.tokens.max(initial=0)) >= tokenizer.vocab_size:
         raise BadInput(
-            f"{prefix} has the token {highest}, and the tokenizer {config.path} only"
-            f" {tokenizer.vocab_size:,} tokens"
+            f"the token file {prefix} has the token id {highest}, and the tokenizer {config.path}"
+            f" only {tokenizer.vocab_size:,} tokens: give as --tokenizer the tokenizer that made"
+            " the file"
         )
     documents = len(file.document_index) - 1
     if documents < 2:
         raise BadInput(
-            f"{prefix} has {documents} documents, too few for a training and a validation split"
+            f"the token file {prefix} has {documents} documents, too few for a dataset, which needs"
+            " one for training and one for validation"
         )
     cut = documents - max(1, round(documents / VALID_SHARE))
-    bounds = np.concatenate([[0], np.cumsum(file.sizes, dtype=np.int64)])[
-        file.document_index
-    ].tolist()
+    bounds = np.cumsum(np.append(0, file.sizes))[file.document_index].tolist()
     texts = [file.tokens[start:end] for start, end in pairwise(bounds)]
     ended = sum(int(ids[-1:].sum()) == tokenizer.end_of_text for ids in texts)
     unended = documents - ended
@@ -82,8 +83,9 @@ def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirect
             for ids in texts[first:last]:
                 text = tokenizer.decode(ids[ids != tokenizer.end_of_text])
                 amount.add(0, len(text.encode("utf-8")), len(ids))
-            stage.enter(amount.bytes, amount.tokens, amount.documents)
-            stage.keep(amount.bytes, amount.tokens, amount.documents)
+            counted = amount.bytes, amount.tokens, amount.documents
+            stage.enter(*counted)
+            stage.keep(*counted)
         tokenizer.save(run.path / "tokenizer")
         write_document(run.path / LEDGER, ledger)
         names = sorted(run.path.glob(f"*{TOKENS_OF}.*"))

@@ -16,7 +16,7 @@ from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.files import read_document
 
 SCORED = 1000
-"""Number of documents, from the first on, whose language is scored."""
+"""Number of a dataset's documents, from the first on, whose language is scored for its page."""
 FILES = "page.html", "README.md"
 
 
@@ -24,15 +24,15 @@ def write_page(dataset: Path, out: Path) -> None:
     """Write `page.html` and `README.md` about the complete dataset in the directory `dataset` into
     a new folder `out`.
 
-    Raises BadInput if the folder is there, or if `dataset` has no data card, as after a verb that
-    writes no token files.
+    Raises BadInput if `out` is there already, or if `dataset` has no data card, as after a verb
+    that writes no token files; IntegrityFailure if a file of the dataset is damaged.
     """
     if out.exists():
-        raise BadInput(f"{out} is there already: name a new folder")
+        raise BadInput(f"{out} is there already: give --page a new folder")
     if not (dataset / DATASET).is_file():
         raise BadInput(
-            f"{dataset} has no token files, as `mlm-data run` writes them: only such a dataset has"
-            " a page"
+            f"{dataset} has no {DATASET}, and --page describes only a dataset with token files,"
+            " which `mlm-data run`, `import` and `tokenize` write"
         )
     ledger = read_document(dataset / LEDGER, Ledger)
     card = read_document(dataset / DATASET, DataCard)

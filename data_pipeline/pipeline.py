@@ -51,18 +51,19 @@ class Pipeline:
     test_sets: dict[str, Path | None]
     workspace: Workspace
     digests: dict[str, str]
-    """Digests of all input, by its name, such as `tokenizer` or `test set lambada`."""
+    """Dict from the name of each part of the input, such as `tokenizer` or `test set lambada`, to
+    its digest."""
     ledger: Ledger = field(init=False)
     tokenizer: Tokenizer | None = field(init=False, default=None)
     finished: dict[str, Finished] = field(init=False, default_factory=dict)
-    """Finished stages by name: `prepare`, `measure`, `select`, `gather`, and `decisions` if
-    duplicates were searched for."""
+    """Dict from the name of each finished stage to its Finished: `prepare`, `measure`, `select`,
+    `gather`, and `decisions` if duplicates were searched for."""
     compared: int = field(init=False, default=0)
     """Number of shards that hold the datasets of `deduplicate.against`; they come before the
     recipe's own shards."""
     splits: dict[str, dict[str, list[int]]] = field(init=False, default_factory=dict)
-    """Numbers of the `gather` tasks that write each file, by split and by file. A file is named
-    without its ending."""
+    """Dict from each split to a dict from each of its files to a list of the numbers of the
+    `gather` tasks that write that file. A file is named without its ending."""
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -72,7 +73,8 @@ class Pipeline:
     def run(self) -> Self:
         """Run all stages of the recipe and return this pipeline, with its ledger and finished
         stages filled; tasks that are done already are not repeated. Raises BadInput if no document
-        is left, or if more input is damaged or malformed than the recipe allows."""
+        is left, or if more input is damaged or malformed than the recipe allows; also the errors of
+        the sources and of the executor, such as DataMissing and Interrupted."""
         size = choose_shard_bytes(self.config.shard_bytes, self.sources.total_bytes)
         compared = self.sources.shards(self.workspace, size, compared=True)
         shards = [*compared, *self.sources.shards(self.workspace, size)]
@@ -101,9 +103,9 @@ class Pipeline:
         return section.model_dump(mode="json") if section and name in self.stages else None
 
     def _filters(self, kind: Known) -> JSON:
-        """Return settings for the tasks of a pass that applies the recipe's filters of a `kind`:
-        `filters`, pairs of a filter's name and section; `own`, digests of the filters that are the
-        user's own code; and `keep_dropped`, whether dropped documents are written."""
+        """Return a dict of settings for the tasks of a pass that applies the recipe's filters of a
+        `kind`: `filters`, pairs of a filter's name and section; `own`, digests of the filters that
+        are the user's own code; and `keep_dropped`, whether dropped documents are written."""
         names = [name for name in self.stages if name in kind]
         return {
             "filters": [(name, self._section(name) or {}) for name in names],
@@ -112,9 +114,10 @@ class Pipeline:
         }
 
     def _prepare(self, shards: list[list[Piece]]) -> Finished:
-        """Run the first pass over all shards, enter it in the ledger, and return the finished
-        stage. Raises BadInput if too many files are damaged, too many lines are malformed, or no
-        document is left; prints a warning of fewer damaged files."""
+        """Run the first pass over all shards, which are lists of Pieces, enter it in the ledger,
+        and return the finished stage, a Finished. Raises BadInput if too many files are damaged,
+        too many lines are malformed, or no document is left; prints to standard error a warning of
+        fewer damaged files."""
         filters = self._filters(TEXT_FILTERS)
         names = [name for name, _ in filters["filters"]]
         limit = self.config.sources.max_bad_files
@@ -144,13 +147,13 @@ class Pipeline:
         self.finished["prepare"] = prepared
         damaged = list(chain.from_iterable(counts["damaged"] for counts in prepared.counts))
         if damaged:
-            summary = (
-                f"{len(damaged)} of the files are damaged, and the text after the damage is left"
-                f" out: {'; '.join(damaged)}"
-            )
+            summary = f"{len(damaged)} of the files are damaged: {'; '.join(damaged)}"
             if len(damaged) > limit:
-                raise BadInput(f"{summary}; sources.max_bad_files = {limit}")
-            print(f"warning: {summary}", file=sys.stderr)
+                raise BadInput(
+                    f"{summary}; sources.max_bad_files = {limit} allows fewer: replace the damaged"
+                    " files, or raise that number to leave out the text after the damage"
+                )
+            print(f"warning: {summary}; the text after the damage is left out", file=sys.stderr)
         self._check_malformed()
         self.ledger.check()
         return prepared
@@ -173,7 +176,7 @@ class Pipeline:
             f"{bad:,} of {lines:,} lines are not documents, more than sources.max_bad_fraction ="
             f" {limit:g} allows:"
             f" {'; '.join(map('{source}, line {line}: {reason}'.format_map, rows))}; all of them"
-            f" are in {quarantine}"
+            f" are in {quarantine}: correct them, or raise that fraction"
         )
 
     def joined(self, name: str, *stages: str) -> Path:
@@ -189,7 +192,9 @@ class Pipeline:
 
     def _make_tokenizer(self, prepared: Finished) -> Finished | None:
         """Train or copy the tokenizer by a task, load it into the attribute `tokenizer`, and return
-        the finished stage; do nothing and return None if no stage needs a tokenizer."""
+        the finished stage, a Finished; do nothing and return None if no stage needs a tokenizer.
+        Raises BadInput if the text is too small for a vocabulary to be trained on, or if the
+        tokenizer of the recipe cannot be used; DataMissing if GPT-2's files cannot be found."""
         if not self.config.needs_tokenizer:
             return None
         config = self.config.tokenizer
@@ -216,8 +221,8 @@ class Pipeline:
 
     def _measure(self, prepared: Finished, tokenizer: Finished | None) -> Finished:
         """Run the second pass over all shards, which counts tokens, fingerprints documents and
-        searches for test-set text; enter it in the ledger, and return the finished stage. Raises
-        BadInput if no document is left."""
+        searches for test-set text; enter it in the ledger, and return the finished stage, a
+        Finished. Raises BadInput if no document is left."""
         config = self.config.deduplicate
         search = self.config.decontaminate
         bands, rows = config.banding
@@ -260,9 +265,10 @@ class Pipeline:
     ) -> Finished:
         """Decide about duplicates and test-set text, where the recipe has these stages; write an
         index of each shard's remaining documents, whose text is left in place; and enter the stages
-        in the ledger. Returns the finished stage. Raises BadInput if no document is left."""
+        in the ledger. Returns the finished stage, a Finished. Raises BadInput if no document is
+        left."""
         counts = [task_counts["documents"] for task_counts in measured.counts]
-        starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).tolist()
+        starts = np.cumsum([0, *counts]).tolist()
         decided: list[Input] = []
         for name, decide in (
             ("deduplicate", self._deduplicate),
@@ -309,7 +315,7 @@ class Pipeline:
 
     def _deduplicate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
         """Decide which documents are near-duplicates, describe the search in the ledger, and return
-        the decisions as the input of a further task. `decided` is not used."""
+        the decisions as an Input of a further task. `decided` is not used."""
         held = sum(task_counts["documents"] for task_counts in measured.counts[: self.compared])
         decisions, compared = find_duplicates(
             self.workspace, prepared, measured, self.config.deduplicate, held
@@ -334,7 +340,7 @@ class Pipeline:
 
     def _decontaminate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
         """Decide which n-grams of the test sets are cut out, describe the search in the ledger, and
-        return these n-grams as the input of a further task. `decided` has the decisions on
+        return these n-grams as an Input of a further task. `decided` has the decisions on
         duplicates, if there are any: n-grams in duplicates do not count."""
         frequent = self.config.decontaminate.frequent
         settings = {
@@ -360,16 +366,19 @@ class Pipeline:
     def _order(
         self, of_shards: list[str], prepared: Finished, measured: Finished, selected: Finished
     ) -> list[Job]:
-        """Choose the final order of the documents by a task, and return the jobs that are to write
-        the slices of the splits. Enter the jobs' numbers in `splits`, and describe the split and
-        the vocabulary in the ledger. `of_shards` is the split of each shard if the sources name
-        one. Raises BadInput if only one document is left to split."""
+        """Choose the final order of the documents by a task, and return a list of the jobs, pairs
+        of settings and inputs, that are to write the slices of the splits. Enter the jobs' numbers
+        in `splits`, and describe the split and the vocabulary in the ledger. `of_shards` is the
+        split of each shard if the sources name one. Raises BadInput if only one document is left to
+        split."""
         config = self.config.split
         counts = [each["documents"] for each in selected.counts]
         is_split = "split" in self.stages
         if is_split and sum(counts) < 2:
             raise BadInput(
-                "one document is left of the corpus, too few for a training and a validation split"
+                "one document is left of the corpus, too few for the stage split, which needs one"
+                " for training and one for validation: add text to the sources, or loosen the"
+                " stages before"
             )
         shuffle = (
             {"train": config.train, "valid": config.valid, "seed": self.config.seed}
@@ -394,7 +403,7 @@ class Pipeline:
                 1,
                 min(
                     count,
-                    math.ceil((self.config.shards or 1) * count / max(1, *in_split.values(), 1)),
+                    math.ceil((self.config.shards or 1) * count / max(1, *in_split.values())),
                 ),
             )
             self.splits[name] = {}
@@ -431,7 +440,7 @@ class Pipeline:
 
     def _gather(self, jobs: list[Job]) -> Finished:
         """Write the slices of the splits by tasks, the `jobs`, enter `split` and `tokenize` in the
-        ledger with equal shares of the time, and return the finished stage."""
+        ledger with equal shares of the time, and return the finished stage, a Finished."""
         start = time.monotonic()
         slices = self.workspace.all("gather", gather_slice, jobs)
         for name in ("split", "tokenize"):

@@ -6,10 +6,9 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-import orjson
 
 from mlm_repro.data_pipeline.config import BY_NAME, TokenizerConfig
-from mlm_repro.data_pipeline.document import write_table
+from mlm_repro.data_pipeline.document import json_line, write_table
 from mlm_repro.data_pipeline.files import (
     DATASET,
     LEDGER,
@@ -37,15 +36,16 @@ from mlm_repro.lineage.atomic import JSON, read_json, sync
 from mlm_repro.lineage.files import write_document
 
 DUPLICATES = "duplicates.jsonl"
-"""Name of the file that pairs dropped documents with their survivors."""
+"""Name of the file in a dataset's directory that pairs each dropped duplicate with the document
+kept for it, as JSON lines."""
 NAMED = 1 << 14
-"""Number of pairs that one task writes."""
+"""Number of pairs of a duplicate and its survivor that one task writes."""
 
 
 def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
     """Move the files of a pipeline that has run to `directory`, and write its ledger and, if it has
-    token files, its tokenizer and data card. Returns the SHA-256 of the token files and of the
-    documents beside them, by the file's path in `directory`; an empty dict without token files.
+    token files, its tokenizer and data card. Returns a dict path in `directory` → SHA-256 of the
+    token files and of the documents beside them; an empty dict without token files.
 
     If it is cut short, nothing is lost: the same call goes on.
     """
@@ -112,7 +112,7 @@ def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
 def assemble(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: join the slices from `first` to before `last` into one file. Its `kind` is jsonl or
     parquet, for `documents/NAME.KIND` with NAME from `name`, or tokens, for the token file
-    `NAME_text_document`."""
+    `NAME_text_document`. `inputs[0]` is the folder with all slices. Returns no counts."""
     folders = [inputs[0] / f"{number:05d}" for number in range(settings["first"], settings["last"])]
     name = settings["name"]
     kind = settings["kind"]
@@ -134,8 +134,9 @@ def assemble(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 def name_duplicates(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: write a JSON line to `duplicates.jsonl` for each of the decisions from `first` to
     before `last`. Its keys are `id`, the id of the dropped duplicate, `survivor`, the id of the
-    document kept for it, and `jaccard`, their similarity. Two equal ids are followed by their
-    sources."""
+    document kept for it, and `jaccard`, their similarity with six decimals. If the two ids are
+    equal, each has its source behind it in the text, as in `7 (books)`. Inputs: the decisions and
+    all shards after the two passes. Returns no counts."""
     decisions, prepared, measured = inputs
     corpus = Corpus(prepared, measured, np.load(decisions / "00000" / STARTS))
     decisions_here = np.load(decisions / "00000" / DECISIONS, mmap_mode="r")[
@@ -154,7 +155,7 @@ def name_duplicates(settings: Settings, inputs: list[Path], directory: Path) -> 
                 "survivor": stays.id + origins[1],
                 "jaccard": round(jaccard, 6),
             }
-            file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+            file.write(json_line(row))
     return {}
 
 
@@ -166,8 +167,8 @@ def _move(source: Path, target: Path) -> None:
 
 
 def _amounts(pipeline: Pipeline) -> dict[str, Amount]:
-    """Return the number of documents, bytes and tokens in each split, by its name ("all" if there
-    are no splits); tokens are None if the pipeline has no tokenizer."""
+    """Return a dict from the name of each split ("all" if there are no splits) to the Amount in it:
+    its documents, bytes and tokens. Tokens are None if the pipeline has no tokenizer."""
     amounts = {}
     for name, shards in pipeline.splits.items():
         amount = Amount()
@@ -182,8 +183,8 @@ def _amounts(pipeline: Pipeline) -> dict[str, Amount]:
 
 def _describe(pipeline: Pipeline, files: JSON) -> DataCard:
     """Return the DataCard of the dataset that a pipeline made, with its stages' settings and such
-    facts as the versions of their libraries; `files` maps each file's name to its size in bytes and
-    SHA-256."""
+    facts as the versions of their libraries; `files` maps each file's name to its pair (bytes,
+    SHA-256)."""
     config = pipeline.config
     stages = pipeline.stages
     assert pipeline.tokenizer
@@ -201,8 +202,9 @@ def _describe(pipeline: Pipeline, files: JSON) -> DataCard:
 def data_card(
     name: str, seed: int, ledger: Ledger, tokenizer: Tokenizer, config: TokenizerConfig, files: JSON
 ) -> DataCard:
-    """Return the data card of a dataset with that ledger and tokenizer, without its stages'
-    settings; `files` has the size and SHA-256 of each file by name."""
+    """Return the DataCard of a dataset with this ledger and tokenizer, without its stages'
+    settings. `files` maps each file's name to its pair (bytes, SHA-256); `config` says where the
+    tokenizer came from and to what its vocabulary is padded."""
     card = DataCard(
         name=name,
         source=ledger.source,

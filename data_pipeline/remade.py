@@ -23,6 +23,7 @@ from mlm_repro.data_pipeline.files import (
 )
 from mlm_repro.data_pipeline.passes.overlap import RESULT as OVERLAP
 from mlm_repro.data_pipeline.passes.prepare import QUARANTINE
+from mlm_repro.data_pipeline.reading.config import INSTALLED_DOCS
 from mlm_repro.data_pipeline.stages import STAGES
 from mlm_repro.data_pipeline.stages.deduplicate import DeduplicateConfig
 from mlm_repro.data_pipeline.stages.stage import SOURCE
@@ -52,11 +53,13 @@ TEST_SET_KEYS = {"texts", "percent", "occurrences", "distinct", "documents"}
 
 
 def card(run: Path) -> Comparisons:
-    """Yield comparisons of the data card of the dataset in `run` with the sealed files, the
-    manifest, the ledger, the token files, the documents and the tokenizer. Values are recomputed
-    here; the caller decides if they differ.
+    """Yield comparisons, each a Remade, of the data card of the dataset in `run` with the sealed
+    files, the manifest, the ledger, the token files, the documents and the tokenizer. Values are
+    recomputed here; the caller decides if they differ.
 
     Up to SAMPLED_DOCUMENTS documents of each token file, drawn at random, are tokenized anew.
+    Raises IntegrityFailure if one of the files is damaged, BadInput if a token file or the
+    tokenizer is missing.
     """
     card = read_document(run / DATASET, DataCard)
     sealed = sealed_files(run)
@@ -86,6 +89,8 @@ def card(run: Path) -> Comparisons:
         "end_of_text": tokenizer.end_of_text,
     }
     yield as_said(card, facts, DATASET, f"{MANIFEST} and tokenizer give")
+    if not any(INSTALLED_DOCS in name for name in read_document(run / MANIFEST, Manifest).parents):
+        yield Remade(f"{DATASET}: packages", card.packages, {}, f"the sources in {MANIFEST} give")
     if "sources" in config:  # of a recipe
         made_with = {name: config[name] for name in card.stages if name in config}
         yield Remade(f"{DATASET}: settings", card.settings, made_with, f"{MANIFEST} has")
@@ -130,9 +135,10 @@ def card(run: Path) -> Comparisons:
 
 
 def stages(run: Path) -> Comparisons:
-    """Yield comparisons of the files that a verb wrote in `run`: of its ledger with the documents
-    beside it, or of `overlap.json` with its own counts. A directory with a data card is compared as
-    a whole dataset."""
+    """Yield comparisons, each a Remade, of the files that a verb of `mlm-data` wrote in the
+    directory `run`: of its ledger with its own numbers, the manifest and the documents beside it,
+    or of `overlap.json` with the manifest and its own counts. A directory with a data card is
+    compared as a whole dataset. Raises IntegrityFailure if a file is damaged."""
     if (run / LEDGER).is_file():
         done = [stage.name for stage in read_document(run / LEDGER, Ledger).stages]
         asked = [SOURCE, *_config(run).get("stages", [])]
@@ -177,9 +183,13 @@ def stages(run: Path) -> Comparisons:
 
 
 def _attrition(run: Path, ledger: Ledger) -> Comparisons:
-    """Yield comparisons of the numbers in each stage's ledger entry with one another, with the
-    stage before it, and of the ledger with the quarantine in `run`, the banding and the splits."""
+    """Yield comparisons, each a Remade, of the numbers in each stage's ledger entry with one
+    another, with the stage before it, and of the ledger with the quarantine in `run`, the banding
+    and the splits."""
     for stage in ledger.stages:
+        if ":" not in stage.name:  # a stage of this program, whose reasons are in ASCII
+            odd = [reason for reason in stage.dropped if not reason.isascii()]
+            yield Remade(f"{LEDGER}: reasons of {stage.name} in other letters", odd, [])
         # A document loses tokens, and may become several.
         is_cut = stage.name == "decontaminate" and stage.changed
         for what in ("documents", "tokens")[: 2 - is_cut] if stage.changed else AMOUNTS:
@@ -235,8 +245,8 @@ def _asked(config: JSON, section: type[BaseModel], name: str) -> JSON:
 
 
 def _banded(run: Path, alike: NearDuplicates | None) -> Comparisons:
-    """Yield a comparison of the ledger's near-duplicate rule, threshold and shingle length with the
-    settings in the run's manifest; nothing if `alike` is None."""
+    """Yield a comparison, a Remade, of the ledger's near-duplicate rule, threshold and shingle
+    length with the settings in the run's manifest; nothing if `alike` is None."""
     if alike:
         asked = _asked(_config(run), DeduplicateConfig, "deduplicate")
         rule = {name: asked[name] for name in ("rule", "threshold", "shingle_characters")}
@@ -248,13 +258,14 @@ def _config(run: Path) -> JSON:
 
 
 def _amount(texts: list[str]) -> tuple[int, int]:
-    """Return the number of texts, and their size in UTF-8 in bytes."""
+    """Return a pair: the number of texts, and their size in UTF-8 in bytes."""
     return len(texts), sum(map(size_bytes, texts))
 
 
 def counted(run: Path, card: DataCard) -> Comparisons:
-    """Yield comparisons of a data card with the ledger beside it in `run`, and of the ledger's
-    numbers with one another. No token files or documents are read."""
+    """Yield comparisons, each a Remade, of the data card `card` with the ledger beside it in `run`,
+    and of the ledger's numbers with one another. No token files or documents are read. Raises
+    IntegrityFailure if the ledger is damaged."""
     ledger = read_document(run / LEDGER, Ledger)
     yield from _attrition(run, ledger)
     stages = {stage.name: stage.kept for stage in ledger.stages}

@@ -21,12 +21,11 @@ from resource import RUSAGE_SELF, getrusage
 from typing import Any, NamedTuple
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from mlm_repro.data_pipeline.config import BY_NAME, WITHOUT, DataConfig
 from mlm_repro.data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
-from mlm_repro.data_pipeline.document import Document
+from mlm_repro.data_pipeline.document import Document, json_line
 from mlm_repro.data_pipeline.reading.file_sources import FileSource
 from mlm_repro.data_pipeline.reading.sources import OpenedSources, open_sources
 from mlm_repro.data_pipeline.stages import own_code
@@ -44,6 +43,7 @@ from mlm_repro.lineage.config import flatten, parse_config
 from mlm_repro.lineage.digest import bytes_below, sha256_file
 from mlm_repro.lineage.environment import available_cores
 from mlm_repro.lineage.errors import BadInput, DataMissing, Interrupted, UserError
+from mlm_repro.lineage.files import Manifest
 from mlm_repro.lineage.progress import announce, format_bytes, format_duration
 from mlm_repro.lineage.run import RunDirectory
 
@@ -94,14 +94,16 @@ STAGE_OF = {
         "deduplicate",
     ),
 }
-"""Stages by the files and folders of a workspace; all others belong to the last stage."""
+"""Dict from the name of a file or a folder of a workspace to the stage that its bytes on disk are
+counted for; all others count for the recipe's last stage."""
 TABLES = ("mlm_repro.data_pipeline.fast.ready",)
 """Modules that make the tables of cleaning and languages when they are imported, before workers are
 forked."""
 REHEARSED_BYTES = 4 << 20
 """Bytes of text in the sample that a rehearsal builds."""
 REHEARSED_TOKENS = 300
-"""Vocabulary size of a tokenizer that a rehearsal trains."""
+"""Largest vocabulary size of a tokenizer whose training is rehearsed: the smallest samples give no
+more tokens."""
 
 Build = Callable[[Workspace], Callable[[Path], dict[str, str] | None]]
 """A function that runs the tasks in a workspace and returns another. That one fills the directory
@@ -111,8 +113,8 @@ of a run, and returns the SHA-256 of the files that it knows, by name, or None."
 def build_dataset(
     config: DataConfig, root: Path, executor: str = "local", part: str = ""
 ) -> RunDirectory:
-    """Build the dataset of `config` under `root` and return its run; if it is complete there, print
-    a note and return it at once.
+    """Build the dataset of `config` under `root` and return its RunDirectory; if it is complete
+    there, print a note to standard error and return it at once.
 
     Finished tasks stay in a hidden directory of the run until all are done, and the same call
     continues from there after any interruption. A task that the last complete build of that name
@@ -126,32 +128,34 @@ def build_dataset(
     begin = partial(
         RunDirectory.begin, root, config.name, "data", stated, settings=config.identity()
     )
+    shelf = root / SHELF / config.name
+    run_stages = partial(_run_stages, config, begin, executor, ROOM_OF_A_DATASET, shelf)
     if not part:
-        return _run_stages(config, begin, executor, ROOM_OF_A_DATASET, root / SHELF / config.name)
+        return run_stages()
     with Meeting(root / MEETINGS / config.name, *parse_part(part)) as meeting:
         settings = flatten(stated) | {"shard_bytes": config.shard_bytes, "parts": meeting.parts}
         meeting.agree({key: str(value) for key, value in settings.items()} | _made_by(config))
-        return _run_stages(
-            config, begin, executor, ROOM_OF_A_DATASET, root / SHELF / config.name, meeting
-        )
+        return run_stages(meeting)
 
 
 def run_stage(
     stage: type[Stage], config: DataConfig, out: Path, executor: str = "local"
 ) -> RunDirectory:
-    """Run one stage over the sources of `config` into the directory `out` and return its run; if it
-    is complete there, print a note and return it at once. The same call continues after an
-    interruption. Raises BadInput for input or a directory that cannot be used, DataMissing for
-    missing input, Interrupted when stopped."""
+    """Run one stage over the sources of `config` into the directory `out` and return its
+    RunDirectory; if it is complete there, print a note to standard error and return it at once.
+    `executor` is "local" or "ray". The same call continues after an interruption. Raises BadInput
+    for input or a directory that cannot be used, DataMissing for missing input, Interrupted when
+    stopped."""
     begin = partial(RunDirectory.begin_at, out, f"data-{stage.verb}", config.identity())
     return _run_stages(config, begin, executor, ROOM_OF_DOCUMENTS)
 
 
 def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDirectory:
     """Measure which share of the test sets the sources of `config` contain, write it to
-    `overlap.json` in `out`, and return the run; if it is complete there, print a note and return it
-    at once. Raises DataMissing for a test set or a source that cannot be found, BadInput for input
-    or a directory that cannot be used, Interrupted when stopped."""
+    `overlap.json` in `out`, and return the RunDirectory; if it is complete there, print a note to
+    standard error and return it at once. `executor` is "local" or "ray". Raises DataMissing for a
+    test set or a source that cannot be found, BadInput for input or a directory that cannot be
+    used, Interrupted when stopped."""
     test_sets = {name: find_test_set(name).resolve() for name in config.overlap.test_sets}
     sources, _ = announce_cost(config, 0)
     digests = {f"test set {name}": sha256_file(path) for name, path in test_sets.items()}
@@ -172,8 +176,9 @@ def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDi
 
 
 def announce_cost(config: DataConfig, room: int = ROOM_OF_A_DATASET) -> tuple[OpenedSources, int]:
-    """Open the sources and print the cost of reading them. Returns the sources and the largest disk
-    space that the work takes, in bytes.
+    """Open the recipe's sources and print the cost of reading them to standard error. Returns the
+    opened sources and the largest disk space that the work takes, in bytes. Raises BadInput for a
+    source without files, DataMissing for one that is not to be had.
 
     `room` is that space as a multiple of the sources' size, to which a small vocabulary and the
     search for near-duplicates add; 0 stands for work that takes no disk.
@@ -199,21 +204,22 @@ class Promise(NamedTuple):
 
     documents: int
     seconds: dict[str, float]
-    """Seconds by stage on an otherwise idle machine."""
+    """Dict from each stage to its seconds on an otherwise idle machine."""
     memory: int
     """Peak bytes of all processes together."""
     disk: dict[str, float]
-    """Bytes on disk while the work lasts, by stage."""
+    """Dict from each stage to its bytes on disk while the work lasts."""
 
 
 def promise(
     config: DataConfig, sources: OpenedSources, rehearsed: "Rehearsed", size: int
 ) -> Promise:
-    """Return the predicted cost of a build of `size` bytes of text, from a rehearsal on the same
-    sources: seconds, memory and disk grow with the number of documents.
+    """Return the Promise for a build of `size` bytes of text: its predicted documents, seconds,
+    memory and disk. `rehearsed` is the measured cost of a sample of the same sources; the predicted
+    numbers grow with the number of documents.
 
-    The number of compared pairs that are not alike grows with the square of that number, up to the
-    limit of documents that a bucket offers.
+    The number of compared pairs that are not alike grows with the square of the number of
+    documents, up to the limit of documents that a bucket offers.
     """
     from mlm_repro.data_pipeline.duplicates.similarity import MOST_REMEMBERED
     from mlm_repro.data_pipeline.passes.gather import slice_documents
@@ -275,9 +281,11 @@ def offered(buckets: NDArray[Any]) -> float:
 
 
 def forecast(config: DataConfig) -> None:
-    """Print time, memory and disk of a build by stage, as if nothing was made yet, from a rehearsal
-    on a sample; then the same for each larger corpus, of a size in LARGER. If no rehearsal is
-    possible, print the reason in place of these."""
+    """Print to standard error the time, memory and disk of a build by stage, as if nothing was made
+    yet, from a rehearsal on a sample; then the same for each larger corpus, of a size in LARGER. If
+    no rehearsal is possible, print the reason in place of these. Raises the errors of
+    `announce_cost`: BadInput for a source without files, DataMissing for one that is not to be
+    had."""
     sources, _ = announce_cost(config)
     try:
         rehearsed = rehearse(config, sources)
@@ -307,10 +315,11 @@ class Rehearsed(NamedTuple):
     documents: int
     bytes: int
     took: list[tuple[int, dict[str, float], dict[str, float]]]
-    """Measurements of a small build and of the sample's build: the number of documents, processor
-    seconds by stage, and the counts that comparing documents returned."""
+    """Two measurements, of a small build and of the sample's build, each a triple: the number of
+    documents, a dict stage → processor seconds, and a dict of the counts that comparing documents
+    returned."""
     disk: dict[str, int]
-    """Bytes on disk while the work lasts, by stage."""
+    """Dict from each stage to its bytes on disk while the work lasts."""
     gathered: int
     """Bytes of the sample's slices, which are held in memory."""
     memory: int
@@ -321,22 +330,26 @@ class Rehearsed(NamedTuple):
 
 def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
     """Build a sample, the first text of the sources, in a temporary folder, and return its measured
-    cost. Nothing is printed.
+    cost as a Rehearsed. Nothing is printed. `sources` are the opened sources of `config`.
 
     Raises UserError if that cannot be done, such as BadInput for a source on the hub or
     `installed-docs`.
     """
     local = [source for source in sources.sources if isinstance(source, FileSource)]
     if len(local) < len(sources.sources):
-        raise BadInput("a rehearsal reads only local files, and not every source is one")
+        raise BadInput(
+            "time, memory and disk are predicted by a rehearsal, which reads only files, and"
+            " `sources.names` has a corpus of the Hugging Face hub or installed-docs"
+        )
     values = config.model_dump(mode="json", exclude={"sources"}) | {"workers": 1}
     if "deduplicate" in config.stages:
         values["deduplicate"]["against"] = []
     if config.tokenizer.origin in ("train", "words"):
-        values["tokenizer"]["vocab_size"] = REHEARSED_TOKENS
+        values["tokenizer"]["vocab_size"] = min(REHEARSED_TOKENS, config.tokenizer.vocab_size)
     begun = time.process_time()
     with tempfile.TemporaryDirectory() as name, contextlib.redirect_stderr(io.StringIO()):
         from mlm_repro.data_pipeline.duplicates.lsh import buckets
+        from mlm_repro.data_pipeline.passes.train_tokenizer import train
         from mlm_repro.data_pipeline.pipeline import Pipeline
         from mlm_repro.data_pipeline.publish import publish
 
@@ -352,9 +365,7 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
                 documents = 0
                 for item in chain.from_iterable(source.sample() for source in local):
                     if isinstance(item, Document):
-                        file.write(
-                            orjson.dumps({"text": item.text}, option=orjson.OPT_APPEND_NEWLINE)
-                        )
+                        file.write(json_line({"text": item.text}))
                         documents += 1
                     # A build needs two documents, one for each split.
                     if documents > 1 and file.tell() >= size:
@@ -394,7 +405,7 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
         sizes = [np.empty(0, np.int64)]
         for path in work.glob("fingerprints/*/band-*.bin"):
             sizes.append(np.diff(buckets(np.fromfile(path, np.uint64))[1]))
-        return Rehearsed(
+        rehearsed = Rehearsed(
             documents,
             sample_file.stat().st_size,
             took,
@@ -403,6 +414,22 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
             getrusage(RUSAGE_SELF).ru_maxrss << 10,
             np.concatenate(sizes),
         )
+        # Token ids take the disk that they take by a vocabulary of the recipe's size, or of the
+        # largest half, quarter and so on that the sample gives.
+        wanted = config.tokenizer.vocab_size
+        asked = {
+            "kind": config.tokenizer.kind,
+            "shards": (0, len(pipeline.finished["prepare"].counts)),
+            "bytes": 0,
+        }
+        while config.tokenizer.origin in ("train", "words") and wanted > REHEARSED_TOKENS:
+            with contextlib.suppress(BadInput):
+                train({**asked, "vocab_size": wanted}, [work / "prepare"], Path(name))
+                values["tokenizer"]["path"] = name
+                of_size = parse_config(values, DataConfig, "the rehearsal")
+                return rehearsed._replace(disk=rehearse(of_size, sources).disk)
+            wanted //= 2
+        return rehearsed
 
 
 def _run_stages(
@@ -413,10 +440,11 @@ def _run_stages(
     shelf: Path | None = None,
     meeting: Meeting | None = None,
 ) -> RunDirectory:
-    """Open all input and print the cost, then run the stages of `config` in the run that `begin`
-    opens for the input's digests, and return the complete run. `room` is the disk space that the
-    work takes, as a multiple of the input. `shelf` is a folder that keeps the results of slow
-    stages for the next build. With a `meeting`, this process is one part of several."""
+    """Open all input and print the cost to standard error, then run the stages of `config` in the
+    RunDirectory that `begin` makes from the digests of the input, and return it complete.
+    `executor` is "local" or "ray". `room` is the disk space that the work takes, as a multiple of
+    the input. `shelf` is a folder that keeps the results of slow stages for the next build. With a
+    `meeting`, this process is one part of several."""
     sources, test_sets, parents, needed = _open(config, room)
     if meeting:
         meeting.agree(parents)
@@ -431,8 +459,8 @@ def _run_stages(
 
 
 def _made_by(config: DataConfig) -> dict[str, str]:
-    """Return the versions of code and libraries that decide the bytes of a dataset beside its
-    settings and input, by name: facts of its stages, digests of the source code, and versions of
+    """Return a dict name → text of the facts that decide the bytes of a dataset beside its settings
+    and input: facts of the recipe's stages, digests of the source code, and versions of
     libraries."""
     stated = {}
     for name in config.stages:
@@ -443,7 +471,8 @@ def _made_by(config: DataConfig) -> dict[str, str]:
 
 def _workers(executor: str, config: DataConfig) -> LocalExecutor | RayExecutor:
     """Return the executor of that name, "ray" or "local", with the recipe's number of workers.
-    Local processes start with the tables of cleaning and languages if both stages run."""
+    Local processes start with the tables of cleaning and languages if both stages run. Raises
+    BadInput if Ray is wanted and not installed."""
     if executor == "ray":
         return RayExecutor(config.workers)
     # Making the tables takes time, which a build without these stages need not spend.
@@ -455,12 +484,14 @@ def _workers(executor: str, config: DataConfig) -> LocalExecutor | RayExecutor:
 def _open(
     config: DataConfig, room: int
 ) -> tuple[OpenedSources, dict[str, Path | None], dict[str, str], int]:
-    """Open sources and test sets, and print the cost, and warnings of missing test sets and of a
-    tokenizer that does not restore every text. `room` is the disk space that the work takes, as a
-    multiple of the input.
+    """Open the sources and find the test sets of a recipe, and print to standard error the cost,
+    and warnings of missing test sets and of a tokenizer that does not restore every text. `room` is
+    the disk space that the work takes, as a multiple of the input.
 
-    Returns the sources, the files of the test sets by name (None for a missing one), the digests of
-    all input, code and libraries by name, and the largest disk space in bytes.
+    Returns four values: the opened sources; a dict from each test set's name to its file, None for
+    a missing one; a dict name → digest of all input, code and libraries; and the largest disk space
+    in bytes. Raises BadInput for input that cannot be used, DataMissing for a source or a
+    vocabulary that is not to be had.
     """
     sources, needed = announce_cost(config, room)
     parents = _made_by(config)
@@ -496,8 +527,8 @@ def _complete(
     meeting: Meeting | None = None,
 ) -> RunDirectory:
     """Build in the locked directory of a run, with `build` on the executor `workers`, seal it, and
-    return the run; a run that is sealed already is returned at once, with a note. `room` is the
-    disk space in bytes that the work may take.
+    return the run; a run that is sealed already is returned at once, with a note on standard error.
+    `room` is the disk space in bytes that the work may take.
 
     `shelf` is a folder that keeps the results of slow stages from one build to the next. With a
     `meeting`, all parts but the first work in the directory without its lock, and end when it is
@@ -510,6 +541,7 @@ def _complete(
     executor = PartExecutor(workers, meeting, lambda: run.is_complete) if meeting else workers
     if meeting and meeting.part > 1:
         return _help(run, build, workers, executor, meeting, room)
+    _tell_of_others(run)
     with run.filled():
         if run.is_complete:
             shutil.rmtree(work, ignore_errors=True)
@@ -535,6 +567,26 @@ def _complete(
     return run
 
 
+def _tell_of_others(run: RunDirectory) -> None:
+    """Print a note of each folder beside the run's that holds unfinished work on the same recipe
+    with other code, libraries or input, which this run cannot use. Folders whose manifests cannot
+    be read are left out."""
+    manifest = run.manifest
+    for work in sorted(run.path.parent.glob(f"{manifest['name']}-*/{FOLDER}")):
+        with contextlib.suppress(UserError):
+            other = RunDirectory.open(work.parent)
+            begun = other.manifest
+            parents = begun["parents"].items() - manifest["parents"].items()
+            if parents and begun["settings"] == manifest["settings"] and not other.is_complete:
+                print(
+                    f"note: {work.parent} holds unfinished work on this recipe,"
+                    f" {format_bytes(bytes_below(work))}, of no use here, as it was begun with"
+                    f" another {', '.join(sorted(dict(parents)))}: remove that folder, or go on"
+                    f" there by the same command under {Manifest(**begun).environment.code}",
+                    file=sys.stderr,
+                )
+
+
 def _help(
     run: RunDirectory,
     build: Build,
@@ -545,7 +597,8 @@ def _help(
 ) -> RunDirectory:
     """Do the work of a part that is not the first: wait until the first part has begun, do this
     part's share of the tasks, wait until the first part has sealed the run, and return the run. A
-    UserError is raised only if the run is not sealed."""
+    UserError, such as Interrupted for a part that has ended, is raised only if the run is not
+    sealed."""
     work = run.path / FOLDER
     try:
         meeting.wait_for(
@@ -570,25 +623,31 @@ def _workspace(
 ) -> Iterator[Workspace]:
     """Context manager: make a run's hidden directory for tasks and its workspace, yield the
     workspace, and end its worker processes after the block. Raises BadInput if the disk has less
-    than `room` bytes for the work, Interrupted if the disk fills up or fails within the block."""
+    than `room` bytes for the work, Interrupted for an OSError within the block, such as a full
+    disk."""
     work = run.path / FOLDER
     try:
         work.mkdir(mode=0o700, exist_ok=True)
         free = shutil.disk_usage(run.path).free
         needed = room - bytes_below(work)
         if needed > free:
-            has = f"{run.path.parent} has {free / 1e9:,.1f} GB of free space"
-            raise BadInput(f"{has}, and the work may take {needed / 1e9:,.1f} GB")
+            raise BadInput(
+                f"{run.path.parent} has {free / 1e9:,.1f} GB of free space, and the work may take"
+                f" {needed / 1e9:,.1f} GB: make room, or name a folder on a larger disk as --runs"
+                " or OUT"
+            )
         with workers:
             yield Workspace(work.resolve(), workers)
     except OSError as error:
         if error.errno in NO_ROOM:
             raise Interrupted(
-                f"{run.path} cannot take more ({error.strerror}): make room, or name another place,"
-                " and give the same command again; what was finished is kept"
+                f"the disk of {run.path} takes no more ({error.strerror}): make room and run the"
+                " same command again, which keeps what was finished; at another place it begins"
+                " anew"
             ) from error
         raise Interrupted(
-            f"{run.path} cannot be written: {error}; the same command continues"
+            f"a file could not be read or written while {run.path} was made: {error}; the same"
+            " command continues from what was finished"
         ) from error
 
 
@@ -607,16 +666,17 @@ def _put_away(work: Path, shelf: Path | None) -> None:
 
 
 def _found(run: RunDirectory) -> RunDirectory:
-    """Print a note that the run is complete already, renew the link by its name to it, and return
-    it."""
+    """Print a note to standard error that the run is complete already, renew the link by its name
+    to it, and return it."""
     print(f"already complete: {run.path}", file=sys.stderr)
     run.link()
     return run
 
 
 def _find_or_none(name: str) -> Path | None:
-    """Return the path of a test set; if it is missing, print a warning and return None. Raises
-    BadInput for a named file that does not exist."""
+    """Return the path of the test set called `name`; if a published one is missing and cannot be
+    downloaded, print a warning to standard error and return None. Raises BadInput for a named file
+    that does not exist."""
     try:
         return find_test_set(name).resolve()
     except DataMissing as error:

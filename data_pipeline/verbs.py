@@ -19,8 +19,8 @@ def stage_verbs() -> dict[str, str]:
 
 
 def _constants(node: ast.ClassDef) -> dict[str, str]:
-    """Return the values that a class assigns to its names, by name, as texts; a name that it
-    assigns anything but a constant has an empty text."""
+    """Return a dict name → text of the values that the class in the syntax tree `node` assigns to
+    its names; a name that it assigns anything but a constant has an empty text."""
     constants = {}
     for statement in node.body:
         if isinstance(statement, ast.Assign):

@@ -31,13 +31,14 @@ class Recipe(Protocol):
 
 
 class _Phase(NamedTuple):
-    """Consecutive iterations with one batch size: the first of them, the number of samples before
-    it, and the batch size."""
+    """Phase of a batch schedule, consecutive iterations with one batch size: its first iteration,
+    the number of samples before it, and the batch size in sequences."""
 
     iteration: int
-    """First iteration of the phase, from 0."""
+    """Number of the phase's first iteration, counted from 0; the iterations of a continued run
+    count too."""
     sample: int
-    """Number of samples taken before the phase."""
+    """Number of samples that are taken before the phase; a continued run's samples count too."""
     batch_size: int
 
 
@@ -73,8 +74,8 @@ class BatchSchedule:
 
     def whole_iterations(self, samples: float) -> int:
         """Return the number of whole iterations, from the start of the training, that `samples`
-        samples fill; an incomplete last batch is not counted. A continued run's samples and
-        iterations count in both numbers."""
+        samples fill; `samples` need not be an integer, and an incomplete last batch is not counted.
+        A continued run's samples and iterations count in both numbers."""
         # Searched and not divided, because a growing batch has no fixed size. A batch has at least
         # one sample, so `samples` iterations are enough to search.
         return bisect_right(range(int(samples) + 1), samples, key=self.samples_before) - 1
@@ -90,9 +91,10 @@ class BatchSchedule:
 def _ramp(
     start: int, increment: int, samples: int, steps: int, iteration: int, taken: int
 ) -> list[_Phase]:
-    """Return the phases, in order, of a batch size that grows after `iteration` iterations and
-    `taken` samples. The sizes `start`, `start + increment` and on, `steps` in number, share the
-    training's first `samples` samples equally; the next size then stays, in the last phase.
+    """Return a list of the _Phases, in order, of a batch size that grows after `iteration`
+    iterations and `taken` samples. The sizes `start`, `start + increment` and on, `steps` in
+    number, share the training's first `samples` samples equally; the next size then stays, in the
+    last phase.
 
     A size whose samples earlier batches have taken is left out.
     """

@@ -4,7 +4,6 @@ and translate Megatron-LM's flags."""
 import os
 import shlex
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -13,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from mlm_repro.engine.launch.local import keep_large_buffers
+from mlm_repro.engine.run.scores import check_protocols
 from mlm_repro.lineage.atomic import write_json
 from mlm_repro.lineage.command import CommandLine, run_command
 from mlm_repro.lineage.errors import KEEPS_NOTHING, BadInput
 from mlm_repro.lineage.extras import check_torch
 from mlm_repro.lineage.lock import check_is_there, check_place
 from mlm_repro.lineage.progress import announce, format_bytes, is_quiet
-from mlm_repro.lineage.variables import launched_ranks
-from mlm_repro.lineage.variables import rank as this_rank
+from mlm_repro.lineage.variables import is_first_rank, launched_ranks
 
 if TYPE_CHECKING:
     from mlm_repro.engine.pipeline.lowering import Lowered
@@ -68,24 +67,34 @@ def run(
     ] = None,
     same_code: SameCode = False,
 ) -> None:
-    """Train a configuration, or resume its run, in a run directory of its own."""
+    """Train a configuration, or resume its run, in a run directory of its own, and print the
+    directory.
+
+    The directory's name follows from what the run computes, so the same command resumes a run. With
+    --dry-run, print the resolved run and its cost, and train nothing.
+    """
     from mlm_repro.engine.config import RunConfig
     from mlm_repro.engine.run.resolved import read_run
 
     unknown = next((word for word in (str(config), *(others or ())) if word.startswith("-")), None)
     if unknown:
         key = RunConfig.other_names.get(
-            unknown.partition("=")[0].lstrip("-").replace("-", "_"), "section.key"
+            unknown.partition("=")[0].lstrip("-").replace("-", "_"), "one that --dry-run prints"
         )
         raise BadInput(
-            f"there is no option {unknown}: --set changes a key of the configuration, here {key}"
+            f"`mlm-train run` has no option {unknown}: it takes a setting of the recipe as --set"
+            f" KEY=VALUE, and here it is {key}"
         )
     if others:
-        raise BadInput(f"{others[0]!r} is one argument too many: give one configuration")
+        raise BadInput(
+            f"{others[0]!r} is one argument too many: `mlm-train run` takes one model or TOML file,"
+            " and every setting needs --set before it"
+        )
     resolved = read_run(config, overrides or [], twin, launched_ranks() or ranks, earlier)
     if dry_run:
         if resolved.dataset:
             resolved.check_validation()
+        check_protocols(resolved.config.record.evaluate)
         print(resolved.describe())
     else:
         resolved.check_not_longer(runs)
@@ -100,7 +109,7 @@ def resume(
     same_code: SameCode = False,
 ) -> None:
     """Resume a run from its newest checkpoint, at the layout that trained last unless `--set
-    parallel.` changes it."""
+    parallel.` changes it, and print its directory."""
     from mlm_repro.engine.run.resolved import resolve_begun
     from mlm_repro.lineage.run import RunDirectory
 
@@ -113,16 +122,26 @@ def resume(
 
 
 def _train(run: "ResolvedRun", runs: Path, same_code: bool, threads: bool = False) -> None:
-    """Train a run on its ranks below the folder `runs`, and print its directory. If it is complete
-    already, train nothing: make the link with the run's name lead to it, and print its directory.
+    """Train a ResolvedRun on its ranks, in its directory below the folder `runs`, and print the
+    directory. If the run is complete already, train nothing: make the link with the run's name lead
+    to its directory, and print that.
 
-    Raises BadInput if `same_code` is set and other code worked on the run last, and SystemExit as
-    `_on_ranks` does.
+    The ranks are threads if `threads` is set. Otherwise this process trains if it is a rank or the
+    only one; else it forks the ranks and raises SystemExit with 0 or the exit code of a rank that
+    failed. Raises BadInput without a fitting torch, if a protocol of `record.evaluate` cannot be
+    scored here, or if `same_code` is set and other code worked on the run last; and the errors of
+    the function `train` if this process trains.
     """
     check_torch()
-    other = (run.begun or run.directory(runs)).other_code
+    directory = run.begun or run.directory(runs)
+    if not directory.is_at_rest:
+        check_protocols(run.config.record.evaluate)
+    other = directory.other_code
     if other and same_code:
-        raise BadInput(f"{other}: without --same-code the run goes on, and notes it")
+        raise BadInput(
+            f"{other}: --same-code refuses a run on which other code worked last; without it the"
+            " run goes on, and its manifest notes the code"
+        )
     if not launched_ranks():
         directory = run.begin(runs)
         if directory.is_at_rest:
@@ -132,44 +151,36 @@ def _train(run: "ResolvedRun", runs: Path, same_code: bool, threads: bool = Fals
                 print(f"note: {other}", file=sys.stderr)
             return
         run = replace(run, begun=directory)  # so that the ranks do not search for it again
-    from mlm_repro.engine.run.files import describe_end
-    from mlm_repro.engine.train import train
-
-    def work() -> str:
-        path = train(run, runs).path
-        if this_rank() == 0 and not is_quiet():
-            print(describe_end(path), file=sys.stderr)
-        return f"complete: {path}"
-
-    _on_ranks(work, run.layout.world_size, threads)
-
-
-def _on_ranks(work: Callable[[], str], ranks: int, threads: bool = False) -> None:
-    """Call `work`, which returns a text, on each of `ranks` ranks, and print rank 0's text.
-
-    The ranks are threads if `threads` is set. Otherwise this process does the work if it is a rank
-    or the only one; else it forks the ranks and raises SystemExit with 0 or the exit code of a rank
-    that failed.
-    """
-    if threads:
-        from mlm_repro.engine.launch.threads import run_threads
-
-        print(run_threads(work, ranks, timeout_seconds=None)[0])
-        return
     from mlm_repro.engine.launch.local import launch
     from mlm_repro.engine.launch.mesh import leave_ranks
+    from mlm_repro.engine.launch.threads import run_threads
+    from mlm_repro.engine.train import train
 
-    def work_and_say() -> None:
+    ranks = run.layout.world_size
+    if threads:
+        _say_end(run_threads(train, ranks, run, runs, timeout_seconds=None)[0].path)
+        return
+
+    def work() -> None:
         try:
-            answer = work()
+            path = train(run, runs).path
         finally:
             leave_ranks()
-        if this_rank() == 0:
-            print(answer)
+        if is_first_rank():
+            _say_end(path)
 
     if ranks > 1 and not launched_ranks():
-        raise SystemExit(launch(work_and_say, ranks))
-    work_and_say()
+        raise SystemExit(launch(work, ranks))
+    work()
+
+
+def _say_end(run: Path) -> None:
+    """Print the directory of a complete training, and on standard error how it ended."""
+    from mlm_repro.engine.run.files import describe_end
+
+    if not is_quiet():
+        print(describe_end(run), file=sys.stderr)
+    print(f"complete: {run}")
 
 
 @app.command("finetune")
@@ -214,7 +225,8 @@ def export_(
     checkpoint: Annotated[Path, typer.Argument(help="Checkpoint or run directory.")],
     out: Annotated[Path, typer.Argument(help="New directory.")],
 ) -> None:
-    """Write a checkpoint, or a model that `shard-hf` divided, as a Hugging Face directory."""
+    """Write a checkpoint, or a model that `shard-hf` divided, as a Hugging Face directory, and
+    print the directory."""
     from mlm_repro.engine.published import PLAN
     from mlm_repro.lineage.chain import resolve_checkpoint
 
@@ -243,7 +255,10 @@ def shard_hf(
 
     _announce_conversion(directory)
     if not (directory / CONFIG).is_file():
-        raise BadInput(f"{directory} has no {CONFIG}: it is not a Hugging Face directory")
+        raise BadInput(
+            f"{directory} has no {CONFIG}, so it is not a Hugging Face directory: `mlm-train"
+            " export` makes one of a checkpoint"
+        )
     from mlm_repro.engine.formats.model_shards import shard_model
 
     print("\n".join([*shard_model(directory, out, tp), f"written: {out}"]))
@@ -264,7 +279,8 @@ def import_(
         typer.Option(min=1, help="Attention heads, if the files do not have them."),
     ] = None,
 ) -> None:
-    """Turn another program's published weights into a checkpoint of this engine."""
+    """Turn another program's published weights into a checkpoint of this engine, and print the
+    checkpoint's directory."""
     from mlm_repro.engine.published import check_published
 
     check_published(directory)
@@ -288,7 +304,8 @@ def schedule(
         typer.Option("--schedule", help="By default 1f1b, with chunks interleaved."),
     ] = None,
 ) -> None:
-    """Print a pipeline schedule as a grid, with its bubble and its activations in flight."""
+    """Print a pipeline schedule as a grid, with its bubble and the peak number of its activations
+    in flight on each rank."""
     from mlm_repro.engine.pipeline.lowering import lower
     from mlm_repro.engine.pipeline.schedule import compute_orders, ideal_bubble, peaks_in_flight
 
@@ -340,7 +357,8 @@ def from_megatron_(context: typer.Context) -> None:
     configuration (TOML).
 
     `mlm-train from-megatron pretrain.sh` or `mlm-train from-megatron --num-layers 24 …`. The script
-    is not run.
+    is not run. Flags about data or without effect follow as comments; warnings about flags without
+    a counterpart go to standard error.
     """
     from mlm_repro.engine.megatron_flags import from_megatron, script_or_arguments
     from mlm_repro.lineage.config import to_toml
@@ -358,22 +376,23 @@ def from_megatron_(context: typer.Context) -> None:
 
 @app.command("to-megatron")
 def to_megatron_(config: Model, overrides: Overrides = None, twin: Twin = False) -> None:
-    """Print the flags with which Megatron-LM trains a configuration."""
+    """Print the flags with which Megatron-LM trains a configuration, as one line for a shell, and a
+    warning on standard error for each setting that they do not express."""
     from mlm_repro.engine.megatron_flags import to_megatron
     from mlm_repro.engine.run.resolved import read_run
 
     line = to_megatron(read_run(config, overrides or [], twin).config)
     print(shlex.join(line.words))
     for key in line.missing:
-        print(f"warning: Megatron-LM has no {key}", file=sys.stderr)
+        print(f"warning: the printed flags do not express {key}", file=sys.stderr)
 
 
 def _announce_conversion(directory: Path) -> None:
-    """Print how many bytes a conversion reads from `directory` and at most writes. Raises BadInput
-    if there is no such directory.
+    """Print to standard error how many bytes a conversion reads from `directory` and at most
+    writes. Raises BadInput if there is no such directory.
 
-    Sets an environment variable, so that a message about an interruption says that the command
-    begins anew.
+    Sets an environment variable of this process, so that a message about an interruption says that
+    the command begins anew.
     """
     from mlm_repro.lineage.digest import bytes_below
 

@@ -17,7 +17,8 @@ from mlm_repro.lineage.loops import call_first, compiled
 LANES = 16
 PIECES = 8
 BLOCK = LANES * PIECES
-"""Columns of a random row that come from LANES counters with PIECES each."""
+"""Number of elements, 128, of a row of 16-bit random numbers that are drawn together: LANES
+counters give PIECES elements each."""
 ROWS_TOGETHER = 32
 """Number of rows whose gradients are summed before they join the total: short sums round less."""
 # All of `fastmath` but `nnan`, `ninf` and `afn`: a loss that is not finite has to stay so, and no
@@ -60,13 +61,14 @@ inline = numba.njit(fastmath=FLOAT_RULES, error_model="numpy", inline="never", n
 in_written_order = numba.njit(
     fastmath=FLOAT_RULES - {"reassoc"}, error_model="numpy", inline="never", nogil=True
 )
-"""`inline` without reordering, for arithmetic whose errors cancel: otherwise up to 68 units in the
-last place."""
+"""Decorator that compiles a function for use in compiled loops, as this module's `inline` does, but
+keeps the written order of its arithmetic. It is for arithmetic whose errors cancel: reordered, a
+result can be wrong by up to 68 units in the last place."""
 
 
 def load(row: Array, i: int) -> np.float32:
-    """Return element i of a row as fp32; an int16 row holds bf16. Only loops that numba compiles
-    can call it: a call from Python raises NotImplementedError."""
+    """Return element i of the array `row` as fp32; an int16 row holds the bits of bf16. Only loops
+    that numba compiles can call it: a call from Python raises NotImplementedError."""
     raise NotImplementedError("only loops that numba compiles can call this")
 
 
@@ -83,8 +85,9 @@ def _load(row: Any, i: Any) -> Any:
 
 
 def store(row: Array, i: int, value: np.float32) -> None:
-    """Write an fp32 value at i of a row, rounded to nearest even if the row holds bf16 (int16).
-    Only loops that numba compiles can call it: a call from Python raises NotImplementedError."""
+    """Write an fp32 value to element i of the array `row`, rounded to nearest even if the row holds
+    the bits of bf16 (int16). Only loops that numba compiles can call it: a call from Python raises
+    NotImplementedError."""
     raise NotImplementedError("only loops that numba compiles can call this")
 
 
@@ -104,8 +107,8 @@ def _store(row: Any, i: Any, value: Any) -> Any:
 
 @in_written_order
 def exponential(x: np.float32) -> np.float32:
-    """Return eˣ of an fp32 number to 2 units in the last place, for x ≤ 88; 0 below −87, where
-    results are no longer normal."""
+    """Return eˣ of an fp32 number, as fp32, to 2 units in the last place, for x ≤ 88; 0 below −87,
+    where results are no longer normal."""
     clamped = np.float32(-87.0) if x < np.float32(-87.0) else x
     n = np.floor(clamped * np.float32(1.4426950408889634) + np.float32(0.5))
     # ln 2 in two parts (Cody and Waite): the first has 16 bits, so that its product with n is

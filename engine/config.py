@@ -34,9 +34,10 @@ OPTIMIZERS = {
     "lamb-clamped": "mlm_repro.engine.optim.adam:ClampedLamb",
     "lamb-2019-05": "mlm_repro.engine.optim.adam:LambOfThePost",
 }
-"""module:class of each optimizer, by its name in `train.optimizer`."""
+"""Dict name of an optimizer in `train.optimizer` → `module:class` of its implementation."""
 LARGEST_SIZE = 1 << 28
-"""Largest size of a model; the bytes of a matrix with two such sides are counted in 64 bits."""
+"""Largest value of one size of a model, such as a width or a number of rows: 2²⁸. The bytes of a
+matrix with two such sides are counted in 64 bits."""
 Size = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -71,7 +72,7 @@ class GPT2Config(FamilySection):
 
 
 class BertConfig(FamilySection):
-    """Options of a BERT (2019 paper, Section 5.3)."""
+    """Options of a BERT: order and epsilon of its layer norms (2019 paper, Section 5.3)."""
 
     special_tokens: ClassVar[int] = len(SPECIAL_TOKENS)
 
@@ -85,24 +86,28 @@ class BertConfig(FamilySection):
         """Raise ValueError if the context is shorter than 5 tokens: a pair needs [CLS], two [SEP]
         and a token of each part."""
         if model.seq_length < 5:
-            needed = "[CLS], [SEP], [SEP] and a token of each part"
-            raise ValueError(f"seq_length = {model.seq_length} has no room for {needed}")
+            raise ValueError(
+                f"seq_length = {model.seq_length} is too short for a BERT: [CLS], two [SEP] and a"
+                " token of each of two texts need 5"
+            )
 
 
 class TransformerXLConfig(FamilySection):
-    """Options of a Transformer-XL (Dai et al. 2019)."""
+    """Options of a Transformer-XL (Dai et al. 2019): length of its memory, widths, and clusters of
+    words."""
 
     divides_sequence: ClassVar[bool] = False
 
     memory_length: Annotated[int, Field(ge=0, le=LARGEST_SIZE)] = 0
-    """States of earlier segments that every layer sees, `m`; 0 for a model without recurrence."""
+    """Number of states of earlier segments, one a token, that every layer sees, `m`; 0 for a model
+    without recurrence."""
     head_dim: Size | None = None
     """Width of one attention head; hidden_size / num_heads unless given."""
     inner_size: Size | None = None
     """Width between the two products of the MLP; 4 × hidden_size unless given."""
     cutoffs: tuple[int, ...] = ()
-    """First word of each cluster after the head, for adaptive embedding and softmax; words are
-    sorted by frequency."""
+    """Id of the first word of each cluster after the head, rising, for adaptive embedding and
+    softmax; empty for neither. Word ids are sorted by falling frequency."""
     div_value: PositiveInt = 1
     """Factor by which the embeddings grow narrower from each cluster to the next."""
 
@@ -111,26 +116,34 @@ class TransformerXLConfig(FamilySection):
         outside the vocabulary, and a hidden size that is odd or that `div_value` does not divide
         once for each cutoff."""
         if (self.head_dim or 1) * model.num_heads > LARGEST_SIZE:
-            raise ValueError(f"num_heads × head_dim is above {LARGEST_SIZE:,}")
+            raise ValueError(
+                f"num_heads × transformer_xl.head_dim is above {LARGEST_SIZE:,}, the largest width"
+                " that a model can have: make one of them smaller"
+            )
         cutoffs = list(self.cutoffs)
         if cutoffs != sorted({*cutoffs}) or not all(
             0 < cutoff < model.vocab_size for cutoff in cutoffs
         ):
-            raise ValueError(f"cutoffs = {cutoffs} must rise and lie between 0 and vocab_size")
+            raise ValueError(
+                f"transformer_xl.cutoffs = {cutoffs} must rise, and each must be above 0 and below"
+                f" vocab_size = {model.vocab_size}"
+            )
         if model.hidden_size % self.div_value ** len(cutoffs):
             raise ValueError(
-                f"hidden_size = {model.hidden_size} cannot be divided {len(cutoffs)} times by"
-                " div_value"
+                f"hidden_size = {model.hidden_size} cannot be divided by transformer_xl.div_value"
+                f" once for each of the {len(cutoffs)} cutoffs: make it a multiple of div_value to"
+                " that power"
             )
         if model.hidden_size % 2:
             raise ValueError(
-                f"hidden_size = {model.hidden_size} must be even, for sines and cosines"
+                f"hidden_size = {model.hidden_size} must be even in a transformer-xl, whose"
+                " positions have as many sines as cosines"
             )
 
     def shrink(self, scale: "TwinScale") -> Self:
-        """Return a copy of these options for a twin, each divided by its factor in `scale` and
-        rounded down: heads and MLP shrink with the model, the memory with its context, the cutoffs
-        with its vocabulary."""
+        """Return a TransformerXLConfig for a twin: a copy of these options, divided by the factors
+        in `scale` and rounded down. Heads and MLP shrink with the model, the memory with its
+        context, the cutoffs with its vocabulary; `div_value` stays."""
         sizes = {
             "memory_length": self.memory_length // scale.seq_length,
             "head_dim": self.head_dim and self.head_dim * scale.num_heads // scale.hidden_size,
@@ -147,7 +160,7 @@ class ModelConfig(Config):
     family: Literal["gpt2", "bert", "transformer-xl"] = "gpt2"
     """Architecture of the model (`engine/family.py`)."""
     num_layers: Size
-    """Transformer layers."""
+    """Number of transformer layers."""
     hidden_size: Size
     """Width of the residual stream, `h`."""
     num_heads: PositiveInt
@@ -155,8 +168,8 @@ class ModelConfig(Config):
     seq_length: Size = 1024
     """Tokens of context, `s`; positions are learned."""
     vocab_size: PositiveInt = 50257
-    """Real vocabulary entries. A dataset brings its own value, and another value that the file
-    states is refused."""
+    """Number of real vocabulary entries, without padding. A dataset brings its own value, and
+    another value that the file states is refused."""
     padded_vocab_size: Size = 51200
     """Rows of the embedding: `vocab_size` padded to a multiple of 128 × tp. A dataset brings its
     own value."""
@@ -180,8 +193,9 @@ class ModelConfig(Config):
             )
         if self.padded_vocab_size < self.vocab_size:
             raise ValueError(
-                f"padded_vocab_size = {self.padded_vocab_size} is below vocab_size ="
-                f" {self.vocab_size}"
+                f"padded_vocab_size = {self.padded_vocab_size}, the number of rows of the"
+                f" embedding, is below vocab_size = {self.vocab_size}: set padded_vocab_size too,"
+                " to that or more"
             )
         # An option of another family would have no effect, and nobody would hear of it.
         for name, section in self:
@@ -190,14 +204,17 @@ class ModelConfig(Config):
                 and section is not self.section
                 and section != type(section)()
             ):
-                raise ValueError(f"{name} is not for family = {self.family!r}")
+                raise ValueError(
+                    f"the options in [model.{name}] have no effect on family = {self.family!r}:"
+                    " leave them out, or set the family that they belong to"
+                )
         self.section.check(self)
         return self
 
     @property
     def section(self) -> FamilySection:
-        """Options of this model's family: the value of the key that is named after it, such as
-        `gpt2` or `transformer_xl`."""
+        """FamilySection of this model's family, its own options: the value of the key that is named
+        after the family, such as `gpt2` or `transformer_xl`."""
         section: FamilySection = getattr(self, self.family.replace("-", "_"))
         return section
 
@@ -219,14 +236,16 @@ class ModelConfig(Config):
 
 
 class Seam(Config):
-    """End of an earlier run that a run continues; `mlm-train run --continue` writes it."""
+    """End of an earlier run that a run continues: its directory, iterations and samples; `mlm-train
+    run --continue` writes it."""
 
     run: Path
-    """Directory of the earlier run."""
+    """Directory of the continued run."""
     iteration: int
-    """Last iteration of the earlier run; its optimizer's state is taken over."""
+    """Number of iterations that the continued run has finished; the training goes on after them,
+    with that run's optimizer state."""
     samples: int
-    """Samples that were trained before."""
+    """Number of samples in all finished iterations of the continued run, by its metrics.jsonl."""
 
 
 class TrainConfig(Config):
@@ -258,9 +277,9 @@ class TrainConfig(Config):
     on the data-parallel ranks. `batch`: the masked tokens of the whole batch, which depends on
     neither. Where every token counts both are the same."""
     learning_rate: NotNegative = 1.5e-4
-    """Peak of the schedule."""
+    """Highest learning rate, the peak of the schedule."""
     min_learning_rate: NotNegative = 1e-5
-    """Floor of the schedule."""
+    """Learning rate that is the floor of the schedule; `decay` says how the rate falls to it."""
     clock: Literal["updates", "samples"] = "updates"
     """Clock of the learning rate. `updates`: the first update has the rate at 1, the next the rate
     at 2. `samples`, as in Megatron-LM since v2: an update has the rate at the samples of all
@@ -284,12 +303,13 @@ class TrainConfig(Config):
     peak and falls in the last `wsd_iterations`; `exponential` rises from the floor to the peak, for
     the learning-rate finder."""
     decay_iterations: Annotated[Batches, Field(gt=0)] | None = None
-    """End of the fall by the clock, as `--lr-decay-iters`; by default the end of the training.
-    Later the rate stays."""
+    """End of the fall of the learning rate, by the clock, as `--lr-decay-iters`; by default the end
+    of the training. Later the rate stays."""
     wsd_iterations: Annotated[Batches, Field(gt=0)] | None = None
-    """Length of the fall of `WSD` by the clock, as `--lr-wsd-decay-iters`."""
+    """Length of the fall of the learning rate with `decay = "WSD"`, by the clock, as
+    `--lr-wsd-decay-iters`."""
     wsd_decay: Literal["exponential", "linear", "cosine", "minus_sqrt"] = "exponential"
-    """Form of the fall of `WSD`, as `--lr-wsd-decay-style`."""
+    """Form of the fall of the learning rate with `decay = "WSD"`, as `--lr-wsd-decay-style`."""
     optimizer: Annotated[str, Field(json_schema_extra={"enum": [*OPTIMIZERS]})] = "adam"
     """`lamb` is LAMB of You et al. 2020, with bias correction. The others are
     cybertronai/pytorch-lamb: `lamb-2019-05` as "Scaling Transformer-XL to 128 GPUs" had it, with
@@ -300,11 +320,11 @@ class TrainConfig(Config):
     clip_gradient: NotNegative = 1.0
     """Largest global gradient norm; 0 turns clipping off."""
     adam_beta1: Share = 0.9
-    """Decay of the first moment."""
+    """Adam's β₁: the share of the first moment that an update keeps."""
     adam_beta2: Share = 0.999
-    """Decay of the second moment."""
+    """Adam's β₂: the share of the second moment that an update keeps."""
     adam_epsilon: NotNegative = 1e-8
-    """Number that is added to the root of the second moment."""
+    """Adam's ε, a number that is added to the root of the second moment."""
     skip_spikes: bool = False
     """Make no update in an iteration whose loss or gradient norm is a spike
     (`engine/guard/guards.py`)."""
@@ -353,9 +373,10 @@ class TrainConfig(Config):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.global_batch_size % self.microbatch_size:
-            batch = f"global_batch_size = {self.global_batch_size}"
-            micro = f"microbatch_size = {self.microbatch_size}"
-            raise ValueError(f"{batch} is not a multiple of {micro}")
+            raise ValueError(
+                f"global_batch_size = {self.global_batch_size} is not a multiple of microbatch_size"
+                f" = {self.microbatch_size}"
+            )
         # Not a Literal: an optimizer is added in the table alone (`docs/extend/optimizer.md`).
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(
@@ -363,47 +384,54 @@ class TrainConfig(Config):
             )
         if self.decay == "exponential" and not self.min_learning_rate:
             raise ValueError(
-                "an exponential schedule begins at min_learning_rate, which must be above 0"
+                "decay = 'exponential' rises from min_learning_rate to learning_rate: set"
+                " min_learning_rate above 0"
             )
         if self.rampup_batch_size:
             start, increment, samples = self.rampup_batch_size
             # Each size on the way has to be whole microbatches, and the last one the global batch.
-            shown = f"rampup_batch_size = {[start, increment, samples]}"
+            shown = [start, increment, samples]
             size = self.microbatch_size
             if start > self.global_batch_size or (self.global_batch_size - start) % increment:
-                steps = (
-                    f"global_batch_size = {self.global_batch_size} from {start} in steps of"
-                    f" {increment}"
+                raise ValueError(
+                    f"rampup_batch_size = {shown}: {start} plus steps of {increment} never gives"
+                    f" global_batch_size = {self.global_batch_size}; choose numbers that do"
                 )
-                raise ValueError(f"{shown} does not reach {steps}")
             if start % size or increment % size:
                 raise ValueError(
-                    f"{shown}: start and increment must be multiples of microbatch_size = {size}"
+                    f"rampup_batch_size = {shown}: its first two numbers, start and increment, must"
+                    f" be multiples of microbatch_size = {size}"
                 )
         if self.continues and self.continues.iteration >= self.iterations:
-            done = f"{self.continues.run} has {self.continues.iteration} already"
-            raise ValueError(f"iterations = {self.iterations} leaves nothing to train: {done}")
+            raise ValueError(
+                f"iterations = {self.iterations} counts from the start of the continued run, and"
+                f" {self.continues.run} has {self.continues.iteration} already: set"
+                " train.iterations above that"
+            )
         name = "decay_iterations" if self.decay_iterations else "iterations"
         end = self.decay_iterations or self.iterations
         parts = [self.warmup_iterations, self.decay_iterations, self.wsd_iterations]
         # Updates are whole; only a clock of samples can stop within a batch.
         if self.clock == "updates" and any(isinstance(part, float) for part in parts):
             raise ValueError(
-                "warmup_iterations, decay_iterations and wsd_iterations must be whole numbers with"
-                " clock = 'updates'"
+                "warmup_iterations, decay_iterations and wsd_iterations must be whole numbers"
+                " unless clock = 'samples'"
             )
         if (self.decay == "WSD") != (self.wsd_iterations is not None):
             raise ValueError(
-                "wsd_iterations, the length of its fall, goes with decay = 'WSD' and with no other"
+                "decay = 'WSD' needs wsd_iterations, the length of its fall, and no other decay"
+                " takes wsd_iterations: set both or neither"
             )
         if self.wsd_iterations and self.wsd_iterations + self.warmup_iterations > end:
             raise ValueError(
-                f"wsd_iterations = {self.wsd_iterations} and the warm-up do not fit into {name} ="
-                f" {end}"
+                f"wsd_iterations = {self.wsd_iterations} and warmup_iterations ="
+                f" {self.warmup_iterations} are together more than {name} = {end}, the whole"
+                " schedule: make one of them smaller"
             )
         if self.warmup_iterations >= end:
             raise ValueError(
-                f"warmup_iterations = {self.warmup_iterations} is not below {name} = {end}"
+                f"warmup_iterations = {self.warmup_iterations} must be below {name} = {end}, where"
+                " the schedule ends"
             )
         if self.decay == "clipped-cosine" and 3 * self.warmup_iterations > 2 * end:
             raise ValueError(
@@ -412,18 +440,18 @@ class TrainConfig(Config):
                 f" once: make it at most {end // 2}, or set decay = 'cosine'"
             )
         if self.decay != "constant" and self.min_learning_rate > self.learning_rate:
-            floor = f"min_learning_rate = {self.min_learning_rate:g}"
-            peak = f"learning_rate = {self.learning_rate:g}"
             raise ValueError(
-                f"{floor}, the floor of the schedule, is above {peak}, its peak: set"
-                " min_learning_rate too"
+                f"min_learning_rate = {self.min_learning_rate:g}, the floor of the schedule, is"
+                f" above its peak, learning_rate = {self.learning_rate:g}: set min_learning_rate"
+                " lower too"
             )
         return self
 
     @model_serializer(mode="wrap")
     def _write_dependent_defaults(self, handler: Callable[[Any], JSON]) -> JSON:
-        """Return the section's values for a file, always with `precision` and `warmup_iterations`,
-        whose defaults depend on the machine or on other settings."""
+        """Return the section's values for a file, as a dict: those that pydantic's `handler` gives,
+        and always `precision` and `warmup_iterations`, whose defaults depend on the machine or on
+        other settings."""
         # A run's identity leaves out what equals its default. These defaults differ between
         # machines and recipes, and a resumed run must not find another one.
         return {
@@ -446,9 +474,9 @@ class ParallelConfig(Config):
     parallelism takes the remaining ranks."""
 
     tp: PositiveInt = 1
-    """Tensor-parallel ranks."""
+    """Number of tensor-parallel ranks."""
     pp: PositiveInt = 1
-    """Pipeline-parallel ranks."""
+    """Number of pipeline-parallel ranks."""
     chunks: PositiveInt = 1
     """Stages per pipeline rank, `v`; more than one needs the interleaved schedule."""
     schedule: ScheduleName = "1f1b"
@@ -471,7 +499,7 @@ class ParallelConfig(Config):
     Dropout is keyed by its site (`mlm_repro.engine.rng`), so a recomputed pass drops the same
     elements."""
     recompute_layers: PositiveInt = 1
-    """Layers per group that is recomputed as a whole."""
+    """Number of layers in each group that is recomputed as a whole, with `recompute = "full"`."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -489,7 +517,7 @@ class ParallelConfig(Config):
 
 
 SERIAL = ParallelConfig()
-"""Layout of one rank."""
+"""ParallelConfig of one rank: every setting has its default, so that nothing is divided."""
 
 
 class TwinScale(Config):
@@ -505,8 +533,8 @@ class TwinScale(Config):
     iterations: PositiveInt = 250
     warmup_iterations: PositiveInt = 50
     learning_rate: PositiveInt = 8
-    """Twin value = published value × factor, since the best rate grows as width and batch shrink
-    (8.3b twin)."""
+    """Factor of both learning rates: twin value = published value × factor, since the best rate
+    grows as width and batch shrink (8.3b twin)."""
 
 
 class DataSection(Config):
@@ -525,14 +553,17 @@ class DataSection(Config):
             return handler(value)
         except ValidationError as error:
             raise ValueError(
-                f"{value!r} is neither a directory nor a list of [directory, weight] pairs"
+                f"{value!r} is neither the directory of a dataset nor a list of [directory, weight]"
+                " pairs"
             ) from error
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if isinstance(self.dataset, tuple):
             if not self.dataset:
-                raise ValueError("dataset = [] names no dataset")
+                raise ValueError(
+                    "dataset = [] names no dataset: name a directory that `mlm-data run` made"
+                )
             # Checked here, where the directory can be named beside its weight.
             for number, (directory, weight) in enumerate(self.dataset):
                 if not 0 < weight < math.inf:
@@ -540,7 +571,9 @@ class DataSection(Config):
                         f"the weight of dataset {directory}, {weight}, must be above 0 and finite"
                     )
                 if directory in dict(self.dataset[:number]):
-                    raise ValueError(f"dataset {directory} is named twice: give it one weight")
+                    raise ValueError(
+                        f"dataset {directory} is named twice: name it once, with one weight"
+                    )
         return self
 
 
@@ -559,11 +592,14 @@ class RecordConfig(Config):
     log_interval: PositiveInt | None = None
     """Iterations from one printed line to the next; by default one comes every 15 seconds, on a
     terminal a bar."""
+    evaluate: tuple[str, ...] = ()
+    """Protocols of `mlm-eval list` by which each checkpoint is scored when it is complete, such as
+    `lambada`. Training waits meanwhile. The results are files of the run's folder `scores`."""
     checkpoint_minutes: PositiveFloat | None = None
     """Minutes of training after which a checkpoint is written too, by the first rank's clock; by
     default iterations alone decide."""
 
-    @field_validator("loggers", mode="before")
+    @field_validator("loggers", "evaluate", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         # `--set record.loggers=tensorboard` gives a text.
@@ -572,8 +608,8 @@ class RecordConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _drop_earlier_switches(cls, values: Any) -> Any:
-        """Return the section's values without keys of earlier versions that are false, such as
-        `tensorboard = false`."""
+        """Return the section's values, before validation, without keys of earlier versions that are
+        false, such as `tensorboard = false`. Values that are no dict are returned as they are."""
         if not isinstance(values, dict):
             return values
         return {
@@ -584,6 +620,8 @@ class RecordConfig(Config):
 
 
 LENGTH = re.compile(r"(\d[\d_]*(?:\.\d*)?(?:e\+?\d+)?) *(samples|tokens)")
+MOST_SAMPLES = 2.0**53
+"""Samples that a length may have at most: a float holds every whole number up to here."""
 COUNTED = (
     "iterations",
     "warmup_iterations",
@@ -613,7 +651,8 @@ class RunConfig(Config):
         "n_head": "model.num_heads",
         "n_embd": "model.hidden_size",
     }
-    """Key of another program → our key or advice, which the message about an unknown key names."""
+    """Dict key of another program → our key or advice, as text, which the message about an unknown
+    key names."""
     name: str
     """First part of the name of the run's directory."""
     model: ModelConfig
@@ -622,17 +661,18 @@ class RunConfig(Config):
     data: DataSection = DataSection()
     record: RecordConfig = RecordConfig()
     twin: TwinScale | None = None
-    """Factors of a twin; None for a published recipe."""
+    """Factors by which a twin differs from its published recipe; None for a published recipe."""
 
     @model_validator(mode="before")
     @classmethod
     def _count_in_iterations(cls, values: Any) -> Any:
-        """Return the configuration's values with those lengths in `train` that are stated in
-        samples or tokens, such as "300e9 tokens", turned into numbers of iterations.
+        """Return the configuration's values, before validation, with those lengths in `train` that
+        are stated in samples or tokens, such as "300e9 tokens", turned into numbers of iterations.
 
         The training's length follows the growing batch, and an incomplete last batch is not
         counted. The other lengths are divided by the global batch and rounded, intervals to at
-        least 1; warm-up, decay and fall are not rounded where `clock` is "samples".
+        least 1; warm-up, decay and fall are not rounded where `clock` is "samples". Raises
+        ValueError for a length above MOST_SAMPLES.
         """
         train = values.get("train") if isinstance(values, dict) else None
         if not isinstance(train, dict):
@@ -651,11 +691,19 @@ class RunConfig(Config):
         batches = TrainConfig(**recipe)
         schedule = BatchSchedule(batches)
         batch = batches.global_batch_size
-        tokens = values.get("model", {}).get(
-            "seq_length", ModelConfig.model_fields["seq_length"].default
-        )
+        try:
+            default = ModelConfig.model_fields["seq_length"].default
+            tokens = int(values["model"].get("seq_length", default))
+        except (KeyError, AttributeError, TypeError, ValueError):
+            tokens = 0
+        if tokens < 1:
+            return values  # the check of `model` refuses it
         for key, match in lengths.items():
             samples = float(match[1]) / (tokens if match[2] == "tokens" else 1)
+            if samples > MOST_SAMPLES:
+                raise ValueError(
+                    f"train.{key} = {match[0]!r} is more than {MOST_SAMPLES:g} samples"
+                )
             if key == "iterations":
                 others[key] = schedule.whole_iterations(samples)
             elif key.endswith("_interval"):
@@ -672,10 +720,12 @@ class RunConfig(Config):
         # It begins the name of a directory, and must not lead out of the folder of runs.
         if not re.fullmatch(r"\w[\w.-]*", self.name):
             raise ValueError(
-                f"name = {self.name!r} cannot name a directory: letters, digits, '-', '_' and"
-                " '.' can"
+                f"name = {self.name!r} begins the name of the run's directory: it must begin with a"
+                " letter, a digit or '_' and have only these, '-' and '.'"
             )
         if isinstance(self.data.dataset, tuple) and self.model.family != "gpt2":
-            family = f"a model of family = {self.model.family!r}"
-            raise ValueError(f"{family} reads one dataset: data.dataset must be one directory")
+            raise ValueError(
+                f"a model of family = {self.model.family!r} reads one dataset: set data.dataset to"
+                " one directory, not to a list"
+            )
         return self

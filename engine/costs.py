@@ -30,10 +30,10 @@ PARAMETER_BYTES: dict[Precision, ParameterBytes] = {
     "fp16": ParameterBytes(2, 4, 8, 4),
     "fp16-pure": ParameterBytes(2, 2, 4, 0),
 }
-"""Bytes per parameter in this engine. Every optimizer keeps two moments."""
+"""Dict number format → ParameterBytes of this engine. Every optimizer keeps two moments."""
 MEGATRON_BYTES = ParameterBytes(2, 2, 8, 4)
-"""Bytes per parameter in Megatron-LM, 2019 to 2021, with fp16 gradients (ZeRO, arXiv:1910.02054,
-Section 3.1)."""
+"""ParameterBytes of Megatron-LM, 2019 to 2021, with fp16 gradients (ZeRO, arXiv:1910.02054, Section
+3.1)."""
 
 
 class RankMemory(NamedTuple):
@@ -92,7 +92,7 @@ def tokens_trained(model: ModelConfig, train: TrainConfig) -> int:
 
 def state_bytes_per_parameter(precision: Precision, parallel: ParallelConfig, dp: int = 1) -> float:
     """Return the bytes of weight, gradient and optimizer state that a rank holds per parameter of
-    its part of the model.
+    its part of the model; `dp` is the number of data-parallel ranks.
 
     ZeRO stage 1 divides moments and master weights over the data-parallel ranks, stage 3
     everything.
@@ -172,8 +172,9 @@ def memory_of_ranks(
 def fullest_rank(
     model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, dp: int = 1
 ) -> RankMemory:
-    """Return the RankMemory of the pipeline rank that needs the most bytes in all. Raises BadInput
-    like `memory_of_ranks`."""
+    """Return the RankMemory of the pipeline rank whose peak in closed form, without a checkpoint's
+    copy, is largest in total; `dp` is the number of data-parallel ranks. Raises BadInput if layers
+    or microbatches do not fit the pipeline."""
     return max(memory_of_ranks(model, train, parallel, dp), key=lambda memory: memory.total)
 
 
@@ -188,7 +189,8 @@ def written_bytes(
     model: ModelConfig, precision: Precision, parallel: ParallelConfig, dp: int = 1
 ) -> int:
     """Return the largest number of bytes that one rank writes of a checkpoint: the weights of its
-    part of the model, and 1/`dp` of that part's optimizer state.
+    part of the model, and 1/`dp` of that part's optimizer state, where `dp` is the number of
+    data-parallel ranks. Raises BadInput if there are fewer layers than pipeline stages.
 
     Tensors are written whole, so a rank may write up to one tensor's state more.
     """
@@ -205,7 +207,7 @@ def _stages_of_ranks(model: ModelConfig, parallel: ParallelConfig) -> list[list[
 
 
 def _parameters(model: ModelConfig, parallel: ParallelConfig, stages: list[PipelineStage]) -> float:
-    """Return the number of parameters of the pipeline stages `stages` together that one
-    tensor-parallel rank holds."""
+    """Return the number of parameters that one tensor-parallel rank holds of the PipelineStages in
+    `stages`, all together."""
     costs = family_of(model).closed_forms(model)
     return sum(costs.parameters(stage, parallel.tp) for stage in stages)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mlm_repro.engine.model.stage_model import StageModel
 
 TokenFiles = Sequence[tuple["TokenFile", float]]
-"""Token files, each with its weight in the blend."""
+"""Sequence of pairs (TokenFile, its weight in the blend)."""
 
 
 class ClosedForms:
@@ -102,7 +102,8 @@ class Family:
     which gives the sequences of the validation split in order."""
 
     def model_class(self) -> "type[StageModel]":
-        """Import the module of the family's model, and return the class. It needs torch."""
+        """Import the module of the family's model, and return its class, a subclass of StageModel.
+        It needs torch."""
         # Imported late, because the class needs torch and the closed forms do not.
         module, name = self.model.split(":")
         return getattr(import_module(module), name)

@@ -28,7 +28,8 @@ OPTIMIZER_STATE = ("exp_avg.", "exp_avg_sq.", "master.")
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint's model in evaluation mode, with its configuration, directory and digest."""
+    """Model of a checkpoint, a StageModel in evaluation mode, with its ModelConfig, its directory
+    and the digest of all its files."""
 
     model: StageModel
     config: ModelConfig
@@ -39,31 +40,35 @@ class LoadedCheckpoint:
 def load_for_inference(
     path: Path, mesh: ParallelMesh | None = None, as_stored: bool = False
 ) -> LoadedCheckpoint:
-    """Load the model of a checkpoint or run directory, in evaluation mode and with the checkpoint's
-    digest checked.
+    """Return the LoadedCheckpoint of a checkpoint's directory, or of a run's newest checkpoint: its
+    model in evaluation mode, with the digest of its files checked.
 
-    With a mesh, it is this rank's part on the mesh's device, and every rank calls this. It is in
-    fp32, or `as_stored` in its training format. Statistics of the tensors (below fp64) must agree
-    with the stored ones, as must the loss on the probe within a tolerance, if a probe is stored and
-    the model is not divided into stages. Raises BadInput for a directory of another kind or a mesh
-    that does not divide the model, IntegrityFailure for a directory that is incomplete or changed.
+    With a mesh, the model is this rank's part on the mesh's device, and every rank calls this. It
+    is in fp32, or `as_stored` in its training format. Statistics of the tensors (below fp64) must
+    agree with the stored ones, as must the loss on the probe within a tolerance, if a probe is
+    stored and the model is not divided into stages. Raises BadInput for a directory of another kind
+    or a mesh that does not divide the model, IntegrityFailure for a directory that is incomplete or
+    changed.
     """
     mesh = mesh or serial_mesh()
     directory = resolve_checkpoint(path)
     if link := next((entry for entry in directory.rglob("*") if entry.is_symlink()), None):
-        raise IntegrityFailure(f"{link} is a symbolic link; a checkpoint contains none")
+        raise IntegrityFailure(
+            f"{link} is a symbolic link, and a checkpoint has none: put there what it leads to"
+        )
     digest = check_seal(directory)
     config = parse_config(
         read_object(directory / CONFIG).get("model", {}), ModelConfig, str(directory / CONFIG)
     )
-    check_tensor_parallel(config, mesh.tp.size, directory)
+    check_tensor_parallel(config, mesh.tp.size)
     index = {
         n: e for n, e in read_object(directory / INDEX).items() if not n.startswith(OPTIMIZER_STATE)
     }
     # Checked before a model of that size is built: a damaged number could ask for any memory.
     if len(index) < config.num_layers:
         raise IntegrityFailure(
-            f"{directory} has {len(index)} tensors, too few for its {config.num_layers} layers"
+            f"{directory}: {INDEX} has {len(index)} weights, fewer than the {config.num_layers}"
+            f" layers that {CONFIG} states"
         )
     stage = split_layers(config.num_layers, mesh.layout.pp, chunks=1)[mesh.pp.rank]
     check_entries(
@@ -87,7 +92,10 @@ def load_for_inference(
     model.eval()
     if (probe := read_probe(directory)) and mesh.pp.size == 1:
         if max(map(max, probe.tokens)) >= config.vocab_size:
-            raise IntegrityFailure(f"{directory / PROBE} has tokens beyond the vocabulary")
+            raise IntegrityFailure(
+                f"{directory / PROBE} has a token id outside the model's vocabulary of"
+                f" {config.vocab_size}"
+            )
         tokens = torch.tensor(probe.tokens, device=mesh.device)
         batch = PipelineInput(tokens[:, :-1], tokens[:, 1:])
         with torch.no_grad():
@@ -100,8 +108,9 @@ def load_for_inference(
 def parameters_of(
     config: ModelConfig, stage: PipelineStage | None = None, tp: int = 1
 ) -> list[ShardedParameter]:
-    """Return every parameter of a model, or of a stage on one of `tp` ranks, with name and shape
-    but without values."""
+    """Return a list of the ShardedParameters of a whole model, or of the pipeline stage `stage`, as
+    one of `tp` tensor-parallel ranks has them: with name and shape but without values, on torch's
+    device `meta`."""
     mesh = replace(serial_mesh(), tp=LoneAxis(tp))
     with torch.device("meta"):
         return sharded_parameters(family_of(config).model_class()(config, mesh, stage), mesh)
@@ -110,18 +119,21 @@ def parameters_of(
 def check_entries(
     directory: Path, index: dict[str, shards.Entry], shapes: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Raise IntegrityFailure unless a checkpoint's index describes exactly the tensors of `shapes`,
-    name → shape. No tensor's file is opened."""
+    """Raise IntegrityFailure unless `index`, entries of the index.json in the checkpoint
+    `directory` by tensor name, describes exactly the tensors of `shapes`, name → shape. No tensor's
+    file is opened."""
     if unexpected := sorted(index.keys() - shapes.keys()):
-        which = f"tensor {unexpected[0]!r} is unexpected ({len(unexpected)} such tensors)"
-        raise IntegrityFailure(f"{directory}: {which}: is it another model's?")
+        raise IntegrityFailure(
+            f"{directory}: {INDEX} has tensor {unexpected[0]!r}, which the model does not have"
+            f" ({len(unexpected)} such tensors): is it another model's?"
+        )
     for name, shape in shapes.items():
         shards.entry_of(directory, index, name, shape)
 
 
 def read_whole(directory: Path, index: dict[str, shards.Entry], name: str) -> torch.Tensor:
-    """Return the whole tensor `name` of a checkpoint, joined from the files that the index names,
-    in its own number format.
+    """Return the whole tensor `name` of the checkpoint `directory`, joined on the CPU from the
+    files that `index`, its index.json, names, in the tensor's own number format.
 
     Raises IntegrityFailure if the index or a file lacks it, or if its shape is not the index's.
     """
@@ -138,6 +150,7 @@ def read_whole(directory: Path, index: dict[str, shards.Entry], name: str) -> to
         ) from error
     if list(whole.shape) != index[name]["shape"]:
         raise IntegrityFailure(
-            f"{directory}: {name} has shape {list(whole.shape)}, not {index[name]['shape']}"
+            f"{directory}: tensor {name!r} has shape {list(whole.shape)} in its files, and"
+            f" {index[name]['shape']} in {INDEX}"
         )
     return whole

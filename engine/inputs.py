@@ -33,16 +33,18 @@ class TrainingInputs:
         tokenizer: Path | None,
         mesh: ParallelMesh,
     ) -> None:
-        """Make the order of samples from token files with their weights, and the memory of streams.
-        A BERT also needs the directory of the files' tokenizer."""
+        """Make the order of the samples of `iterations` iterations from `parts`, token files with
+        their weights, and an empty memory of streams. A BERT also reads `tokenizer`, the directory
+        of the files' tokenizer; None stands for random tokens."""
         self._config = config
         self._mesh = mesh
         self._batches = family_of(config.model).training_order(config, parts, iterations, tokenizer)
         self.streams = StreamMemory(config.model, mesh)
 
     def of(self, iteration: int) -> list[PipelineInput]:
-        """Return this rank's microbatches of `iteration` (from 0), with dropout keys and the memory
-        of their streams, which `streams.commit` renews after the iteration.
+        """Return a list of this rank's microbatches of `iteration` (from 0) as PipelineInputs, with
+        dropout keys and the memory of their streams, which `streams.commit` of this object renews
+        after the iteration.
 
         A collective over the data-parallel ranks if `train.normalise` is "batch". Raises
         IntegrityFailure for a token outside the vocabulary.
@@ -76,8 +78,10 @@ class TrainingInputs:
 
 
 class ValidationSplit:
-    """Sequences of the validation split: each alone or, for a model with memory, in streams of text
-    that continue from microbatch to microbatch."""
+    """Sequences of the validation split, `num_samples` in number: each alone or, for a model with
+    memory, in streams of text that continue from microbatch to microbatch. `probed` has the token
+    ids of a checkpoint's probe, a tuple for each sample. The constructor raises BadInput if the
+    split is too short."""
 
     def __init__(
         self, config: RunConfig, parts: TokenFiles, mesh: ParallelMesh, tokenizer: Path
@@ -98,8 +102,9 @@ class ValidationSplit:
         self.probed = tuple(map(tuple, rows.tolist()))
 
     def inputs(self, num_samples: int) -> Iterator[PipelineInput]:
-        """Yield this rank's microbatches for a validation on about `num_samples` sequences of all
-        ranks together. Memory begins empty and is carried along each stream.
+        """Yield, as PipelineInputs, this rank's microbatches for a validation on about
+        `num_samples` sequences of all ranks together. Memory begins empty and is carried along each
+        stream.
 
         Raises IntegrityFailure for a token outside the vocabulary.
         """

@@ -51,11 +51,12 @@ class Translation(NamedTuple):
 
     config: RunConfig
     data: list[str]
-    """Flags about the data. `mlm-data run` prepares it, and `data.dataset` names the result."""
+    """Flags about the data, sorted, each with its values as one text. `mlm-data run` prepares the
+    data, and `data.dataset` names the result."""
     without_effect: list[str]
     missing: list[str]
-    """Sentences about flags that have no counterpart and leave the training the same but for
-    rounding."""
+    """Sentences, sorted, about flags that have no counterpart and leave the training the same but
+    for rounding, and one about `--load` if the training starts from weights."""
 
 
 class MegatronFlags(NamedTuple):
@@ -69,20 +70,20 @@ class MegatronFlags(NamedTuple):
 
 
 def script_or_arguments(given: Sequence[str]) -> list[str]:
-    """Return the given arguments, or, if the only one does not begin with `--`, the arguments in
-    the shell script at that path, as `read_script` finds them. Raises BadInput if the script is
-    unreadable, and as `read_script` does."""
+    """Return a list of words: the arguments `given`, or, if there is only one and it does not begin
+    with `--`, the arguments in the shell script at that path, as `read_script` finds them. Raises
+    BadInput if the script is unreadable, and as `read_script` does."""
     if len(given) == 1 and not given[0].startswith("--"):
         try:
             return read_script(Path(given[0]).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"{given[0]} cannot be read: {cause(error)}") from error
+            raise BadInput(f"{given[0]} cannot be read as a script: {cause(error)}") from error
     return list(given)
 
 
 def read_script(text: str) -> list[str]:
-    """Return the arguments that a shell script gives to its last call of `pretrain_gpt.py`, or all
-    words of a text without such a call.
+    """Return a list of the arguments that the shell script `text` gives to its last call of
+    `pretrain_gpt.py`, or of all words of a text without such a call.
 
     Nothing is run. Variables and arrays that the script sets are substituted, and defaults, as in
     `${NAME:-1}`, of others; the rest keep their `$`. Raises BadInput for an open quotation mark,
@@ -108,18 +109,24 @@ def read_script(text: str) -> list[str]:
     program, arguments = commands[-1] if commands else ("pretrain_gpt", text)
     # Another program's flags have the same names and mean another model: `pretrain_bert.py`.
     if not program.startswith("pretrain_gpt"):
-        raise BadInput(f"the script runs {program}.py, and only pretrain_gpt.py is translated")
+        raise BadInput(
+            f"the script's last call is of {program}.py, and only a call of pretrain_gpt.py is"
+            " translated"
+        )
     try:
         words = shlex.split(arguments)
     except ValueError as error:
-        raise BadInput(f"the script cannot be read: {error}") from error
+        raise BadInput(
+            f"the arguments in the script cannot be split into words: {error}"
+        ) from error
     end = next((at for at, word in enumerate(words) if re.match(r"[;&|>]|\d>", word)), len(words))
     return [word for word in words[:end] if word != "$@"]
 
 
 def from_megatron(words: Sequence[str]) -> Translation:
-    """Return the configuration that Megatron-LM would train with these arguments, and lists of
-    texts about the flags that did not become settings.
+    """Return a Translation: the RunConfig that Megatron-LM would train with the arguments `words`,
+    a command line split into words, and lists of texts about the flags that did not become
+    settings.
 
     Raises BadInput for an invalid value, a missing flag, a word before the first flag, and flags of
     another model or another training.
@@ -147,13 +154,15 @@ def from_megatron(words: Sequence[str]) -> Translation:
         elif NO_EFFECT.fullmatch(name) or (name in SAME and _equal(SAME[name], flags[name])):
             without_effect.append(shown[name])
         else:
-            missing.append(f"{shown[name]} has no counterpart")
+            missing.append(f"{shown[name]} has no counterpart here")
     refused = sorted(
         sentence for sentence in missing if not NOTED.fullmatch(sentence.split()[0].lstrip("-"))
     )
     if refused:
-        what = f"another model or another training than this engine has: {'; '.join(refused)}"
-        raise BadInput(f"this is {what}. Leave these flags out to translate the others")
+        raise BadInput(
+            "these flags ask for another model or another training than this engine has:"
+            f" {'; '.join(refused)}. Leave them out to translate the others"
+        )
     missing += _start(values, given, shown)
     run = {"name": "megatron", **values, "record": {"loggers": loggers}}
     return Translation(
@@ -170,38 +179,43 @@ class _Given:
         self.taken = set[str]()
 
     def has(self, name: str) -> bool:
-        """Return True if the flag is on the command line. It counts as read in either case."""
+        """Return True if the flag `name`, written without its dashes, is on the command line. The
+        flag counts as read in either case."""
         self.taken.add(name)
         return name in self.flags
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Return the flag's value as written, or `default` if it is not given, and count the flag
-        as read. Raises BadInput unless there is exactly one value. A shell variable is no value."""
+        """Return the value of the flag `name`, written without its dashes, as text, or `default` if
+        the flag is not given, and count the flag as read. Raises BadInput unless there is exactly
+        one value. A shell variable is no value."""
         values = [] if default is None else [default]
         if self.has(name):
             values = self.flags[name]
         if len(values) != 1 or values[0].startswith("$"):
             raise BadInput(
-                f"--{name} needs one value, and the arguments say {' '.join(values) or 'nothing'}"
+                f"--{name} needs one value, and the arguments give it"
+                f" {' '.join(values) or 'nothing'}: write a value there, also in place of a shell"
+                " variable"
             )
         return values[0]
 
     def number(self, name: str, default: str | None = None) -> float:
-        """Return the flag's value, or `default`, as a number. Raises BadInput unless there is
-        exactly one value and it is a finite number."""
+        """Return the value of the flag `name`, written without its dashes, or the text `default` if
+        the flag is not given, as a float, and count the flag as read. Raises BadInput unless there
+        is exactly one value and it is a finite number."""
         text = self.text(name, default)
         try:
             if math.isfinite(number := float(text)):
                 return number
         except ValueError:
             pass
-        raise BadInput(f"--{name} is {text!r}, not a number")
+        raise BadInput(f"--{name} is {text!r}, not a finite number")
 
 
 def _count_in_batches(given: _Given) -> JSON:
-    """Return by name the settings of `[train]` for clock, warm-up and decay, counted in batches;
-    None for a setting that keeps its default. Sets --global-batch-size in `given` if it is missing,
-    and --train-iters from a length in samples.
+    """Return a dict name → value of the settings of `[train]` for clock, warm-up and decay, counted
+    in batches; None for a setting that keeps its default. Sets --global-batch-size in `given` if it
+    is missing, and --train-iters from a length in samples.
 
     The rules are Megatron-LM's (`training.py`: `update_train_iters`,
     `get_optimizer_param_scheduler`). Raises BadInput for settings that its `arguments.py` refuses,
@@ -223,7 +237,8 @@ def _count_in_batches(given: _Given) -> JSON:
     mixed = [f"--{name}-{other}" for name in names if given.has(f"{name}-{other}")]
     if mixed:
         raise BadInput(
-            f"{mixed[0]} does not go with --train-{unit}: Megatron-LM counts a schedule in one unit"
+            f"{mixed[0]} does not go with --train-{unit}: Megatron-LM takes all lengths of the"
+            f" schedule in one unit, here --…-{unit}"
         )
     if ramp and not in_samples:
         raise BadInput(
@@ -244,8 +259,8 @@ def _count_in_batches(given: _Given) -> JSON:
     if given.has("lr-warmup-fraction"):
         if "lr-warmup" in counted:
             raise BadInput(
-                f"--lr-warmup-fraction does not go with --lr-warmup-{unit}: Megatron-LM takes one"
-                " of them"
+                f"--lr-warmup-fraction does not go with --lr-warmup-{unit}: leave out one of them,"
+                " as Megatron-LM demands"
             )
         warmup = given.number("lr-warmup-fraction") * end
     return {
@@ -257,9 +272,9 @@ def _count_in_batches(given: _Given) -> JSON:
 
 
 def _derive(values: dict[str, JSON], given: _Given) -> list[str]:
-    """Set in `values`, settings by section and name, what follows from several flags. Return a list
-    with a sentence for each given flag with another value than this engine derives from other
-    flags."""
+    """Set in `values`, a dict section → name → setting, what follows from several flags. Return a
+    list with a sentence for each given flag with another value than this engine derives from other
+    flags. Raises BadInput for a flag that is not a number."""
     model = values["model"]
     train = values["train"]
     parallel = values["parallel"]
@@ -282,24 +297,24 @@ def _derive(values: dict[str, JSON], given: _Given) -> list[str]:
     multiple = int(given.number("make-vocab-size-divisible-by", "128"))
     model["padded_vocab_size"] = padded_vocab_size(model["vocab_size"], multiple, tp)
     return [
-        f"--{name} {given.text(name)} has no counterpart: {why}"
+        f"--{name} {given.text(name)} has no counterpart here: {why}"
         for name, must, why in (
-            ("attention-dropout", model["dropout"], "one dropout is for both here"),
+            ("attention-dropout", model["dropout"], "it always equals --hidden-dropout"),
             (
                 "ffn-hidden-size",
                 str(4 * given.number("hidden-size")),
-                "it is four times the hidden size",
+                "it is always four times --hidden-size",
             ),
-            ("max-position-embeddings", model["seq_length"], "it is the sequence length"),
+            ("max-position-embeddings", model["seq_length"], "it always equals --seq-length"),
         )
         if given.has(name) and not _equal(must, [given.text(name)])
     ]
 
 
 def _start(values: dict[str, JSON], given: _Given, shown: dict[str, str]) -> list[str]:
-    """Set `train.init_from` in `values`, settings by section and name, to the weights that the
+    """Set `train.init_from` in `values`, a dict section → name → setting, to the weights that the
     training starts from. Return a list of one sentence about them, or an empty list if it starts
-    anew."""
+    anew. `shown` has each flag with its values as text, by name."""
     load = given.flags.get("load")
     if not load or (load == given.flags.get("save") and "finetune" not in given.flags):
         return []  # without a checkpoint there yet, it starts anew; later the same command resumes
@@ -310,18 +325,23 @@ def _start(values: dict[str, JSON], given: _Given, shown: dict[str, str]) -> lis
         else "; Megatron-LM also loads optimizer and iteration, here they are new"
     )
     return [
-        f"{shown['load']} is train.init_from: put there what `mlm-train import` makes of it{whole}"
+        f"{shown['load']} becomes train.init_from, which takes a checkpoint of this engine: name"
+        f" there the one that `mlm-train import` makes of it{whole}"
     ]
 
 
 def to_megatron(config: RunConfig) -> MegatronFlags:
-    """Return the flags with which Megatron-LM trains a configuration, as words of a command line,
-    and sentences about settings that flags do not express. It is the inverse of `from_megatron`.
+    """Return a MegatronFlags: the flags with which Megatron-LM trains a RunConfig, as a list of
+    words of a command line, and a list of sentences about settings that flags do not express. It is
+    the inverse of `from_megatron`.
 
     Raises BadInput for a model other than GPT-2.
     """
     if config.model.family != "gpt2":
-        raise BadInput(f"a {config.model.family} is not trained by pretrain_gpt.py")
+        raise BadInput(
+            f"the model is a {config.model.family}, and pretrain_gpt.py, whose flags `to-megatron`"
+            " prints, trains only a GPT-2"
+        )
     model = config.model
     train = config.train
     parallel = config.parallel
@@ -370,15 +390,20 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
     keys = [
         key for key in sorted(ours) if key.startswith(sections) and ours[key] != theirs.get(key)
     ]
-    missing = [f"{key} = {ours[key]!r}: the flags mean {theirs.get(key)!r}" for key in keys]
+    missing = [
+        f"{key} = {ours[key]!r}: with them Megatron-LM has {theirs.get(key)!r}" for key in keys
+    ]
     return MegatronFlags(
-        words, missing + ["data.dataset: give --data-path and --split"] * bool(config.data.dataset)
+        words,
+        missing
+        + ["data.dataset: add --data-path and --split yourself"] * bool(config.data.dataset),
     )
 
 
 def _schedule_flags(train: TrainConfig) -> dict[str, str]:
-    """Return the flags for the lengths of the learning rate's schedule, as name → text of the
-    value: in iterations if Megatron-LM takes them and they are integers, else in samples."""
+    """Return a dict flag's name, without dashes → text of the value, of the flags for the lengths
+    of the learning rate's schedule: in iterations if Megatron-LM takes them and they are integers,
+    else in samples."""
     end = end_of_schedule(train)
     named_lengths = {
         "lr-decay": end,
@@ -402,8 +427,9 @@ def _schedule_flags(train: TrainConfig) -> dict[str, str]:
 
 
 def _flags(words: Iterable[str]) -> dict[str, list[str]]:
-    """Return each flag's list of values, as texts, by the flag's current name without dashes; a
-    repeated flag has its last values. Raises BadInput for a word before the first flag."""
+    """Return a dict flag → list of its values as texts, from the words of a command line. A flag
+    has its current name, without dashes before it; a repeated flag has its last values. Raises
+    BadInput for a word before the first flag."""
     flags = {}
     values = []
     for word in words:
@@ -415,8 +441,8 @@ def _flags(words: Iterable[str]) -> dict[str, list[str]]:
             values.append(word)
         else:
             raise BadInput(
-                f"{word!r} comes before the first flag: give pretrain_gpt.py's arguments, or one"
-                " script"
+                f"{word!r} comes before the first flag: give one script alone, or pretrain_gpt.py's"
+                " arguments, which begin with --"
             )
     return flags
 

@@ -6,9 +6,9 @@ from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.lock import check_is_there
 
 TRACKER = "latest_checkpointed_iteration.txt"
-"""File of a Megatron-LM save directory that names the newest iteration."""
+"""Name of the file in a Megatron-LM save directory that states the newest iteration."""
 METADATA = ".metadata"
-"""Name of a distributed checkpoint's file of metadata."""
+"""Name of the file of metadata in a distributed checkpoint of torch."""
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 """Names of the configuration, of the weights and of their index in a Hugging Face directory."""
 BIN = "pytorch_model.bin"

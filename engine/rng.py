@@ -15,7 +15,8 @@ from mlm_repro.engine.kernels.dropout import DropoutMask, keys_on
 
 
 def key_of(*parts: object) -> int:
-    """Return a 63-bit hash of the texts of all parts, the same in every process."""
+    """Return an integer of 63 bits, a hash of the texts of all arguments in order, the same in
+    every process."""
     # BLAKE2, because Python's own hash of a text differs between processes. 63 bits, because
     # GPU kernels take keys as int64.
     text = "/".join(str(part) for part in parts)
@@ -35,7 +36,8 @@ class Dropout:
     """Source of the dropout masks of one microbatch in one iteration, at any site (point of the
     model).
 
-    `samples` are the indices of its sequences in the global batch.
+    `probability` is the share of elements that are dropped; `samples` are the indices of the
+    microbatch's sequences in the global batch.
     """
 
     probability: float
@@ -45,19 +47,21 @@ class Dropout:
     # The model's own dict on a GPU (`PartitionedModel.sites`): a site that one pass asks for is in
     # the table of the next microbatch.
     rows: dict[str, int] = field(default_factory=dict, compare=False)
-    """Row of each site in `table`. A site gets its row when its mask is first used."""
+    """Dict site → its row in this object's `table`. A site gets its row when its mask is first
+    used."""
     table: Tensor = field(default_factory=lambda: torch.empty(0), compare=False)
-    """Keys of the known sites on a GPU, [sites, b] int64; empty on a CPU."""
+    """Keys of the known sites on a GPU, [sites, sequences of the microbatch] int64; empty on a
+    CPU."""
 
     def keys(self, site: str) -> tuple[int, ...]:
-        """Return the random keys of a dropout site, a point of the model by name: one of 63 bits
-        for each sequence of the microbatch."""
+        """Return a tuple of the random keys of a dropout site, a point of the model by name: an
+        integer of 63 bits for each sequence of the microbatch."""
         return tuple(key_of(self.seed, self.iteration, sample, site) for sample in self.samples)
 
     def mask(self, site: str, first_row: int = 0) -> DropoutMask:
-        """Return the dropout mask of `site`, a point of the model by name, from row `first_row` of
-        the whole mask on, and give a site that is new a row in `rows`. The mask is the same at
-        every layout."""
+        """Return the DropoutMask of `site`, a point of the model by name, from row `first_row` of
+        the whole mask on, and give a site that is new a row in this object's `rows`. The mask is
+        the same at every layout."""
         # A site that the table does not have yet, in a model's first pass, brings its keys in a
         # copy of its own.
         row = self.rows.setdefault(site, len(self.rows))
@@ -68,7 +72,8 @@ class Dropout:
         )
 
     def on_device(self, device: torch.device, rows: dict[str, int]) -> "Dropout":
-        """Return a copy whose `table` has the keys of all sites in `rows` on `device`, and which
-        shares the dict `rows`. The host does not wait for a GPU."""
+        """Return a copy, a Dropout whose `table` has the keys of all sites in `rows`, in their
+        order, on `device`, and which shares the dict `rows`, site → row of the table. The host does
+        not wait for a GPU."""
         # One copy for all sites: before, each layer made three.
         return replace(self, rows=rows, table=keys_on([self.keys(site) for site in rows], device))

@@ -24,7 +24,8 @@ from mlm_repro.lineage.errors import Diverged
 from mlm_repro.lineage.progress import announce
 
 SHORT_SECONDS = 0.5
-"""A rehearsed iteration shorter than this is timed four times, a longer one once."""
+"""Seconds of a rehearsed iteration below which it is timed four times; a longer one is timed
+once."""
 
 
 class NotFinite(Diverged):
@@ -72,8 +73,9 @@ class TrainingStep:
         return self.scaler.scale if self.scaler else 1.0
 
     def gradient(self, microbatches: Sequence[PipelineInput], signal: int = 0) -> Gradient:
-        """Run forward and backward over this rank's microbatches, reduce the gradient, and return
-        its norm and the mean loss of the global batch, the same on every rank. The weights stay.
+        """Run forward and backward over this rank's microbatches, reduce the gradient, and return a
+        Gradient: its norm and the mean loss of the global batch, the same on every rank. The
+        weights stay; the gradient stays in the optimizer for `update`.
 
         Every rank calls it, with equally many microbatches. `signal` is summed over all ranks with
         the loss. The host waits for a GPU once in a step, at the end of this method.
@@ -97,8 +99,9 @@ class TrainingStep:
         return Gradient(loss / (sequences * mesh.dp.size), norm, round(signals))
 
     def update(self, gradient: Gradient, learning_rate: float, skip: bool = False) -> bool:
-        """Clip the gradient and update the weights, unless `skip` is set or loss or norm are not
-        finite; return True if the weights changed. Every rank calls it.
+        """Clip the reduced gradient and update the weights, unless `skip` is set or loss or norm
+        are not finite; return True if the weights changed. The argument `gradient` is what the
+        method `gradient` returned last. Every rank calls it.
 
         In fp16 the next loss scale is set in either case.
         """
@@ -112,9 +115,9 @@ class TrainingStep:
         return changes
 
     def run(self, microbatches: Sequence[PipelineInput], learning_rate: float) -> Gradient:
-        """Run one whole iteration, gradient and update, and return the gradient's loss and norm.
-        Nothing is updated if either is not finite. Every rank calls it, with equally many
-        microbatches."""
+        """Run one whole iteration, gradient and update, and return the Gradient: mean loss of the
+        global batch and norm. Nothing is updated if either is not finite. Every rank calls it, with
+        equally many microbatches."""
         gradient = self.gradient(microbatches)
         self.update(gradient, learning_rate)
         return gradient
@@ -124,9 +127,9 @@ class TrainingStep:
         loops are compiled before the first real one. On a single GPU, `capture` then makes CUDA
         graphs of the passes. Every rank calls it, before the first step.
 
-        Overwrites the gradients and clears the optimizer's moments and step count. Returns the
-        seconds of forward and backward over the microbatches, and of the update: medians without
-        the first round.
+        Overwrites the gradients and clears the optimizer's moments and step count. Returns a pair:
+        the seconds of forward and backward over the microbatches, and the seconds of the update,
+        both medians without the first round.
         """
         # The first round compiles loops and allocates, so its time is not counted. It also asks for
         # every dropout site, which a capture has to know.
@@ -144,7 +147,8 @@ class TrainingStep:
     def capture(self, microbatches: Sequence[PipelineInput]) -> None:
         """Capture CUDA graphs of forward and backward, which replay microbatches of the first one's
         shape from now on, if they give exactly the loss and norm that the same passes give without
-        graphs; else print a line. Overwrites the gradients.
+        graphs; else print a line to standard error and go on without graphs. Overwrites the
+        gradients.
 
         Does nothing without a GPU, on several ranks, and for models with sentence pairs or memory.
         """
@@ -169,7 +173,8 @@ class TrainingStep:
         if captured != own:
             self.model.graphs = None
             announce(
-                f"microbatches are not replayed as CUDA graphs: these gave {captured}, not {own}"
+                "CUDA graphs are not used, so that steps take longer: with them summed loss and"
+                f" gradient norm are {captured}, without them {own}"
             )
 
     def _computed(self, microbatches: Sequence[PipelineInput]) -> list[float] | str:
@@ -193,7 +198,7 @@ class TrainingStep:
 def build_step(
     model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, mesh: ParallelMesh
 ) -> tuple[PartitionedModel, TrainingStep]:
-    """Return this rank's part of the configured model, with initial values, and the training step
-    over it. Every rank calls it."""
+    """Return a pair: this rank's part of the configured model, a PartitionedModel with initial
+    values, and the TrainingStep over it. Every rank calls it."""
     partitioned = partition(model, parallel, mesh, DTYPES[train.precision], train.seed)
     return partitioned, TrainingStep(partitioned, train, parallel.shard_optimizer)

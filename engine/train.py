@@ -33,12 +33,14 @@ FP16_ON_A_PROCESSOR = (
 
 
 def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirectory:
-    """Train a run to its end, in its directory below `root` or the one where it was begun, from the
-    newest checkpoint there; return the directory. Every rank calls it.
+    """Train a ResolvedRun to its end, in its directory below `root` or the one where it was begun,
+    from the newest checkpoint there; return the directory, a RunDirectory. Every rank calls it. The
+    first one prints cost, notes and warnings to standard error.
 
-    A complete run is not trained; its name is pointed at it. Raises Interrupted after SIGTERM,
-    Ctrl-C or iteration `until`, if iterations are left, with a checkpoint written, and Diverged as
-    the guards and validations do.
+    A complete run is not trained; the link with its name is made to lead to it. Raises Interrupted
+    after SIGTERM, Ctrl-C or iteration `until`, if iterations are left, with a checkpoint written;
+    Diverged as the guards and validations do; IntegrityFailure for a damaged dataset or checkpoint;
+    and BadInput, RanksMissing and RankLost as `begun_on_ranks` does.
     """
     config = run.config
     with begun_on_ranks(run, root) as (directory, mesh):
@@ -84,8 +86,9 @@ def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirector
 
 @contextmanager
 def begun_on_ranks(run: ResolvedRun, root: Path) -> Iterator[tuple[RunDirectory, ParallelMesh]]:
-    """Context manager: yield the run's directory and the mesh of the started ranks. No other
-    command trains in the directory meanwhile; a complete run is not locked.
+    """Context manager: yield a pair of the run's directory, a RunDirectory begun below `root` if it
+    is new, and the ParallelMesh of the started ranks. No other command trains in the directory
+    meanwhile; a complete run is not locked.
 
     Raises BadInput, on every rank, if ranks were given different work or another command trains the
     run already, RanksMissing if one does not come, and RankLost if one ends or hangs, in the block

@@ -40,14 +40,20 @@ from mlm_repro.engine.run.files import (
 )
 from mlm_repro.engine.run.loggers import Start, writing_metrics
 from mlm_repro.engine.run.resolved import ResolvedRun
+from mlm_repro.engine.run.scores import start_scoring
 from mlm_repro.engine.step import NotFinite, build_step
 from mlm_repro.lineage.atomic import sync
 from mlm_repro.lineage.chain import checkpoint_path, complete_checkpoints, resolve_checkpoint
 from mlm_repro.lineage.errors import Diverged, Interrupted
 from mlm_repro.lineage.files import write_document
-from mlm_repro.lineage.processes import when_stopped
+from mlm_repro.lineage.processes import ended_by, when_stopped
 from mlm_repro.lineage.progress import Progress, announce, format_bytes, format_duration
 from mlm_repro.lineage.run import RunDirectory
+
+STOP = "stop"
+"""Message of a rank that was asked to stop to the others, while they wait for a scoring."""
+POLL_SECONDS = 0.2
+"""Seconds after which ranks that wait for a scoring look again whether it has ended."""
 
 
 class Trainer:
@@ -55,8 +61,9 @@ class Trainer:
     the run with the other ranks."""
 
     def __init__(self, run: ResolvedRun, directory: RunDirectory, mesh: ParallelMesh) -> None:
-        """Build model, optimizer, inputs, checkpoint writer and guards of this rank. Every rank
-        calls it. No step is computed and no checkpoint read before `prepare`."""
+        """Build model, optimizer, inputs, checkpoint writer and guards of this rank. `directory` is
+        the run's, begun already. Every rank calls it. No step is computed and no checkpoint read
+        before `prepare`."""
         self.run = run
         self.directory = directory
         self.mesh = mesh
@@ -84,15 +91,17 @@ class Trainer:
         """Seconds of an iteration, as the rehearsal estimates them for the first line that a user
         reads; NaN before `prepare`."""
         self.validations: list[Validation] = []
-        """Validations so far, on ranks other than the first only this session's."""
+        """List of the run's Validations so far, in order; ranks other than the first have only this
+        session's."""
         self.stop_requested = False
         self.saved = time.monotonic()
         self.is_save_due = self.is_ready = False
 
     def prepare(self) -> None:
         """Rehearse an iteration, which allocates memory and measures the time but leaves the
-        weights, then load the checkpoint that the run resumes or starts from. Every rank calls
-        it."""
+        weights, then load the checkpoint that the run resumes or starts from. Every rank calls it.
+        Raises IntegrityFailure if no checkpoint of the run, or the one to start from, can be
+        trusted, BadInput if one in the run's directory belongs to another run."""
         # In this order, because a rehearsed update clears the moments that are loaded next.
         self._rehearse()
         self._resume()
@@ -118,9 +127,10 @@ class Trainer:
         self.inputs.streams.discard()
 
     def _resume(self) -> None:
-        """Set `self.state` and load weights, optimizer, memory, loss scale and recent losses from
-        the run's newest checkpoint, else from the one that it starts from. Without either, the run
-        begins at iteration 0."""
+        """Set this trainer's `state` and load weights, optimizer, memory, loss scale and recent
+        losses from the run's newest checkpoint that can be trusted, else from the one that it
+        starts from. Without either, the run begins at iteration 0. Raises IntegrityFailure if none
+        of the run's checkpoints can be trusted, or not the one to start from."""
         run = self.run
         own = (self.model.parameters, self.step.optimizer)
         self.state = checkpoint.resume(
@@ -140,24 +150,29 @@ class Trainer:
             groups = place_groups(batch_size, self.config.train.microbatch_size, dp.rank, dp.size)
             layers = list(chain.from_iterable(chunk.stage.layers for chunk in self.model.chunks))
             self.inputs.streams.load(place, groups, layers)
-        # Earlier releases did not store the number; then every iteration counts as an update.
-        samples = self.state.updated_samples
-        self.updated_samples = (
-            self.schedule.samples_before(self.state.iteration) if samples is None else samples
-        )
+        self._count_samples(self.state.iteration)
         if self.step.scaler and self.state.loss_scaler:
             self.step.scaler = LossScaler(**self.state.loss_scaler)
         # A resumed run must judge spikes by the same losses as one that was never stopped.
         self.recent.seen.extend(self.state.recent)
 
+    def _count_samples(self, iteration: int) -> None:
+        """Set the number of samples in the updates up to an iteration, as the state has it."""
+        samples = self.state.updated_samples
+        # Earlier releases did not store the number; then every iteration counts as an update.
+        if samples is None:
+            samples = self.schedule.samples_before(iteration)
+        self.updated_samples = samples
+
     def run_to_end(self, loggers: dict[str, Start] | None = None, until: int | None = None) -> None:
         """Run the remaining iterations, with validations, checkpoints and lines of metrics.jsonl,
         validate on the whole split, write the summary and seal the run. Every rank calls it, after
-        `prepare`.
+        `prepare`; the first one alone writes metrics and summary, and prints progress to standard
+        error.
 
-        Raises Interrupted, after a checkpoint, if a signal or iteration `until` stops it before the
-        end, NotFinite or Diverged as guards and validations do, and IntegrityFailure if a file of
-        the dataset has changed.
+        Raises Interrupted after a checkpoint if a signal or iteration `until` stops it before the
+        end, and without one if a checkpoint cannot be written; NotFinite or Diverged as guards and
+        validations do; and IntegrityFailure if a file of the dataset has changed.
         """
         train = self.config.train
         first = self.state.iteration
@@ -191,6 +206,9 @@ class Trainer:
                 start = self._validate(0, train.validation_samples)
                 log(start)
                 self.validations.append(start)
+            elif not earlier:
+                # The session before may have ended before its last checkpoint was scored.
+                begun += self._score(first, progress)
             for number in range(first, train.iterations):
                 line, warnings, stop = self.iterate(number)
                 if seam and number == seam.iteration:
@@ -221,13 +239,16 @@ class Trainer:
                     self._go_on_saving()
                 if is_last or stop or self.is_save_due or done % train.checkpoint_interval == 0:
                     self._save()
-                # Waited for here, because after this the process ends or the run is sealed.
-                if is_last or stop:
-                    self._finish_saving()
+                    # Waited for here, because after this the process ends, the run is sealed or the
+                    # checkpoint is scored.
+                    if is_last or stop or self.config.record.evaluate:
+                        self._finish_saving()
+                    if is_last or not stop:
+                        begun += self._score(done, progress)
                 if stop and not is_last:
-                    then = f"`mlm-train resume {self.directory.path}` goes on from there"
                     raise Interrupted(
-                        f"stopped after iteration {done} of {train.iterations}; {then}"
+                        f"stopped after iteration {done} of {train.iterations}, with a checkpoint"
+                        f" of it; `mlm-train resume {self.directory.path}` goes on from there"
                     )
                 progress.advance(1, self._console(line))
             # Before the last validation: a training without any update is no result.
@@ -266,6 +287,35 @@ class Trainer:
             self.directory.complete()
         self.mesh.world.barrier()
 
+    def _score(self, iteration: int, progress: Progress) -> float:
+        """Score the checkpoint of an iteration by the protocols of `record.evaluate` that have no
+        file of it; return the seconds that it took, which are none of the training's. Every rank
+        calls it, and waits for the first. A scoring that fails gives a warning. Raises Interrupted
+        if a rank is asked to stop meanwhile."""
+        start = time.monotonic()
+        run = self.directory.path
+        checkpoint = checkpoint_path(run, iteration)
+        for protocol in self.config.record.evaluate:
+            process = start_scoring(checkpoint, protocol) if self.mesh.is_first else None
+            status = None
+            while status is None:
+                # A message now and then, because a rank that waits for minutes counts as lost.
+                time.sleep(POLL_SECONDS)
+                own = process.poll() if process else 0
+                states = self.mesh.world.gather_objects(STOP if self.stop_requested else own)
+                status = states[0]
+                if STOP in states:
+                    if process:
+                        process.kill()
+                    raise Interrupted(
+                        f"stopped while a checkpoint was scored; `mlm-train resume {run}` goes on"
+                        " from there"
+                    )
+            if status:
+                progress.note(f"warning: no scores by {protocol}: mlm-eval {ended_by(status)}")
+        self.saved = time.monotonic()
+        return self.saved - start
+
     def _estimate(self, first: int) -> str:
         train = self.config.train
         left = train.iterations - first
@@ -279,16 +329,18 @@ class Trainer:
         return f"{cost}, by a rehearsed iteration of {self.rehearsed_seconds:.3g} s"
 
     def rate(self) -> float:
-        """Return the learning rate of the next update, from the updates and samples so far."""
+        """Return the learning rate of the next update, from the numbers of updates and of their
+        samples so far."""
         train = self.config.train
         return learning_rate(train, clock(train, self.step.optimizer.steps, self.updated_samples))
 
     def iterate(self, number: int) -> tuple[Step, list[str], bool]:
-        """Run iteration `number`, from 0; return its line for metrics.jsonl, the guards' warnings
-        without empty ones, and True if a rank was asked to stop. Every rank calls it.
+        """Run iteration `number`, from 0; return a tuple: the Step, its line for metrics.jsonl; a
+        list of the guards' warnings as texts, without empty ones; and True if a rank was asked to
+        stop. Every rank calls it.
 
-        Logs nothing, and leaves `state` to the caller. Raises NotFinite or Diverged as the guards
-        do.
+        Logs nothing, and leaves this trainer's `state` to the caller. Raises NotFinite or Diverged
+        as the guards do, and IntegrityFailure for a token outside the vocabulary.
         """
         for guard in self.guards:
             guard.before(number)
@@ -297,13 +349,9 @@ class Trainer:
         rate = self.rate()
         microbatches = self.inputs.of(number)
         scale = self.step.loss_scale
-        minutes = self.config.record.checkpoint_minutes
+        minutes = self.config.record.checkpoint_minutes or math.inf
         ranks = self.mesh.world.size
-        is_due = (
-            minutes is not None
-            and self.mesh.is_first
-            and time.monotonic() >= self.saved + 60 * minutes
-        )
+        is_due = self.mesh.is_first and time.monotonic() >= self.saved + 60 * minutes
         # Three counts of ranks in one sum, in base `ranks + 1`. They travel with the loss, so that
         # a stop, a due checkpoint and a finished write cost no collective.
         base = ranks + 1
@@ -347,9 +395,9 @@ class Trainer:
         num_samples: int,
         kind: Literal["validation", "final-validation"] = "validation",
     ) -> Validation:
-        """Return a line for metrics.jsonl, not yet written, with the mean loss and perplexity of
-        about the first `num_samples` validation sequences, without dropout. Every rank calls it.
-        Raises NotFinite if the loss is not finite."""
+        """Return a Validation, a line for metrics.jsonl that is not yet written, with the mean loss
+        and perplexity of about the first `num_samples` validation sequences, without dropout, after
+        `iteration` iterations. Every rank calls it. Raises NotFinite if the loss is not finite."""
         mesh = self.mesh
         inputs = list(self.validation.inputs(num_samples))
         # Sums and counts are reduced, not means: ranks may have different numbers of sequences.
@@ -359,7 +407,10 @@ class Trainer:
         )
         loss = mesh.pp.all_reduce(mesh.dp.all_reduce(self.model.evaluate(inputs))).item() / count
         if not math.isfinite(loss):
-            raise NotFinite(f"after iteration {iteration} the validation loss is {loss}")
+            raise NotFinite(
+                f"training ends, because the validation loss after iteration {iteration} is {loss};"
+                " earlier checkpoints are kept"
+            )
         # Cut off at e²⁰, as Megatron-LM prints it.
         perplexity = math.exp(min(loss, 20.0))
         return Validation(
@@ -392,7 +443,8 @@ class Trainer:
         one that is still being written is completed first.
 
         Every rank calls it. Raises IntegrityFailure if the dataset was changed, and Diverged if a
-        guard finds that replicas differ; no checkpoint is begun then.
+        guard finds that replicas differ; no checkpoint is begun then. Raises Interrupted if a
+        checkpoint cannot be written.
         """
         self._finish_saving()
         # Nothing is kept that was trained on a dataset that changed meanwhile.
@@ -437,17 +489,18 @@ class Trainer:
             self.writer.close()
 
     def _loss_of(self, tokens: tuple[tuple[int, ...], ...]) -> float:
-        """Return the current model's mean loss, without dropout, on samples of token ids that are
-        the same on every data-parallel rank. Every rank calls it."""
+        """Return the current model's mean loss, without dropout, on `tokens`, samples of token ids,
+        [samples, length + 1], that are the same on every data-parallel rank. Every rank calls
+        it."""
         total = self.model.evaluate([to_input(np.array(tokens, dtype=np.int64), self.mesh)])
         return self.mesh.pp.all_reduce(total).item() / len(tokens)
 
     def _check_updates(self, note: Callable[[str], None]) -> None:
-        """Call `note` with a warning if more than a tenth of the iterations made no update. Raises
-        NotFinite if none did."""
+        """Call the function `note` with a warning as text if more than a tenth of the finished
+        iterations made no update. Raises NotFinite if none of them made one."""
         done = self.state.iteration
-        skipped = self.state.iteration - self.state.optimizer_steps
-        lower = "a lower train.initial_loss_scale or precision = 'bf16' or 'fp32' avoids it"
+        skipped = done - self.state.optimizer_steps
+        lower = "a lower train.initial_loss_scale, or train.precision = 'bf16' or 'fp32', avoids it"
         why = (
             f"gradients overflowed in fp16: {lower}"
             if self.step.scaler
@@ -455,15 +508,15 @@ class Trainer:
         )
         if skipped == done:
             raise NotFinite(
-                f"none of the {done} iterations made an update, so nothing was trained: {why}"
+                f"none of the {done} iterations changed the weights, so nothing was trained: {why}"
             )
         if skipped > done / 10:
-            note(f"warning: {skipped} of {done} iterations made no update: {why}")
+            note(f"warning: {skipped} of {done} iterations did not change the weights: {why}")
 
     def _console(self, line: Step) -> str:
-        """Return an iteration as text for the progress line: mean loss of the last iterations,
-        gradient norm, learning rate, time and the speed of all ranks together; in fp16 the loss
-        scale, and the number of skipped iterations if there are any."""
+        """Return an iteration, given as its Step, as text for the progress line: mean loss of the
+        last iterations, gradient norm, learning rate, time and the speed of all ranks together; in
+        fp16 the loss scale, and the number of skipped iterations if there are any."""
         skipped = self.state.iteration - self.state.optimizer_steps
         norm = line.gradient_norm
         losses = [loss for loss, _ in self.recent.seen][

@@ -10,21 +10,22 @@ TWIN_FLOPS = 30e9
 time."""
 
 DIVIDED = ("hidden_size", "num_heads", "seq_length", "vocab_size")
-"""Sizes of a model that its scale divides. The number of layers is divided too, and stays above
-0."""
+"""Names of the sizes of a ModelConfig that its twin has divided by the factors of the same names.
+The number of layers is divided too, and stays above 0."""
 
 
 def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
-    """Return the twin of a published recipe, a small copy: the model's sizes, batch, iterations and
-    warm-up divided, and the learning rates multiplied, by the factors in `scale`, by default
-    `TwinScale()`. Raises BadInput for a growing batch.
+    """Return the RunConfig of the twin of a published recipe, `config`, a small copy: the model's
+    sizes, batch, iterations and warm-up divided, and the learning rates multiplied, by the factors
+    in `scale`, by default `TwinScale()`. Raises BadInput for a growing batch.
 
     The twin is in fp32 and undivided, with default records and with intervals and validation
     samples of its own, whatever `config` says.
     """
     if config.train.rampup_batch_size:
         raise BadInput(
-            "a growing batch has no twin: leave train.rampup_batch_size out and set it on the twin"
+            "a growing batch has no twin: take train.rampup_batch_size out of the recipe's file;"
+            " with --twin, --set train.rampup_batch_size=… then gives the twin one"
         )
     scale = scale or TwinScale()
     model = config.model

@@ -40,9 +40,9 @@ from mlm_repro.lineage.records import Kind
 
 @contextmanager
 def native_checkpoint(place: Place, vocab: Path | None, heads: int | None) -> Iterator[Path]:
-    """Context manager: yield a checkpoint directory of this suite, which is the place's own, or an
-    import of it that is removed after the block. `heads` is the number of attention heads of a
-    checkpoint that does not say it.
+    """Context manager: yield the path of a checkpoint directory of this suite: the directory of
+    `place`, or an import of it that is removed after the block. `heads` is the number of attention
+    heads, for a checkpoint that does not say it.
 
     A Megatron-LM checkpoint has no vocabulary: it is taken from the folder `vocab`, from files
     beside the checkpoint, or from the published GPT-2. Raises the errors of imports, such as
@@ -67,8 +67,8 @@ def native_checkpoint(place: Place, vocab: Path | None, heads: int | None) -> It
 
 @dataclass(frozen=True)
 class EvaluatedCheckpoint:
-    """A loaded and, after `open_checkpoint`, probed model with its tokenizer, the digest of its
-    checkpoint and the facts that a result must state about it."""
+    """Checkpoint as a loaded model, probed if `open_checkpoint` returned it, with its tokenizer,
+    the digest of its files and the facts that a result must state about it."""
 
     directory: Path
     digest: str
@@ -78,22 +78,24 @@ class EvaluatedCheckpoint:
     """`scaled` for a small twin of a published model, `measured` for any other."""
     num_parameters: int
     notes: tuple[str, ...] = ()
-    """Sentences that warn readers of the numbers measured on it."""
+    """Sentences that warn readers of the numbers that are measured on this checkpoint."""
     backend: str = "engine"
-    """Name of the program that computes the model."""
+    """Name of the program that computes the model: `engine`, or `transformers: ` with the name of
+    the model's class and attention kernel."""
     checked: dict[str, str] = field(default_factory=dict)
-    """Subject of each check of the loaded model → its outcome."""
+    """Subject of each check of the loaded model → sentence on its outcome."""
     loaded: str = ""
-    """SHA-256 of the loaded tensors if transformers loaded them; `digest` is then computed from the
-    files."""
+    """Hexadecimal SHA-256 of the loaded tensors and the configuration if transformers loaded them,
+    while the field `digest` is then computed from the files; empty for a model of the engine."""
     is_open: bool = False
-    """True for a model that takes inputs longer than its context."""
+    """True for a model of transformers that also takes inputs longer than its context."""
 
     def within(self, window: int | None) -> "EvaluatedCheckpoint":
-        """Return the checkpoint with `window` as its longest input, or itself without a window.
+        """Return a copy of this EvaluatedCheckpoint whose longest input is `window` tokens, or this
+        object itself if `window` is None.
 
-        A window beyond the context adds a warning to an open model, and raises BadInput for any
-        other.
+        A window beyond the context adds a warning to the copy's `notes` and `checked` if `is_open`
+        is true, and raises BadInput otherwise.
         """
         context = self.model.seq_length
         notes = self.notes
@@ -104,8 +106,8 @@ class EvaluatedCheckpoint:
             beyond = f"a window of {window:,} is beyond the model's context of {context:,}"
             if not self.is_open:
                 raise BadInput(
-                    f"{beyond}: only rotary positions that are not dynamic go there; give at most"
-                    f" {context:,}"
+                    f"{beyond}, where only models with rotary positions that are not dynamic go:"
+                    f" give at most {context:,}"
                 )
             warning = (
                 f"{beyond}: its positions are computed there too, but it was not made for them"
@@ -118,22 +120,23 @@ class EvaluatedCheckpoint:
 
     @property
     def store(self) -> Store:
-        """Function that opens the scores of this checkpoint that are kept in the user's cache. It
-        is given the settings of an evaluation, and returns a context manager."""
+        """Function that opens this checkpoint's stored scores in the user's cache: `open_scores`
+        with the directory and the digests of checkpoint and tokenizer filled in. It is given the
+        settings of an evaluation as a dict, and returns a context manager."""
         return partial(
             open_scores, user_cache("scores"), self.loaded or self.digest, self.tokenizer.digest
         )
 
     def training_dataset(self) -> Path:
-        """Return the directory of the single dataset that the checkpoint was trained on. Raises
-        DataMissing if it is not on this machine, or if the checkpoint lies in no run that names a
-        single dataset."""
+        """Return the directory of the single dataset that this checkpoint was trained on, as the
+        manifest of its run names it. Raises DataMissing if the dataset is not on this machine, or
+        if the checkpoint lies in no run that names a single dataset."""
         run = self.directory.parent.parent
         try:
             ((dataset, _),) = trained_datasets(run)
         except (BadInput, ValueError) as error:
             raise DataMissing(
-                f"checkpoint {self.directory} is of no run that names a single dataset"
+                f"checkpoint {self.directory} lies in no run whose manifest names a single dataset"
             ) from error
         return dataset
 
@@ -141,8 +144,9 @@ class EvaluatedCheckpoint:
 def open_checkpoint(
     place: Place, settings: Settings, row_by_row: bool = False
 ) -> EvaluatedCheckpoint:
-    """Load a checkpoint of any format with the backend that the settings name, and probe it. Every
-    rank of the settings' layout calls it. `row_by_row` lays weights out for one row at a time.
+    """Load a checkpoint of any format with the backend that the settings name, probe it, and return
+    it as an EvaluatedCheckpoint. Every rank of the settings' layout calls it. With `row_by_row` the
+    weights are laid out for one row at a time.
 
     Without a backend the engine computes each GPT-2 that it can, transformers every other model.
     Raises the errors of `native_checkpoint`, `load_checkpoint`, `Pretrained` and `probe`, and
@@ -161,9 +165,10 @@ def open_checkpoint(
 
 
 def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckpoint:
-    """Load a checkpoint as `open_checkpoint` does, without probing it. If it was removed meanwhile,
-    the run's newest one is loaded. Prints a warning if transformers computes a GPT-2 that the
-    engine cannot."""
+    """Load a checkpoint as `open_checkpoint` does, and return it as an EvaluatedCheckpoint that is
+    not probed. If its directory was removed meanwhile, the run's newest checkpoint is loaded. The
+    first rank prints a warning to standard error if transformers computes a GPT-2 that the engine
+    cannot. Raises the errors of `open_checkpoint`."""
     mesh = build_mesh(settings.layout)
     directory = place.directory
     dtype = DTYPES[settings.dtype] if settings.dtype else None
@@ -172,8 +177,9 @@ def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckp
     is_ours = place.format != "transformers"
     if settings.backend == "transformers" and is_ours:
         raise BadInput(
-            f"{directory} is not a Hugging Face directory: leave out backend = transformers, or"
-            " export it first"
+            f"{directory} is not a Hugging Face directory: leave out --set backend=transformers, or"
+            " make one, of this suite's checkpoint by `mlm-train export`, of another program's by"
+            " `mlm-train import` and then `export`"
         )
     if settings.backend != "transformers" and (
         is_ours or settings.backend == "engine" or place.is_gpt2
@@ -190,10 +196,15 @@ def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckp
             if is_ours or settings.backend == "engine":
                 raise
             if mesh.is_first:
-                print(f"warning: transformers computes this model: {reason}", file=sys.stderr)
+                print(
+                    "warning: transformers computes this model, because the engine cannot:"
+                    f" {reason}",
+                    file=sys.stderr,
+                )
     if mesh.layout.tp * mesh.layout.pp > 1 or settings.vocab or settings.heads:
         raise BadInput(
-            f"{directory} is computed by transformers, which takes no tp, pp, vocab or heads"
+            f"{directory} is computed by transformers, which takes no tp, pp, vocab or heads: leave"
+            " them out"
         )
     loaded = Pretrained(place, dtype or torch.float32, mesh.device)
     network = loaded.model
@@ -222,7 +233,7 @@ def _device(name: str) -> torch.device:
     """Return the torch device called `name`. Raises BadInput for a kind of device other than `cpu`
     and `cuda`, or if this machine does not have the device."""
     if name.partition(":")[0] not in MAX_LOGIT_BYTES:
-        raise BadInput(f"a model on {name} is not scored yet: give {' or '.join(MAX_LOGIT_BYTES)}")
+        raise BadInput(f"device {name} is not supported: give {' or '.join(MAX_LOGIT_BYTES)}")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -239,8 +250,9 @@ def load_checkpoint(
     row_by_row: bool = False,
     dtype: torch.dtype | None = None,
 ) -> EvaluatedCheckpoint:
-    """Load a checkpoint of this suite, or a run's newest one, in `dtype` or the number format of
-    its weights.
+    """Load a checkpoint of this suite from the directory `path`, or the newest checkpoint of a run
+    there, and return it as an EvaluatedCheckpoint that is not probed. Weights are in `dtype`, or
+    else in the number format in which they are stored.
 
     With a mesh, this rank's part is loaded; otherwise the whole model, on the GPU if there is one.
     Weights are laid out for many rows at a time, or with `row_by_row` for one. Raises BadInput if
@@ -253,12 +265,14 @@ def load_checkpoint(
     if not isinstance(loaded.model, CausalModel):
         raise BadInput(
             f"{path} is a {loaded.config.family}, which does not predict each token from those"
-            " before it"
+            " before it, so that no protocol can score it"
         )
     tokenizer = Tokenizer.load(loaded.directory / "tokenizer")
     if tokenizer.vocab_size != loaded.config.vocab_size:
-        sizes = f"{tokenizer.vocab_size} entries, its model {loaded.config.vocab_size}"
-        raise IntegrityFailure(f"the tokenizer of {loaded.directory} has {sizes}")
+        sizes = f"{tokenizer.vocab_size} entries and its model {loaded.config.vocab_size}"
+        raise IntegrityFailure(
+            f"the tokenizer of {loaded.directory} has {sizes}: the two do not belong together"
+        )
     if dtype:
         loaded.model.to(dtype)
     if change := tokenizer.changes():

@@ -132,7 +132,9 @@ def run(
         check_task_name(protocol)
     if protocol in ((ALL,) if file else FILE_TASKS):
         raise BadInput(
-            f"{protocol} takes no file: {file}" if file else f"{protocol} needs a text file"
+            f"{protocol} takes no file, as each protocol has its own: name the protocol of {file}"
+            if file
+            else f"{protocol} needs a text file: give its path after that name"
         )
     # A file that cannot be read is named before torch is imported.
     if file and protocol in FILE_TASKS:
@@ -141,7 +143,8 @@ def run(
         read_texts(file)
     if (stride or first != "once") and not protocol.startswith("perplexity"):
         raise BadInput(
-            f"--stride and --first are for the perplexity of a file; {protocol} has its own"
+            f"--stride and --first are for the perplexity of a file; {protocol} has its own: leave"
+            " them out"
         )
     if window and stride:
         check_stride(stride, window)
@@ -205,7 +208,8 @@ def compare(
     first, *others = map(compare.read_results, results)
     if not others or not all(first.keys() & other.keys() for other in others):
         raise BadInput(
-            f"give two or more files of results that have a protocol in common with {results[0]}"
+            "give two or more files that --json wrote, each with a protocol in common with the"
+            f" first, {results[0]}"
         )
     compared: list[compare.Compared] = [(result, None) for result in first.values()]
     for other in others:
@@ -273,7 +277,10 @@ def oracle(
     from mlm_repro.evaluation.conventions.identify import find, parse_claims
 
     if not identify and not out:
-        raise BadInput("give --out DIR to write the oracle, or --identify NUMBER")
+        raise BadInput(
+            "give --out DIR to write the oracle, or --identify NUMBER to name the convention behind"
+            " a number"
+        )
     for number in identify or ():
         parse_claims(number)
     from mlm_repro.evaluation.conventions.oracle import read_table, write_oracle
@@ -369,6 +376,21 @@ def fetch(
         print(f"written: {fetch_model(name, out)}")
 
 
+@app.command()
+def check(
+    protocols: Annotated[list[str], typer.Argument(help="Names from `mlm-eval list`.")],
+) -> None:
+    """Print the path of each protocol's test file; one that is not here is downloaded.
+
+    A training that scores its checkpoints (`record.evaluate`) looks for the files before it begins.
+    """
+    from mlm_repro.data_pipeline.contamination.testsets import find_test_set
+
+    for protocol in protocols:
+        check_task_name(protocol)
+        print(find_test_set(TASKS[protocol].test_set))
+
+
 @app.command("list")
 def list_() -> None:
     """List the protocols, each with a title that says how it differs."""
@@ -377,8 +399,8 @@ def list_() -> None:
 
 
 def _start(settings: Settings, checkpoint: Path, json: Path | None, mark: str) -> Place:
-    """Find the checkpoint, start the ranks of the settings' layout, and return the checkpoint's
-    `Place`: its directory and format.
+    """Find the checkpoint that a user named by a path or name, start the ranks of the settings'
+    layout, and return the checkpoint's `Place`: its directory and format.
 
     A command that starts ranks does not return from here: it exits with their code, and each rank
     runs the command again. Raises the errors of `Place.find`, and BadInput if the file `json`
@@ -394,8 +416,9 @@ def _start(settings: Settings, checkpoint: Path, json: Path | None, mark: str) -
 
 
 def _write(path: Path | None, content: JSON | str) -> None:
-    """Write a text unchanged, or any other content as JSON, to `path`, and print `written: PATH`.
-    Do nothing if `path` is None. Raises BadInput if the file cannot be written."""
+    """Write a text unchanged, or any other content as JSON, to the file `path`, and print `written:
+    PATH` to standard output. Do nothing if `path` is None. Raises BadInput if the file cannot be
+    written."""
     if path is not None:
         try:
             if isinstance(content, str):
@@ -403,13 +426,15 @@ def _write(path: Path | None, content: JSON | str) -> None:
             else:
                 write_json(path, content)
         except OSError as error:
-            raise BadInput(f"{path} cannot be written: {error.strerror}") from error
+            raise BadInput(
+                f"{path} cannot be written: {error.strerror}; the result is printed above"
+            ) from error
         print(f"written: {path}")
 
 
 def main() -> None:
     """Run the command of `sys.argv` and exit with its code. A first word that is not a verb is a
-    protocol for `run`."""
+    protocol for the verb `run`."""
     # By default the collector takes a fifth of the time of importing torch and transformers.
     gc.set_threshold(100_000)
     keep_large_buffers()

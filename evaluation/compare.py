@@ -33,26 +33,29 @@ class Difference(Config):
     model: str
     num_pairs: int
     log_perplexity: float
-    """The model's ln perplexity minus the first model's; negative if the model predicts better."""
+    """The model's ln perplexity minus the first model's, whatever the task; negative if the model
+    predicts better."""
     log_perplexity_standard_error: float | None
     interval: tuple[float, float] | None
-    """95 % interval of the difference of ln perplexity."""
+    """95 % interval of the difference of ln perplexity, as its lower and upper end; None if the
+    standard error is not known."""
     p: float | None
-    """Two-sided p value: how probable so large a difference is for two equally good models. From a
-    normal distribution for a perplexity, from an exact sign test for an accuracy."""
+    """Two-sided p value: how probable so large a difference is for two equally good models. For a
+    perplexity it is from a normal distribution, and None without a standard error; for an accuracy
+    from an exact sign test."""
     accuracy: float | None
-    """The model's accuracy minus the first model's; None for a perplexity task."""
+    """The model's accuracy minus the first model's, as a share; None for a perplexity task."""
     accuracy_standard_error: float | None
 
 
 Compared = tuple[Result, Difference | None]
-"""A result and its difference from the first model's; None for the first model, and for a protocol
-that the first model does not have."""
+"""A result and its Difference from the first model's result. The latter is None for the first model
+itself, and for a protocol that the first model does not have."""
 
 
 def read_results(path: Path) -> dict[str, Result]:
-    """Read a file that `--json` wrote. Return its results by protocol: by the requested name if the
-    file is of `all`, else by the result's task.
+    """Read a JSON file that a score's `--json` wrote, and return a dict protocol → Result. The key
+    is the requested name if the file is of `all`, else the result's task.
 
     Raises IntegrityFailure if the file cannot be read as a JSON object, BadInput if the object
     holds no results.
@@ -62,25 +65,28 @@ def read_results(path: Path) -> dict[str, Result]:
     try:
         return {name: Result.model_validate(result) for name, result in results.items()}
     except (ValueError, AttributeError) as error:
-        raise BadInput(f"{path} holds no results of mlm-eval") from error
+        raise BadInput(
+            f"{path} holds no results of mlm-eval, as a score's --json writes them"
+        ) from error
 
 
 def paired_difference(first: Result, second: Result) -> Difference:
     """Return the Difference of the second result minus the first, paired over the parts of a text:
     difference of ln perplexity, for last-word tests also of accuracy, with standard errors,
-    interval and p value. Raises BadInput if they were scored by different protocols, or on
+    interval and p value. Raises BadInput if the two results are of different protocols, or on
     different texts or parts."""
     if (first.task, first.data_digest) != (second.task, second.data_digest):
         raise BadInput(
-            f"{first.task}: the two models were scored on different texts, or by different"
-            " protocols"
+            f"{first.task} of the first file and {second.task} of {second.checkpoint} are different"
+            " protocols or on different texts: score both models by one, on the same text"
         )
     accuracy = accuracy_error = p = None
     if isinstance(first, ClozeResult) and isinstance(second, ClozeResult):
         pairs = [np.array(result.examples, np.float64).reshape(-1, 2) for result in (first, second)]
         if len(pairs[0]) != len(pairs[1]) or not len(pairs[0]):
             raise BadInput(
-                f"{first.task}: the two models were not scored on the same parts of the text"
+                f"{first.task}: the two models were not scored on the same parts of the text, or"
+                " their files have no examples: score both again with the same --limit"
             )
         loss, change = (pairs[1] - pairs[0]).T
         accuracy = float(change.mean())
@@ -117,8 +123,9 @@ def paired_difference(first: Result, second: Result) -> Difference:
 
 
 def _check_parts(first: PerplexityResult, second: PerplexityResult) -> None:
-    """Raise BadInput unless both results scored the same parts: the same articles, all whole, or
-    else the same blocks in equal windows with one tokenizer."""
+    """Raise BadInput unless both results are on the same parts of the text: the same articles in
+    the same order, all scored whole, or else the same blocks with as many scored targets, in equal
+    windows with one tokenizer."""
     whole = all(
         block.num_scored == block.num_targets and not block.title.startswith(STRETCH)
         for block in (*first.blocks, *second.blocks)
@@ -133,25 +140,27 @@ def _check_parts(first: PerplexityResult, second: PerplexityResult) -> None:
 
     if parts(first) != parts(second):
         reason = (
-            "were not scored on the same parts of the text, since their contexts or vocabularies"
-            " differ"
+            "were not scored on the same parts of the text, since their windows, tokenizers or"
+            " --limit differ"
         )
         raise BadInput(
-            f"{first.task}: the two models {reason}: compare them without --limit, on a text with"
-            " articles"
+            f"{first.task}: the two models {reason}: score both without --limit, on a text with"
+            " articles, such as the documents of a .jsonl file"
         )
 
 
 def _sign_test(better: int, worse: int) -> float:
     """Return the two-sided p value of the sign test: the probability of a split at least as uneven
-    as `better` to `worse`, if each example favours either model with probability 1/2."""
+    as `better` to `worse`, if each example favours either model with probability 1/2. `better` and
+    `worse` are numbers of examples, those without a difference left out."""
     count = better + worse
     return min(1.0, 2 * sum(math.comb(count, k) for k in range(min(better, worse) + 1)) / 2**count)
 
 
 def rows(compared: Iterable[Compared]) -> list[list[str]]:
-    """Return a table of text: a row of headings, and a row for each result with its paired
-    difference from the first model if it has one. A cell without a number is empty."""
+    """Return a table as a list of rows of text: the headings first, then a row for each result, in
+    order, with its paired difference from the first model if it has one. Numbers have six digits; a
+    cell without a number is empty."""
     table = [
         [
             "model",
@@ -178,7 +187,8 @@ def rows(compared: Iterable[Compared]) -> list[list[str]]:
 
 
 def as_csv(rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of text as a CSV file's text, a line for each row, ended by a newline."""
+    """Return a table, a list of rows of cells, as the text of a CSV file: a line for each row,
+    ended by a newline."""
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerows(rows)
     return buffer.getvalue()

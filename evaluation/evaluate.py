@@ -34,7 +34,8 @@ COMPUTING = (
 )
 """Packages that may compute a model and whose versions a result records."""
 MakeTask = Callable[[EvaluatedCheckpoint], Task]
-"""Function that builds a task for a checkpoint, from its tokenizer and context."""
+"""Function that builds a task for a given EvaluatedCheckpoint, from its tokenizer and context. It
+raises DataMissing or NoMemory if the data or the kind of model is missing."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,9 @@ class Evaluations:
     reason for each task that could not run."""
 
     done: dict[str, Evaluation]
-    """Finished tasks with their results, by requested name."""
+    """Requested name → finished task with its scores and result."""
     missing: dict[str, str]
-    """Requested name → why the task could not run."""
+    """Requested name → sentence on why the task could not run."""
 
 
 def evaluate(
@@ -64,12 +65,11 @@ def evaluate(
     limit: int | None = None,
     window: int | None = None,
 ) -> Evaluations:
-    """Run tasks on a checkpoint of any format, or on a run's newest checkpoint: in one pass over
-    shared requests, but tasks with memory one by one. Every rank of the settings' layout calls it.
-
-    `limit` is a number of windows or examples of each task, spread evenly over the test, or with
-    memory the first ones; `window` is the longest input. Tasks' notes are printed to standard
-    error.
+    """Run tasks, given by requested name as functions that build them, on a checkpoint of any
+    format or on a run's newest checkpoint, and return the Evaluations: in one pass over shared
+    requests, but tasks with memory one by one. Every rank of the settings' layout calls it. `limit`
+    is a number of windows or examples of each task, spread evenly over the test, or with memory the
+    first ones; `window` is the longest input. The first rank prints tasks' notes to standard error.
 
     A task whose data or kind of model is missing is left out. Raises DataMissing or NoMemory if no
     task is left, and the errors of `open_checkpoint` and of tasks.
@@ -117,8 +117,8 @@ def evaluate(
 
 
 def _environment() -> Environment:
-    """Return a description of this machine and its packages, with the version of each installed
-    package that may compute a model."""
+    """Return the Environment of this machine: its description, with the version of each installed
+    package in COMPUTING, those that may compute a model, added."""
     environment = describe_environment()
     versions = {name: installed(name) for name in COMPUTING}
     more = {name: version for name, version in versions.items() if version}
@@ -128,9 +128,10 @@ def _environment() -> Environment:
 def _score_all(
     tasks: Sequence[Task], evaluated: EvaluatedCheckpoint, settings: Settings
 ) -> list[Scores]:
-    """Score the tasks' requests and return the scores of each task, in order. Tasks without memory
-    share one pass over the model, in which the tokens of the first task that bans any are banned
-    for all; tasks with memory are scored one by one. Every rank calls it."""
+    """Score the tasks' requests and return a list of the Scores of each task, in order. Tasks
+    without memory share one pass over the model, in which the tokens of the first task that bans
+    any are banned for all; tasks with memory are scored one by one. Every rank calls it. Raises the
+    errors of `score`."""
     plain = [task for task in tasks if not task.with_memory]
     banned = next((task.banned for task in plain if task.banned is not None), None)
     if len(tasks) == 1:
@@ -161,13 +162,13 @@ def score_shared(
     unit: str = "requests",
     banned: Tokens | None = None,
 ) -> list[Scores]:
-    """Score lists of requests and return a Scores for each list. A request in several lists is
-    scored once; scores that an earlier evaluation stored are read, and new ones are stored. Every
-    rank of the model's mesh calls it. Raises the errors of `score`, such as BadInput for a request
-    longer than the model's context.
+    """Score lists of requests and return a list with the Scores of each list, in order. A request
+    in several lists is scored once; scores that an earlier evaluation stored are read, and new ones
+    are stored. Every rank of the model's mesh calls it. Raises the errors of `score`, such as
+    BadInput for a request longer than the model's context.
 
-    Tokens that are `banned` do not count as answers in `greedy_allowed`. The cost is announced and
-    the progress is shown under `title`, with `unit` as the plural noun for requests.
+    Tokens that are `banned` do not count as answers in the column `greedy_allowed`. The cost is
+    announced and the progress is shown under `title`, with `unit` as the plural noun for requests.
     """
     if not request_lists:
         return []
@@ -193,9 +194,9 @@ def score_shared(
 
 
 def _shown(directory: Path, place: Place) -> str:
-    """Return a checkpoint's name for readers: `RUN/CHECKPOINT` for one of this suite that lies at
-    or below the path that was asked for, else the name of the file or directory that was asked for,
-    or the hub's name as it was given."""
+    """Return a checkpoint's name for readers as text: `RUN/CHECKPOINT` for one of this suite whose
+    `directory` lies at or below the path that was asked for, else the name of the file or directory
+    that was asked for, or the hub's name as it was given."""
     asked = place.asked
     if place.format == "native" and asked.exists() and directory.is_relative_to(asked.resolve()):
         return f"{directory.parent.parent.name}/{directory.name}"
@@ -203,8 +204,9 @@ def _shown(directory: Path, place: Place) -> str:
 
 
 def share(tasks: Sequence[Sequence[Request]]) -> tuple[list[Request], list[Tokens]]:
-    """Return the distinct requests of all tasks, and for each task an array of the index of each of
-    its requests among them. `tasks` has a list of requests for each task.
+    """Return a pair: a list of the distinct requests of all tasks, and a list with an int64 array
+    for each task, the index of each of its requests in the first list. `tasks` has a list of
+    requests for each task.
 
     Requests of equal tokens are one, with the largest number of scored tokens.
     """

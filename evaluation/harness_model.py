@@ -41,7 +41,8 @@ TOGETHER = 16
 
 class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: ignore[misc]
     """Model class through which lm-evaluation-harness scores and continues texts with any
-    checkpoint that `mlm-eval` reads. Batches change only the last bits of a score."""
+    checkpoint that `mlm-eval` reads, under the name `mlm`. The batch size changes only the last
+    bits of a score."""
 
     backend = "causal"
 
@@ -55,8 +56,9 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         max_length: int | None = None,
         **settings: Any,
     ) -> None:
-        """Load the checkpoint `pretrained`, and print its warnings to standard error. `max_length`
-        is a longest input other than the context; `settings` are settings of `mlm-eval`.
+        """Load the checkpoint at the path or hub name `pretrained`, and print its warnings to
+        standard error. `max_length` is a longest input other than the context; `settings` are
+        settings of `mlm-eval` by name, as `--set` takes them.
 
         lm-evaluation-harness always passes a device and a largest batch size. The latter is
         ignored, and so is the device `cuda` on a machine without a GPU. Raises BadInput for an
@@ -90,7 +92,8 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
 
     @property
     def prefix_token_id(self) -> int:
-        """Id of the token that begins a document. It is the context of a text that has none."""
+        """Id of the token that begins a document. lm-evaluation-harness takes the token as the
+        context of a text that has none."""
         return self.tokenizer.document_start
 
     @property
@@ -102,20 +105,20 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: Any
     ) -> list[int]:
-        """Return the token ids of a text, with the tokenizer's first tokens before them unless
-        `add_special_tokens` is False. A lone surrogate is read as U+FFFD."""
+        """Return a list of the token ids of a text, with the tokenizer's first tokens before them
+        unless `add_special_tokens` is False. A lone surrogate is read as U+FFFD."""
         tokens = self.tokenizer.encode(SURROGATE.sub("\ufffd", string))
         return tokens if add_special_tokens is False else with_first(self.tokenizer, tokens)
 
     def loglikelihood_rolling(
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[float]:
-        """Return the log-likelihood of each request's text in nats, in their order; 0 for an empty
-        text.
+        """Return a list of the log-likelihood of each request's text in nats, in the requests'
+        order; 0 for an empty text. The text is the first of the request's `args`.
 
         A string is scored whole, in disjoint windows after the token that begins a document. An
-        object of a text and a stride is scored in Megatron-LM's sliding windows, without its first
-        token. The answers also go into lm-evaluation-harness's cache.
+        object with `text` and `stride` is scored in Megatron-LM's sliding windows, without its
+        first token. The answers also go into lm-evaluation-harness's cache.
         """
         requests_of_texts = [self._windows(request.args[0]) for request in requests]
         scored = iter(self._score([windows for windows in requests_of_texts if windows]))
@@ -125,13 +128,14 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         return self._kept("loglikelihood_rolling", [request.args for request in requests], answers)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Return the continuation of each request's prompt as text, in their order. It ends before
-        a stop or end-of-text, or after a number of tokens. Decoding is greedy unless a task asks
-        for sampling.
+        """Return a list of the continuation of each request's prompt as text, in the requests'
+        order. A request's `args` are its prompt and its settings. A continuation ends before a stop
+        or end-of-text, or after a number of tokens. Decoding is greedy unless a task asks for
+        sampling.
 
         Greedy prompts of one length and the same settings are continued together. The answers also
         go into lm-evaluation-harness's cache. Raises BadInput if the new tokens leave no room for a
-        prompt.
+        prompt, and the errors of `generate`.
         """
         prompts = [self._prompt(*request.args) for request in requests]
         alike: dict[tuple[int, str], list[int]] = defaultdict(list)
@@ -150,10 +154,10 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         return self._kept("generate_until", [request.args for request in requests], answers)
 
     def _loglikelihood_tokens(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
-        """Return, for each request (texts, tokens of the context, tokens of the continuation), the
-        log-likelihood of the continuation in nats and whether it is the greedy one. A request
-        longer than the model's context loses its beginning. The answers also go into
-        lm-evaluation-harness's cache."""
+        """Return, for each request (pair of texts, tokens of the context, tokens of the
+        continuation), a pair: the log-likelihood of the continuation in nats, and True if each of
+        its tokens is the model's most likely one. A request longer than the model's context loses
+        its beginning. The answers also go into lm-evaluation-harness's cache."""
         if not requests:
             return []
         context = self._loaded.model.seq_length
@@ -165,9 +169,9 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         return self._kept("loglikelihood", [asked for asked, *_ in requests], answers)
 
     def _windows(self, text: str | JSON) -> list[Request]:
-        """Return the requests of a text: rolling windows for a string, none for an empty one; for
-        an object of a text and a stride, Megatron-LM's sliding windows, which begin a stride
-        apart."""
+        """Return a list of the requests of a text: rolling windows for a string, none for an empty
+        one; for an object with `text` and `stride`, Megatron-LM's sliding windows, which begin a
+        stride apart."""
         context = self._loaded.model.seq_length
         if isinstance(text, str):
             return Request.rolling(self.tok_encode(text, False), self.prefix_token_id, context)
@@ -179,19 +183,23 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         return score_shared(self._loaded, request_lists, self._settings, "harness")
 
     def _prompt(self, context: str, settings: JSON) -> list[int]:
-        """Return the token ids of a prompt, cut at the left so that the new tokens fit the context.
-        `settings` are the request's; `max_gen_toks` in them is the number of new tokens, by default
-        256. An empty prompt becomes the token that begins a document. Raises BadInput if the new
-        tokens fill the context."""
+        """Return a list of the token ids of the prompt `context`, cut at the left so that the new
+        tokens fit the model's context. `settings` are the request's; `max_gen_toks` in them is the
+        number of new tokens, by default 256. An empty prompt becomes the token that begins a
+        document. Raises BadInput if the new tokens fill the context."""
         limit = int(settings.get("max_gen_toks", NEW_TOKENS))
         if (room := self._loaded.model.seq_length - limit) < 1:
-            raise BadInput(f"{limit} new tokens leave no room for a prompt in the model's context")
+            raise BadInput(
+                f"{limit} new tokens, max_gen_toks of the task or else 256, leave no room for a"
+                " prompt in the model's context: set fewer by --gen_kwargs max_gen_toks=NUMBER"
+            )
         return self.tok_encode(context)[-room:] or [self.prefix_token_id]
 
     def _generate(self, prompts: Sequence[Sequence[int]], settings: JSON) -> list[str]:
-        """Return the continuation of each prompt as text, without end-of-text and cut before its
-        first stop. A request's `settings` have the stops, the number of new tokens and the
-        sampling. All prompts have one length."""
+        """Return a list of the continuation of each prompt, given as token ids, as text, without
+        end-of-text and cut before its first stop. `settings` of one request hold for all prompts:
+        the stops in `until`, the number of new tokens in `max_gen_toks`, and the sampling. All
+        prompts have one length."""
         until = settings.get("until") or []
         end = self.eot_token_id
         temperature = float(settings.get("temperature") or 0.0)
@@ -210,16 +218,16 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         return answers
 
     def _kept(self, kind: str, keys: Sequence[Any], answers: list[Any]) -> list[Any]:
-        """Put each answer into lm-evaluation-harness's cache, under the request's type `kind` and
-        its key, and return the answers."""
+        """Put each answer into lm-evaluation-harness's cache, under the requests' type `kind` and
+        the request's key, and return `answers`. `keys` has the key of each answer, in order."""
         for key, answer in zip(keys, answers, strict=True):
             self.cache_hook.add_partial(kind, key, answer)
         return answers
 
 
 def run_harness(arguments: Sequence[str]) -> None:
-    """Run lm-evaluation-harness's own command line, with the model `mlm`, and with this suite's
-    tasks unless the arguments have `--include_path`. Replaces `sys.argv`.
+    """Run lm-evaluation-harness's own command line on `arguments`, with the model `mlm` registered,
+    and with this suite's tasks unless the arguments have `--include_path`. Replaces `sys.argv`.
 
     Raises BadInput if it is not installed, and for the user's mistakes that it reports.
     """

@@ -36,8 +36,9 @@ class Request:
     def __post_init__(self) -> None:
         if not 1 <= self.num_scored < len(self.tokens):
             raise BadInput(
-                f"{self.num_scored} of {len(self.tokens)} tokens cannot be scored: at least one"
-                " is, and the first never"
+                f"{self.num_scored} of the {len(self.tokens)} tokens of a window or passage are to"
+                " be scored: at least one must be, and never the first; the text or --window may be"
+                " too short"
             )
 
     @classmethod
@@ -48,8 +49,9 @@ class Request:
 
     @classmethod
     def rolling(cls, document: Sequence[int], first: int, seq_length: int) -> list[Self]:
-        """Return requests that score each sub-word of a document once, after the token `first`, in
-        windows of at most `seq_length` inputs. Empty for a document without sub-words."""
+        """Return a list of requests that score each sub-word of a document once, after the token
+        `first`, in windows of at most `seq_length` inputs. `document` has the sub-words' ids;
+        without any the list is empty."""
         tokens = np.asarray([first, *document], dtype=np.int64)
         return [
             cls.of_window(tokens, window) for window in rolling_windows(len(tokens), seq_length)
@@ -57,18 +59,18 @@ class Request:
 
 
 class Scores(NamedTuple):
-    """A model's answer to requests: columns with one element per scored token, in the order of the
-    requests, and counts."""
+    """Answer of a model to requests: columns with one element per scored token, in the order of the
+    requests, and `num_scored`, the number of scored tokens of each request."""
 
     log_probabilities: Floats
-    """Log-probability of each token, in nats."""
+    """Log-probability of each scored token, in nats."""
     greedy: Flags
-    """True if the token was the model's most likely one. Of equally likely tokens only the first
-    counts."""
+    """True for each scored token that was the model's most likely one. Of equally likely tokens
+    only the first counts."""
     greedy_allowed: Flags
-    """True if the token was the most likely one among tokens that are not banned."""
+    """True for each scored token that was the most likely one among tokens that are not banned."""
     num_scored: Tokens
-    """Number of scored tokens of each request."""
+    """Number of scored tokens of each request, [requests]."""
 
     @property
     def starts(self) -> Tokens:
@@ -88,8 +90,8 @@ class Scores(NamedTuple):
         return np.logical_and.reduceat(self.greedy, self.starts)
 
     def taken(self, indices: Tokens, requests: Sequence[Request]) -> "Scores":
-        """Return the scores of `requests`: `requests[n]` has the tokens of this object's request
-        number `indices[n]`, and gets the scores of as many of its last tokens as it scores
+        """Return a Scores of `requests`, in order: `requests[n]` has the tokens of this object's
+        request number `indices[n]`, and gets the scores of as many of its last tokens as it scores
         itself."""
         counts = np.array([request.num_scored for request in requests], dtype=np.int64)
         ends = (self.starts + self.num_scored)[indices]
@@ -101,7 +103,7 @@ class Scores(NamedTuple):
 
 class Encoder(Protocol):
     """Interface of a tokenizer, as tasks use it. The tokenizers of this suite and of transformers'
-    models have it."""
+    models have it. Its methods to encode return token ids without first tokens."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -135,8 +137,8 @@ def shown_first(tokenizer: Encoder) -> str:
 
 def literal_tokens(tokenizer: Encoder, texts: Sequence[str]) -> Iterator[str]:
     """Yield a sentence for each special token whose spelling occurs in the texts: how often, and
-    how it is read. A tokenizer without `special_tokens` is asked for end-of-text alone. A special
-    token of white space is left out."""
+    how it is read. The tokens are the tokenizer's `special_tokens`, a dict spelling → id, or else
+    end-of-text alone. A special token of white space is left out."""
     known = getattr(
         tokenizer,
         "special_tokens",
@@ -159,23 +161,24 @@ class SourceText:
     title: str
     digest: str
     note: str = ""
-    """Reason why this is not the task that was requested; empty if it is."""
+    """Reason why this is not the text of the task that was requested; empty if it is."""
     remarks: tuple[str, ...] = ()
     """Sentences on oddities of the text and how they are treated."""
 
 
 class Task(ABC):
-    """Base class of tasks: one protocol with its text and a tokenizer. It has the requests to a
-    model and turns the model's scores into a result. A subclass sets `unit` and has `text` and
-    `result`; it may also override `correct`."""
+    """Base class of tasks: one protocol with its text and a tokenizer. A task has in `requests` the
+    inputs to a model, and turns the model's scores into a result. A subclass sets `unit` and has
+    the methods `text` and `result`; it may also override `correct`."""
 
     unit: str
-    """Plural noun for requests."""
+    """Plural noun for this task's requests, such as `windows`."""
     with_memory = False
     """True if the requests are a text's segments in order, each scored with the memory of earlier
     ones."""
     banned: Tokens | None = None
-    """Tokens that do not count as predictions."""
+    """Ids of tokens that do not count as predictions in the column `greedy_allowed` of the scores;
+    None if all count."""
 
     def __init__(
         self,
@@ -193,11 +196,12 @@ class Task(ABC):
         self.whole = len(requests)
         """Number of requests of the whole test."""
         self.chosen: Sequence[int] = range(self.whole)
-        """Numbers, in the whole test, of the requests in `requests`."""
+        """Numbers, counted from 0 in the whole test, of the requests in `requests`."""
 
     def limited(self, limit: int | None) -> Self:
-        """Return a copy of the whole task with at most `limit` requests, spread evenly over the
-        test, or with memory the first ones; with all requests if `limit` is None."""
+        """Return a copy of this task, which must be whole, with at most `limit` requests, spread
+        evenly over the test, or with memory the first ones; with all requests if `limit` is
+        None."""
         limited = copy.copy(self)
         chosen = evenly_spread(self.whole, limit)
         limited.chosen = range(len(chosen)) if self.with_memory else chosen
@@ -206,7 +210,7 @@ class Task(ABC):
 
     @property
     def is_partial(self) -> bool:
-        """True if requests of the whole test are left out, as `limited` does."""
+        """True if requests of the whole test are left out of this task, as `limited` does."""
         return len(self.chosen) < self.whole
 
     @property
@@ -217,7 +221,8 @@ class Task(ABC):
 
     def samples(self, scores: Scores) -> Iterator[Sample]:
         """Yield a Sample, a line of `--samples`, for each request in `requests`: its number in the
-        whole test, its text, its scored tokens and their log-probabilities."""
+        whole test, its text, its scored tokens, their log-probabilities, and the answers'
+        rightness. `scores` has the scores of `requests`."""
         correct = self.correct(scores)
         for index, (number, request, start) in enumerate(
             zip(self.chosen, self.requests, scores.starts, strict=True)
@@ -235,9 +240,9 @@ class Task(ABC):
             )
 
     def correct(self, scores: Scores) -> Flags | None:
-        """Return whether each request is right by the protocol's rule, [requests], or None if the
-        protocol has no such rule. A task whose rule says what is right overrides this; here it is
-        None."""
+        """Return whether each request is right by the protocol's rule, as a boolean array
+        [requests], or None if the protocol has no such rule. A task whose rule says what is right
+        overrides this; here it is None."""
         return None
 
     @abstractmethod
@@ -247,15 +252,17 @@ class Task(ABC):
 
     @abstractmethod
     def result(self, scores: Scores, provenance: Provenance) -> Result:
-        """Return the protocol's result, computed from the scores of `requests` and with the
-        provenance in it. Each kind of task has its own."""
+        """Return this task's Result, computed from the scores of `requests` and with the fields of
+        `provenance` in it. Each kind of task has its own. Raises IntegrityFailure for an
+        implausible or not finite loss, as `perplexity` does."""
 
     def facts(self, scores: Scores, provenance: Provenance) -> dict[str, Any]:
-        """Return the fields of a result that do not depend on its kind, by name: provenance, task's
-        name, note, whether it is partial, number of scored tokens and source of the text, with
-        warnings for an oddity of the text or an implausible loss.
+        """Return a dict of the fields of a result that do not depend on its kind: provenance,
+        task's name, note, whether it is partial, number of scored tokens, digest and repository of
+        the text, and warnings for an oddity of the text or an implausible loss. `scores` are those
+        of `requests`.
 
-        Raises IntegrityFailure as `perplexity` does.
+        Raises IntegrityFailure as the function `perplexity` does.
         """
         num_scored = len(scores.log_probabilities)
         subword = perplexity(math.fsum(scores.nll), num_scored)
@@ -284,8 +291,9 @@ class Task(ABC):
 
 
 def perplexity(nll: float, count: float) -> float:
-    """Return exp(nll / count), where `nll` is a summed loss in nats. Raises IntegrityFailure if the
-    exponent is not finite or is above LARGEST_EXPONENT."""
+    """Return exp(nll / count), where `nll` is a summed loss in nats and `count` the number of words
+    or tokens to divide it by. Raises IntegrityFailure if the exponent is not finite or is above
+    LARGEST_EXPONENT."""
     exponent = nll / count
     if not math.isfinite(exponent) or exponent > LARGEST_EXPONENT:
         loss = f"a loss of {exponent:.4g} nats"

@@ -23,16 +23,17 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "heldout-perplexity": heldout_perplexity,
     "heldout-cloze": heldout_cloze,
 }
-"""Tasks on held-out documents that stand in for published tests, by name."""
+"""Name of a task on held-out documents, which stands in for a published test → function that builds
+it."""
 SPACES = 4
 """Largest number of spaces between two articles. They are words of the text but of no article."""
 
 
 def follows(result: PerplexityResult | ClozeResult) -> dict[str, float]:
     """Return the numbers of an evaluation that its other numbers determine, recomputed from these,
-    by the name of the result's field.
+    as a dict name of the result's field → number.
 
-    A perplexity must be by original tokens, without first tokens of the tokenizer. Its
+    A PerplexityResult must be by original tokens, without first tokens of the tokenizer. Its
     `num_original_tokens` is the result's own, or the nearest number that its blocks allow. A
     ClozeResult without examples gives its accuracy, with its standard error and counts, alone.
     """
@@ -80,11 +81,12 @@ def counts(
     result: PerplexityResult | ClozeResult, dataset: Path, context: int, limit: int | None
 ) -> dict[str, float]:
     """Return the numbers of an evaluation that its text and the tokenizer in the directory
-    `dataset` determine, recomputed from these, by the name of the result's field. `num_tokens` is
-    -1 if the result has a block that the text has not.
+    `dataset` determine, recomputed from these, as a dict name of the result's field → number.
+    `num_tokens` is -1 if a PerplexityResult has a block that the text has not.
 
-    `context` and `limit` are the evaluation's own. Raises DataMissing if the text is not on this
-    machine or is not the one that was scored.
+    The text is found on this machine by the result's task. `context` and `limit` are the
+    evaluation's own. Raises DataMissing if the text is not on this machine or is not the one that
+    was scored.
     """
     tokenizer = Tokenizer.load(dataset / "tokenizer")
     if result.task in STAND_INS:
@@ -94,7 +96,9 @@ def counts(
         task = protocol.task(result.task, find_test_set(protocol.test_set), tokenizer, context)
     limited = task.limited(limit)
     if limited.source.digest != result.data_digest:
-        raise DataMissing(f"the text of {result.task} here is not the one that was scored")
+        raise DataMissing(
+            f"the text of {result.task} on this machine is not the one that was scored"
+        )
     given = limited.counts | {
         "num_scored_tokens": sum(request.num_scored for request in limited.requests)
     }

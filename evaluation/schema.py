@@ -23,13 +23,13 @@ class Provenance(FileSchema):
     environment: Environment
     backend: str = ""
     """Program that computed the model; for transformers also the class and the attention kernel.
-    Earlier versions wrote none of these four fields."""
+    Earlier versions wrote neither this field nor `batch_size`, `first_tokens` and `checked`."""
     batch_size: int | None = None
     """Requested rows per forward pass; None for as many as fit."""
     first_tokens: list[str] = Field(default_factory=list)
-    """Tokens that the tokenizer puts before every text."""
+    """Tokens that the tokenizer puts before every text, each decoded."""
     checked: dict[str, str] = Field(default_factory=dict)
-    """Probe of the loaded model → its outcome."""
+    """Subject of a check of the loaded model → sentence on its outcome."""
 
 
 class Block(FileSchema):
@@ -46,8 +46,9 @@ class Block(FileSchema):
 
 
 class Result(Provenance):
-    """An evaluation of a checkpoint by a protocol. Validating a file as this class returns the
-    subclass of its kind."""
+    """Result of an evaluation of a checkpoint by a protocol. Validating a file's values as this
+    class returns the subclass of their kind: ClozeResult if they have an accuracy, else
+    PerplexityResult."""
 
     task: str
     protocol: str
@@ -121,10 +122,10 @@ class PerplexityResult(Result):
     stride: int | None = None
     """Sub-words between the starts of windows."""
     megatron: dict[str, float]
-    """The numbers under Megatron's names, with its divisor (T_o - 1) and its clamp (exp of at most
-    20)."""
+    """Megatron's name of a number → the number, with Megatron's divisor (T_o - 1) and its clamp
+    (exp of at most 20)."""
     blocks: list[Block]
-    """The articles, or stretches of a text without articles."""
+    """The articles, or stretches of a text without articles, that have scored sub-words."""
 
     @property
     def log_perplexity_error(self) -> float | None:

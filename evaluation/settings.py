@@ -23,12 +23,12 @@ class Settings(Config):
     setting changes the protocol."""
 
     batch_size: PositiveInt | None = None
-    """Rows per forward pass; by default as many as fit in memory."""
+    """Number of rows per forward pass; by default as many as fit in memory."""
     workers: PositiveInt | None = None
-    """Processes on a CPU; by default one per available core."""
+    """Number of processes on a CPU; by default one per available core."""
     layout: Layout = Field(default_factory=lambda: Layout(dp=launched_ranks() or 1))
-    """Ranks that share the model, such as `tp=2,pp=2`, or the batches, `dp=2`; they are started
-    here if they do not run yet. By default the ranks that torchrun or Slurm started share the
+    """Ranks that share the model, such as `tp=2,pp=2`, or the batches, `dp=2`; `mlm-eval` starts
+    them if they do not run yet. By default the ranks that torchrun or Slurm started share the
     batches."""
     backend: Literal["engine", "transformers"] | None = None
     """Program that computes the model; by default the engine for a GPT-2, transformers for any
@@ -39,9 +39,10 @@ class Settings(Config):
     device: Annotated[str, Field(pattern=r"^(cpu|cuda|mps|xpu)(:[0-9]+)?$")] | None = None
     """torch's name of a device, such as `cuda:1`; by default the GPU, if the machine has one."""
     vocab: Path | None = None
-    """Folder with vocab.json and merges.txt, for a Megatron-LM checkpoint."""
+    """Folder with vocab.json and merges.txt, for a Megatron-LM checkpoint, which has no vocabulary;
+    by default it is looked for."""
     heads: PositiveInt | None = None
-    """Attention heads of a Megatron-LM checkpoint that does not say how many it has."""
+    """Number of attention heads of a Megatron-LM checkpoint that does not say how many it has."""
 
     @field_validator("layout", mode="before")
     @classmethod
@@ -53,7 +54,7 @@ class Settings(Config):
         parts = [re.fullmatch(r"\s*(tp|pp|dp)=([1-9][0-9]*)\s*", part) for part in value.split(",")]
         sizes = {part[1]: int(part[2]) for part in parts if part}
         if len(sizes) < len(parts):
-            needed = "axes are tp, pp and dp, each with its ranks"
+            needed = "give one or more of tp, pp and dp, each once with its number of ranks"
             raise ValueError(f"{value!r} is not a layout such as tp=2,pp=2: {needed}")
         return Layout(**sizes)
 
@@ -61,15 +62,16 @@ class Settings(Config):
     def _check(self) -> Self:
         if self.device and self.layout.world_size > 1:
             raise ValueError(
-                "device is for one rank: several take a GPU each, or share the processor"
+                "device is for one rank, and the layout has several, which take a GPU each or share"
+                " the processor: leave device out"
             )
         return self
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn from the model's distribution: temperature, then top-k, then top-p, and
-    the seed.
+    """Settings of how a token is drawn from the model's distribution: temperature, then top-k, then
+    top-p, and the seed.
 
     Raises BadInput for a value that leaves no distribution.
     """
@@ -77,26 +79,29 @@ class Sampling:
     temperature: float = 1.0
     """Divisor of the logits."""
     top_k: int | None = None
-    """Keep only the k likeliest tokens and those as likely as the last of them."""
+    """Keep only the `top_k` likeliest tokens and those as likely as the last of them; None keeps
+    all."""
     top_p: float | None = None
     """Keep only the fewest likeliest tokens that together have at least this probability (nucleus
-    sampling, Holtzman et al. 2020)."""
+    sampling, Holtzman et al. 2020); None keeps all."""
     seed: int = 1234
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < float("inf"):
             raise BadInput(
-                f"a temperature of {self.temperature} is not above 0 and finite; without one it is"
-                " greedy"
+                f"a temperature of {self.temperature} is not above 0 and finite: give another, or"
+                " for greedy decoding leave out temperature, top-k and top-p"
             )
         if self.top_k is not None and self.top_k < 1:
-            raise BadInput(f"top-k = {self.top_k} leaves no token")
+            raise BadInput(f"top-k = {self.top_k} leaves no token: give 1 or more, or leave it out")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise BadInput(f"top-p = {self.top_p} is not in (0, 1]")
+            raise BadInput(
+                f"top-p = {self.top_p} is not above 0 and at most 1: give another, or leave it out"
+            )
 
     def probabilities(self, logits: "torch.Tensor") -> "torch.Tensor":
-        """Return the probability of each token, [v], from its logits [v]; 0 for a token that is
-        left out."""
+        """Return the probability of each token, [v], from the logits [v] of one prompt, by this
+        object's temperature, top-k and top-p; 0 for a token that is left out."""
         logits = logits / self.temperature
         if self.top_k is not None:
             smallest = logits.topk(min(self.top_k, len(logits))).values[-1]

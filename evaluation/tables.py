@@ -75,8 +75,8 @@ def numbers_of(result: Result) -> dict[str, str]:
 
 
 def print_rows(rows: Sequence[Sequence[str]], box: Box = SIMPLE) -> None:
-    """Print a table of text to standard output. Its first row has the headings; `box` has the lines
-    to draw. All columns but the first are aligned at the right."""
+    """Print a table, given as rows of text, to standard output. Its first row has the headings;
+    `box` has the lines to draw. All columns but the first are aligned at the right."""
     table = Table(*rows[0], box=box, padding=(0, 1, 0, 0))
     for row in rows[1:]:
         table.add_row(*row)

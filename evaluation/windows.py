@@ -16,8 +16,8 @@ LONGEST_WINDOW = 1024
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A window of `tokens[start:stop]`, which scores the targets `tokens[first_scored:stop]`. The
-    last token is a target alone; the model is given the others."""
+    """Window over `tokens[start:stop]` of a text, which scores the targets
+    `tokens[first_scored:stop]`. The last token is a target alone; the model is given the others."""
 
     start: int
     first_scored: int
@@ -25,7 +25,7 @@ class Window:
 
     @property
     def num_scored(self) -> int:
-        """Number of targets, in tokens, that the window scores."""
+        """Number of targets, in tokens, that this window scores."""
         return self.stop - self.first_scored
 
 
@@ -33,12 +33,15 @@ def check_stride(stride: int, seq_length: int) -> None:
     """Raise BadInput unless `stride` is from 1 to `seq_length`: windows of `seq_length` targets
     that begin further apart would skip some."""
     if not 1 <= stride <= seq_length:
-        raise BadInput(f"stride {stride} must be between 1 and the window's {seq_length} tokens")
+        raise BadInput(
+            f"a stride of {stride} is not from 1 to the window's {seq_length} tokens: a longer one"
+            " would skip some, so change --stride or --window"
+        )
 
 
 def sliding_windows(num_tokens: int, seq_length: int, stride: int) -> list[Window]:
-    """Return windows over `num_tokens` tokens that score each target 1 .. num_tokens-1 once and in
-    order.
+    """Return a list of windows over `num_tokens` tokens that score each target 1 .. num_tokens-1
+    once and in order.
 
     Window i begins at token `i * stride` and sees `seq_length` inputs and the token after them.
     Window 0 scores all its targets, a later one only its last `stride` target slots. Token 0 has no
@@ -47,7 +50,10 @@ def sliding_windows(num_tokens: int, seq_length: int, stride: int) -> list[Windo
     """
     check_stride(stride, seq_length)
     if num_tokens < 2:
-        raise BadInput(f"a text of {num_tokens} tokens has nothing to score")
+        raise BadInput(
+            f"a text of {num_tokens} tokens has nothing to score: the first is never scored, so"
+            " give a longer text"
+        )
     size = seq_length + 1
 
     def window(number: int) -> Window:
@@ -58,11 +64,12 @@ def sliding_windows(num_tokens: int, seq_length: int, stride: int) -> list[Windo
 
 
 def rolling_windows(num_tokens: int, seq_length: int) -> Iterator[Window]:
-    """Yield windows over a document that score every token but the first once, in order. Each
-    scores the next `seq_length` tokens, or the rest. Yields nothing for fewer than two tokens.
+    """Yield windows over a document of `num_tokens` tokens that score every token but the first
+    once, in order. Each window scores the next `seq_length` tokens, or the rest. Yields nothing for
+    fewer than two tokens.
 
-    Each sees the token before its targets. The last of several is extended to the left to a full
-    context.
+    Each window sees the token before its targets. The last of several is extended to the left to a
+    full context.
     """
     for first in range(1, num_tokens, seq_length):
         stop = min(first + seq_length, num_tokens)
@@ -70,8 +77,9 @@ def rolling_windows(num_tokens: int, seq_length: int) -> Iterator[Window]:
 
 
 def whole_windows(num_tokens: int, size: int, first_scored: int = 1) -> list[Window]:
-    """Return disjoint windows of `size` tokens, each scored from its token `first_scored` on,
-    counted from 0. Empty for a text shorter than a window.
+    """Return a list of the disjoint windows of `size` tokens over a text of `num_tokens` tokens,
+    each scored from its token `first_scored` on, counted from 0. Empty for a text shorter than a
+    window.
 
     Tokens after the last whole window are not scored.
     """
@@ -84,19 +92,19 @@ def whole_windows(num_tokens: int, size: int, first_scored: int = 1) -> list[Win
 def megatron_windows(
     context: int, stride: int = LONGEST_WINDOW // STRIDES_PER_WINDOW
 ) -> tuple[int, int]:
-    """Return window and stride of Megatron-LM's recipe in tokens, for a model's context. The
-    `stride` that is given is for a window of 1024.
+    """Return a pair, the window and the stride of Megatron-LM's recipe in tokens, for a model's
+    context. The `stride` that is given is for a window of 1024.
 
-    A longer context is not used; in a shorter one the stride is shortened in proportion, to 1 at
-    least.
+    A context beyond 1024 is not used; in a shorter one the stride is shortened in proportion, to 1
+    at least.
     """
     window = min(LONGEST_WINDOW, context)
     return window, max(1, window * stride // LONGEST_WINDOW)
 
 
 def evenly_spread(count: int, limit: int | None) -> list[int]:
-    """Return `limit` of the indices 0 .. count-1 in order, one from the middle of each of `limit`
-    equal parts; all without a limit, or if the limit is not below the count."""
+    """Return a list of `limit` of the indices 0 .. count-1 in order, one from the middle of each of
+    `limit` equal parts; of all without a limit, or if the limit is not below the count."""
     if limit is None or limit >= count:
         return list(range(count))
     return [(2 * part + 1) * count // (2 * limit) for part in range(limit)]

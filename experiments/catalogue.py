@@ -32,13 +32,14 @@ PAPERS: dict[str, str] = read_toml(CLAIMS / "papers.toml")
 """Titles of the papers, by the first part of the ids of their claims and the names of their
 experiments."""
 FACTS: dict[str, list[str]] = read_toml(CLAIMS / "facts.toml")
-"""Ids of claims by the independent fact that decides them, where that is not what their own
-citation has."""
+"""Lists of patterns of claims' ids by the fact, a sentence, with which these claims hold or fail
+together; other claims are grouped by their sentence or citation."""
 UNANSWERED: dict[str, list[JSON]] = read_toml(HERE / "unanswered.toml")
 """Claims that no experiment answers, each with the reason: numbers that a paper quotes from others
 as `context`, and claims that wait for machines, data or weights as `missing`."""
 NEEDS: dict[str, list[str]] = read_toml(CLAIMS / "needs.toml")
-"""Ids of claims by the means that an answer at the published size needs, the least first."""
+"""Lists of patterns of claims' ids by the means that an answer at the published size needs, such as
+"one GPU"; the least comes first, and the first that matches counts."""
 
 MEASUREMENTS = {
     "activations": "activations:measure_activations",
@@ -54,16 +55,17 @@ MEASUREMENTS = {
     "words": "counted:measure_words",
     "zero-communication": "traffic:measure_sent_bytes",
 }
-"""Module of `mlm_repro.experiments.measured` and its function, by the name that `measures` has in
-experiment.toml."""
+"""Texts `MODULE:FUNCTION`, a module of `mlm_repro.experiments.measured` and its function, by the
+name that `measures` has in experiment.toml."""
 TAKES_LONG = {"released": "scores released weights"}
 """Measurements that `mlm-experiment run --all` leaves out, each with its reason."""
 
 
 Says = Literal["exact", "about", "at most", "at least", "there is", "for all"]
 SAYS: dict[str, dict[str, str]] = read_toml(CLAIMS / "says.toml")
-"""The classes of sentences: `words` that say it, required `relation`, number `of_a_set`, word
-`before` the value."""
+"""A dict for each class of sentences: the `words` that show it, a regular expression; the
+`relation` that our number must have to the value; which number `of_a_set` is meant; and the word
+`before` the shown value."""
 ABOUT = 0.1
 """Largest share by which a number may differ from a published one that is called "about"."""
 
@@ -221,10 +223,8 @@ class Claim(Config):
         return low - slack <= ours.high and ours.low <= high + slack
 
     def _tolerances(self) -> tuple[float, float]:
-        """Return how far below and above the value a measurement may lie, in the claim's unit.
-
-        Rounding may allow more.
-        """
+        """Return a pair of distances, both at least 0 and in the claim's unit: how far below the
+        value a measurement may lie, and how far above it. Rounding may allow more."""
         text = self.allowed.tolerance
         value = abs(float(self.value))
         ends = [float(number) for number in re.findall(r"[\d.]+", text)]
@@ -587,5 +587,7 @@ def ablation_of(experiment: Experiment) -> Ablation:
     """Return the experiment's ablation. Raises BadInput if it has none."""
     if experiment.ablation is None:
         names = ", ".join(other.name for other in load_experiments().values() if other.ablation)
-        raise BadInput(f"{experiment.name} has no ablation; there are {names}")
+        raise BadInput(
+            f"{experiment.name} has no ablation to train; the experiments that have one are {names}"
+        )
     return experiment.ablation

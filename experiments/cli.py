@@ -327,14 +327,19 @@ def compare(
             print(f"\n{format_verdicts(shown)}")
     if beyond:
         more = f" and {len(beyond) - 1} more" if len(beyond) > 1 else ""
-        raise Diverged(f"{beyond[0].claim.id}{more}: the number found here contradicts the claim")
+        raise Diverged(
+            f"{beyond[0].claim.id}{more}: a number of this suite contradicts the published claim;"
+            " the table above has both"
+        )
 
 
 def _chosen(name: str | None, every: bool) -> "list[Experiment]":
     from mlm_repro.experiments.catalogue import find_experiment, load_experiments
 
     if (name is None) != every:
-        raise BadInput("name an experiment (`mlm-experiment list` shows them) or say --all")
+        raise BadInput(
+            "name one experiment (`mlm-experiment list` shows them) or say --all, and not both"
+        )
     return [find_experiment(name)] if name else list(load_experiments().values())
 
 

@@ -103,7 +103,10 @@ class KeptRun(FileSchema, extra="forbid"):
         for name, content in {**contents, **(others or {})}.items():
             sealed = seal["files"].get(name, {}).get("sha256")
             if sealed != (None if content is None else sha256(content).hexdigest()):
-                raise IntegrityFailure(f"{self.name}: its {name} is not the one that was sealed")
+                raise IntegrityFailure(
+                    f"{self.name}: its {name} is not the one that was sealed: the copy that the"
+                    " study keeps was changed"
+                )
 
 
 def read_runs(study: Path) -> dict[str, KeptRun]:
@@ -118,7 +121,7 @@ def read_runs(study: Path) -> dict[str, KeptRun]:
     else:
         folders = (path.parent for path in sorted((study / TRAININGS_APART).glob(f"*/{METRICS}")))
         lines = [KeptRun.of(folder, metrics=read_metrics(folder)) for folder in folders]
-    return _by_name(lines)
+    return _by_name(lines, study)
 
 
 def write_runs(study: Path, runs: Iterable[KeptRun]) -> None:
@@ -142,7 +145,7 @@ def read_evaluations(study: Path) -> dict[str, JSON]:
     """
     path = study / EVALUATIONS
     lines = read_lines(path, KeptEvaluation) if path.is_file() else []
-    results = {name: line.result for name, line in _by_name(lines).items()}
+    results = {name: line.result for name, line in _by_name(lines, study).items()}
     for folder in (study / FORMER_EVALUATIONS, study / EVALUATIONS_APART):
         results |= {path.stem: read_object(path) for path in sorted(folder.glob("*.json"))}
     return results
@@ -151,14 +154,14 @@ def read_evaluations(study: Path) -> dict[str, JSON]:
 NamedT = TypeVar("NamedT", "KeptRun", "KeptEvaluation")
 
 
-def _by_name(lines: Sequence[NamedT]) -> dict[str, NamedT]:
-    """Return lines of runs.jsonl or of evaluations.jsonl as a dict by name. Raises IntegrityFailure
-    if two lines have the same name."""
+def _by_name(lines: Sequence[NamedT], study: Path) -> dict[str, NamedT]:
+    """Return lines of runs.jsonl or of evaluations.jsonl in the directory `study` as a dict by
+    name. Raises IntegrityFailure if two lines have the same name."""
     named = {line.name: line for line in lines}
     if len(named) < len(lines):
         raise IntegrityFailure(
-            f"{len(lines)} lines have only {len(named)} names: one name of runs.jsonl or"
-            " evaluations.jsonl stands there twice"
+            f"{study}: the {len(lines)} lines of its runs.jsonl or evaluations.jsonl have only"
+            f" {len(named)} names: a line was copied"
         )
     return named
 
@@ -257,7 +260,9 @@ class ReproductionScores(FileSchema):
             0 <= comparison.smaller < comparison.larger < len(self.models)
             for comparison in self.comparisons
         ):
-            raise ValueError("the two models of a comparison are not in the list, smaller first")
+            raise ValueError(
+                "`smaller` and `larger` of a comparison must be indices of `models`, in this order"
+            )
         return self
 
     @property

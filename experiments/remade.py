@@ -124,7 +124,7 @@ def models(run: Path) -> Comparisons:
                 " scaled"
             )
     if not all(summary.target in command for command in summary.commands.values()):
-        yield f"{SUMMARY} has a command that makes something else"
+        yield f"{SUMMARY} has a command that does not name its target"
 
 
 def evaluations(run: Path) -> Comparisons:
@@ -320,7 +320,7 @@ def study(run: Path) -> Comparisons:
         due[name] = manifest.identity
         yield from broken_manifest(name, manifest.to_json())
         if kept_run.seal is None:
-            yield f"{name} was kept without its seal"
+            yield f"{name} is kept in runs.jsonl without its seal"
         own = [record for record in records if record.source == name]
         kept_run.check_seal({RECORDS: records_bytes(own)})
         yield from _begun_with(run, manifest, own, kept_run.refused or [])
@@ -336,14 +336,17 @@ def _begun_with(
     config = manifest.config
     of = (name, sha256_json(config), config["experiment"]["name"])
     if any((record.source, record.digest, record.experiment) != of for record in records):
-        yield f"{RECORDS} of {run.name} has records of another run"
+        yield f"{RECORDS} of {run.name} has a record that names another run or experiment"
     if "records" not in config:  # a run of an earlier version
         yield Absent(f"the digest of the records of {name}, which alone contradicts {RECORDS}: *")
     elif (digest_of_numbers(records), sha256_json(refused)) != (
         config["records"],
         config.get("refused", sha256_json([])),
     ):
-        yield f"{RECORDS} of {run.name} does not have the numbers that {name} was begun with"
+        yield (
+            f"{RECORDS} of {run.name} does not have the numbers whose digest the manifest of {name}"
+            " has"
+        )
 
 
 def _numbers_again(run: Path) -> Comparisons:

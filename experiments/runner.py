@@ -59,7 +59,9 @@ def _runs_of(
     elif experiment.reproduction:
         carry_out(make_plan(experiment.reproduction, "auto", False, None), runs)
     elif experiment.ablation:
-        raise BadInput(f"{experiment.name} is about models trained here: {_left_out(experiment)}")
+        raise BadInput(
+            f"{experiment.name} is not made by `mlm-experiment run`: {_left_out(experiment)}"
+        )
     else:
         if experiment.parts or experiment.arithmetic:
             worked = work_out(experiment)

@@ -43,7 +43,7 @@ ORDER: tuple[Kind, ...] = ("measured", "counted", "computed", "simulated", "scal
 """Precedence of kinds for a claim with several numbers; within a kind what is worked out, then the
 newest run."""
 NEVER = {"simulate": ("measured", "counted", "scaled"), "scaled": ("measured", "counted")}
-"""Kinds that a run of this mode cannot have made."""
+"""Kinds of numbers that a run cannot have made, by the run's mode."""
 
 Outcome = Literal[
     "confirmed",
@@ -67,7 +67,7 @@ SCALES: dict[Scale, str] = {
     "simulated": "by a cost model that has not seen it",
     "arithmetic": "from the documents' own numbers",
 }
-"""How a claim was tried."""
+"""Ways in which a claim can be tried, each with its meaning."""
 COST_MODEL = "the cost model"
 WORDS: tuple[Outcome, ...] = ("confirmed", "contradicted", "predicted", "not-tried")
 """The outcomes that tables count; predicted is counted out of all predictions."""
@@ -160,8 +160,8 @@ def load_results(folders: Iterable[Path]) -> Results:
         for record in own:
             if record.kind in NEVER.get(mode, ()):
                 raise IntegrityFailure(
-                    f"{path} is of mode {mode} and yet calls a number {record.kind}"
-                    f" ({record.series})"
+                    f"{path} was made in mode {mode}, which gives no {record.kind} numbers, and has"
+                    f" one in {RECORDS} ({record.series})"
                 )
         if manifest["kind"] == ABLATION:
             from mlm_repro.experiments.forecast.ablation import derive_effects
@@ -171,7 +171,7 @@ def load_results(folders: Iterable[Path]) -> Results:
                 record.model_copy(update={"note": ""}) for record in own[-len(derived) :]
             ] != derived:
                 raise IntegrityFailure(
-                    f"{path} does not have the numbers of its trainings in {RECORDS}"
+                    f"{path} does not have in {RECORDS} the numbers that its kept trainings give"
                 )
             findings = {finding.effect.claim: finding for finding in effects} | findings
     return Results(tuple(records), tuple(left_out), findings)
@@ -204,7 +204,7 @@ def runs_in(folders: Iterable[Path]) -> list[Path]:
     runs = []
     for folder in folders:
         if not folder.is_dir():
-            raise BadInput(f"{folder} is not a directory of results")
+            raise BadInput(f"{folder} is not a directory: --results takes folders of runs")
         for place in places:
             paths = [path.parent for path in sorted(folder.glob(place))]
             runs += [path.resolve() for path in paths if path == folder or not path.is_symlink()]
@@ -224,7 +224,9 @@ def parts_of(path: Path) -> Iterator[RunNumbers]:
         return
     lines = read_runs(path)
     if strangers := {record.source for record in own} - lines.keys():
-        raise IntegrityFailure(f"{path} has records of another run, {min(strangers)}")
+        raise IntegrityFailure(
+            f"{path} has records of a run that its runs.jsonl does not keep, {min(strangers)}"
+        )
     for name, run in lines.items():
         about = parse_document(run.manifest, Manifest, f"{MANIFEST} of {name}").model_dump(
             mode="json"
@@ -565,7 +567,7 @@ def _find(experiment: Experiment, claim: Claim, records: Rows) -> list[Record]:
 
 def _reason(experiment: Experiment, claim: Claim, was_run: bool) -> str:
     if was_run or not experiment.produces(claim.quantity):
-        return experiment.not_run or "the run found here has no number for it"
+        return experiment.not_run or "the run that was found has no number for this claim"
     if experiment.reproduction:
         return f"no run was found; `mlm-experiment reproduce {experiment.reproduction}` makes one"
     verb = "ablate {} --dataset DIR" if experiment.ablation else "run {}"

@@ -32,8 +32,8 @@ from mlm_repro.lineage.digest import sha256_json
 from mlm_repro.lineage.records import Record
 
 CONSTANT, BUBBLE = "constant throughput", "bubble alone"
-"""Baselines of predictions: every GPU reaches one rate, by the papers' count of operations; the
-bubble of the pipeline is lost besides."""
+"""Names of the rules that predictions are compared with: every GPU reaches one rate, by the papers'
+count of operations; or it does, and the bubble of the pipeline is lost besides."""
 TAILS = (0.05, 0.95)
 
 
@@ -57,7 +57,8 @@ class WorkedOut(NamedTuple):
 
     numbers: tuple[Worked, ...]
     refused: tuple[Line, ...]
-    """Workloads that cannot run, with the reason."""
+    """A dict for each workload that cannot run: its `experiment`, `series` and `x`, and the
+    `reason`."""
 
 
 def work_out(experiment: Experiment) -> WorkedOut:

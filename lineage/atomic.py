@@ -30,8 +30,8 @@ MOST_BYTES = 256 << 20
 
 @contextmanager
 def open_file(path: Path | str) -> Iterator[io.BufferedReader]:
-    """Context manager: open a file for reading its bytes. Raises OSError also for a pipe or a
-    device, which could block a reader for ever."""
+    """Context manager: open the file at `path` for reading its bytes, and yield it. Raises OSError
+    also for a pipe or a device, which could block a reader for ever."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
@@ -39,8 +39,8 @@ def open_file(path: Path | str) -> Iterator[io.BufferedReader]:
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Return a file's content in bytes. Raises OSError as `open_file` does, and if the file has
-    more than `most` bytes."""
+    """Return the content of the file at `path` in bytes. Raises OSError as `open_file` does, and if
+    the file has more than `most` bytes."""
     with open_file(path) as file:
         if os.fstat(file.fileno()).st_size > most:
             raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
@@ -50,8 +50,9 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
 def parse_json(
     text: bytes | str, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None
 ) -> Any:
-    """Return the value of a text of JSON; `pairs`, if given, builds each object from its (key,
-    value) pairs. Raises ValueError if the text is not JSON or is nested too deeply."""
+    """Return the value of `text`, which is JSON, in Python's types; `pairs`, if given, builds each
+    object from its list of pairs (key, value). Raises ValueError if the text is not JSON or is
+    nested too deeply."""
     try:
         return json.loads(text, object_pairs_hook=pairs)
     except RecursionError as error:
@@ -59,8 +60,8 @@ def parse_json(
 
 
 def read_json(path: Path) -> Any:
-    """Return the value of a JSON file. Raises OSError as `read_bytes` does, and ValueError if the
-    file is not JSON."""
+    """Return the value of the JSON file at `path` in Python's types. Raises OSError as `read_bytes`
+    does, and ValueError if the file is not JSON."""
     return parse_json(read_bytes(path))
 
 
@@ -113,7 +114,8 @@ def write_bytes(path: Path, data: bytes, replaces: bool = True) -> bool:
 
 
 def _put(temporary: Path, path: Path) -> None:
-    """Give a finished temporary file the name `path`. Raises FileExistsError if the name is taken.
+    """Give a finished temporary file the name `path`; the temporary name may stay. Raises
+    FileExistsError if the name is taken.
 
     A file system may have no links (exFAT, SMB, many of FUSE). There, if two commands begin the
     same work at the same instant, the second overwrites the first's file; the lock that follows
@@ -130,8 +132,8 @@ def _put(temporary: Path, path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path` in UTF-8, as `write_bytes` writes bytes: missing folders are made, and
-    an existing file is replaced whole."""
+    """Write `text` to the file `path` in UTF-8, as `write_bytes` writes bytes: missing folders are
+    made, and an existing file is replaced whole."""
     write_bytes(path, text.encode("utf-8"))
 
 
@@ -142,15 +144,16 @@ def json_bytes(value: Any) -> bytes:
 
 
 def write_json(path: Path, value: Any, replaces: bool = True) -> bool:
-    """Write `value` as indented JSON, as `write_bytes` writes bytes; return True if it was written.
-    Raises ValueError for a number that is not finite."""
+    """Write `value` as indented JSON to the file `path`, as `write_bytes` writes bytes; return True
+    if it was written. With `replaces=False` an existing file stays. Raises ValueError for a number
+    that is not finite."""
     return write_bytes(path, json_bytes(value), replaces)
 
 
 @contextmanager
 def new_directory(path: Path, durable: bool = True, claims: bool = False) -> Iterator[Path]:
-    """Context manager: yield an empty temporary sibling that becomes `path` when the block ends
-    without an error.
+    """Context manager: yield the path of an empty temporary sibling that becomes the directory
+    `path` when the block ends without an error.
 
     An existing directory at `path` is replaced only then. If this call `claims` the name, it makes
     an empty `path` at once, and raises FileExistsError if there is one, or if another command has
@@ -177,8 +180,8 @@ def new_directory(path: Path, durable: bool = True, claims: bool = False) -> Ite
 
 
 def publish_directory(temporary: Path, path: Path, durable: bool = True) -> None:
-    """Rename a finished directory to `path`, in place of an old one, which is removed; with
-    `durable`, flush its files to disk first."""
+    """Rename the finished directory `temporary` to `path`, in place of an old directory, which is
+    removed; with `durable`, flush its files to disk first."""
     for written in [*temporary.rglob("*"), temporary] if durable else ():
         sync(written)
     # A rename cannot replace a directory that holds files.
@@ -194,8 +197,8 @@ def publish_directory(temporary: Path, path: Path, durable: bool = True) -> None
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory and its missing parents, and sync each parent so that a power cut does not
-    lose the new name."""
+    """Make the directory `path` and its missing parents, and sync each parent so that a power cut
+    does not lose the new name. Does nothing if the directory is there."""
     if not path.is_dir():
         make_directory(path.parent)
         path.mkdir(exist_ok=True)

@@ -31,70 +31,80 @@ LINEAGE, CONFIG, STATE, INDEX = "lineage.json", "config.json", "state.json", "in
 
 
 def checkpoint_path(run: Path, iteration: int) -> Path:
-    """Return the directory of a run's checkpoint at an iteration, such as
+    """Return the path of a run's checkpoint directory at an iteration, such as
     `RUN/checkpoints/iter_0000100`, whether it is there or not."""
     return run / CHECKPOINTS / f"iter_{iteration:07d}"
 
 
 def iteration_of(checkpoint: Path) -> int:
-    """Return the iteration in the name of a checkpoint directory: 100 for `iter_0000100`. Raises
-    ValueError for another name."""
+    """Return as an int the iteration in the name of a checkpoint directory: 100 for `iter_0000100`.
+    Raises ValueError for another name."""
     return int(checkpoint.name.removeprefix("iter_"))
 
 
 def complete_checkpoints(run: Path) -> list[Path]:
-    """Return the paths of a run's sealed checkpoints, oldest first."""
+    """Return a list of the paths of a run's sealed checkpoints, oldest first."""
     return sorted(path for path in (run / CHECKPOINTS).glob("iter_*") if is_sealed(path))
 
 
 def own_checkpoints(run: Path) -> list[Path]:
-    """Return the paths of the sealed checkpoints of a run that this process works in, oldest first.
+    """Return a list of the paths of the sealed checkpoints of a run, oldest first.
 
-    Raises BadInput if one belongs to another run, unless it is a link: a replay begins from a link
-    to another run's checkpoint. Raises Interrupted if this process locked the run and it was moved
-    or removed since. A damaged one is returned: loading it reports the damage.
+    Raises BadInput if the run has a manifest and a checkpoint belongs to another run or names none,
+    unless it is a link: a replay begins from a link to another run's checkpoint. Raises Interrupted
+    if this process locked the run and it was moved or removed since. A damaged checkpoint is
+    returned: loading it reports the damage.
     """
     check_held(run)
-    identity = read_object(run / MANIFEST)["identity"] if (run / MANIFEST).is_file() else None
     checkpoints = complete_checkpoints(run)
+    if not (run / MANIFEST).is_file():
+        return checkpoints
+    identity = read_object(run / MANIFEST)["identity"]
     for path in checkpoints:
-        owner = identity
+        lineage = path / LINEAGE
         with suppress(IntegrityFailure):  # loading a checkpoint reports its damage
-            owner = read_object(path / LINEAGE).get("run")
-        if owner != identity and not path.is_symlink():
-            raise BadInput(
-                f"{path} belongs to another run ({str(owner)[:8]}): move it away to go on with"
-                f" {run.name}"
-            )
+            owner = read_object(lineage).get("run") if lineage.is_file() else None
+            if owner != identity and not path.is_symlink():
+                raise BadInput(
+                    f"{path} is not a checkpoint of {run.name}: its {LINEAGE} names another run or"
+                    " is missing; move the checkpoint away"
+                )
     return checkpoints
 
 
 def resolve_checkpoint(path: Path) -> Path:
-    """Return the checkpoint at `path` without links in it, or the newest complete one if `path` is
-    a run directory or its folder of checkpoints.
+    """Return the path of the checkpoint at `path` without links in it, or of the newest complete
+    one if `path` is a run directory or its folder of checkpoints.
 
-    Raises BadInput if `path` is not a directory, or is sealed and not a checkpoint, and
-    IntegrityFailure if there is no complete checkpoint.
+    Raises BadInput if `path` is not a directory, or is sealed and not a checkpoint, or is a run
+    that holds a checkpoint of another run, and IntegrityFailure if there is no complete checkpoint.
+    Raises Interrupted as `own_checkpoints` does.
     """
     if not path.is_dir():
         raise BadInput(f"there is no checkpoint directory {path}")
     path = path.resolve()
     folder = path if path.name == CHECKPOINTS else path / CHECKPOINTS
     if folder.is_dir():
-        complete = complete_checkpoints(folder.parent)
+        complete = own_checkpoints(folder.parent)
         if not complete:
-            raise IntegrityFailure(f"{path} has no complete checkpoint")
+            raise IntegrityFailure(
+                f"{path} has no complete checkpoint: none in it has the file COMPLETE, which is"
+                " written last"
+            )
         return complete[-1]
     if not is_sealed(path):
-        raise IntegrityFailure(f"{path} has no COMPLETE file: it is not a finished checkpoint")
+        raise IntegrityFailure(
+            f"{path} has no COMPLETE file: it is neither a finished checkpoint nor a run with"
+            " checkpoints"
+        )
     if not (path / INDEX).is_file():
         raise BadInput(f"{path} is complete but is not a checkpoint: it has no {INDEX}")
     return path
 
 
 def read_newest(path: Path, read: Callable[[Path], T]) -> T:
-    """Return read(path of a checkpoint), for the checkpoint at `path` or the newest one in the run
-    directory `path`.
+    """Return `read` of the path of a checkpoint: the checkpoint at `path`, or the newest one in the
+    run directory `path`. Raises the errors of `resolve_checkpoint` and `read`.
 
     If a training removes the checkpoint while it is read, the one that is newest by then is read.
     """
@@ -109,8 +119,8 @@ def read_newest(path: Path, read: Callable[[Path], T]) -> T:
 
 def broken_links(run: Path) -> list[str]:
     """Return a list of a sentence for each contradiction within a run's manifest, between it and
-    the run's sealed checkpoints, and between the checkpoints. Empty if there is none. The run must
-    have a manifest."""
+    the run's sealed checkpoints, and between the checkpoints. Empty if there is none. The run
+    directory must have a manifest. Raises IntegrityFailure if a JSON file cannot be read."""
     manifest = read_object(run / MANIFEST)
     broken = list(broken_manifest(run.name, manifest))
     checkpoints = [path for path in complete_checkpoints(run) if (path / LINEAGE).is_file()]
@@ -123,22 +133,32 @@ def broken_links(run: Path) -> list[str]:
 
 
 def broken_manifest(name: str, manifest: JSON) -> Iterator[str]:
-    """Yield a sentence for each contradiction within a manifest: in its digest of the
-    configuration, its identity, its settings or its attempts. `name` is the run's name."""
+    """Yield a sentence for each contradiction within the content of manifest.json: in its digest of
+    the configuration, its identity, its settings or its attempts. `name` is the run's name."""
     config = manifest["config"]
     if sha256_json(config) != manifest["config_digest"]:
-        yield f"{name}: the configuration in {MANIFEST} is not the one its digest was made of"
+        yield (
+            f"{name}: the configuration in {MANIFEST} is not the one its digest was made of, so"
+            " `config` or `config_digest` was edited"
+        )
     if identity_in(manifest) != manifest["identity"]:
-        yield f"{name}: the identity in {MANIFEST} is not that of its configuration and inputs"
+        yield (
+            f"{name}: the identity in {MANIFEST} is not that of its configuration and inputs, so"
+            " one of the three was edited"
+        )
     for section, value in manifest.get("settings", {}).items():
         if not _states(config.get(section), value):
-            yield f"{name}: the {section} in `settings` of {MANIFEST} is not the one in `config`"
+            yield (
+                f"{name}: the {section} in `settings` of {MANIFEST} is not the one in `config`, so"
+                " one of the two was edited"
+            )
     yield from _attempts(name, manifest)
 
 
 def _attempts(name: str, manifest: JSON) -> Iterator[str]:
     """Yield a sentence for each attempt in a manifest whose `before` is not the digest of the
-    attempt before it, or in the first one the run's identity.
+    attempt before it, or in the first one the run's identity. `name` is the run's, for the
+    sentences.
 
     Manifests of earlier versions, which list `layouts`, may lack that digest.
     """
@@ -148,12 +168,16 @@ def _attempts(name: str, manifest: JSON) -> Iterator[str]:
         if attempt.get("before", before) != before or (
             "before" not in attempt and "layouts" not in manifest
         ):
-            yield f"{name}: attempt {number + 1} in {MANIFEST} does not follow on the one before it"
+            yield (
+                f"{name}: `before` of attempt {number + 1} in {MANIFEST} is not the digest of the"
+                " attempt before it, or for the first the run's identity: attempts were edited,"
+                " added or removed"
+            )
 
 
 def _states(full: Any, partial: Any) -> bool:
-    """Return True if `full` has every key and value of `partial`, which may leave out keys at any
-    depth; lists must have equal lengths."""
+    """Return True if the JSON value `full` has every key and value of `partial`, which may leave
+    out keys at any depth; lists must have equal lengths."""
     if isinstance(partial, dict) and isinstance(full, dict):
         return all(key in full and _states(full[key], value) for key, value in partial.items())
     if isinstance(partial, list) and isinstance(full, list):
@@ -162,8 +186,9 @@ def _states(full: Any, partial: Any) -> bool:
 
 
 def _check_checkpoint(path: Path, manifest: JSON) -> Iterator[str]:
-    """Yield a sentence for each contradiction of a checkpoint: between its iteration and its name,
-    and between its run, inputs, attempt or configuration and the manifest."""
+    """Yield a sentence for each contradiction of the checkpoint directory `path`: between its
+    iteration and its name, and between its run, inputs, attempt or configuration and the content of
+    manifest.json, `manifest`."""
     lineage = read_object(path / LINEAGE)
     iteration = read_object(path / STATE).get("iteration")
     if path.name != f"iter_{iteration:07d}":
@@ -183,7 +208,10 @@ def _check_checkpoint(path: Path, manifest: JSON) -> Iterator[str]:
         sha256_json(attempt): attempt for attempt in manifest.get("attempts", [])
     } | {None: {}}
     if (writer := lineage.get("attempt")) not in attempts:
-        yield f"{path.name} was written by an attempt that {MANIFEST} does not have"
+        yield (
+            f"{path.name} was written by an attempt that {MANIFEST} does not have: the checkpoint"
+            " was exchanged, or an attempt was edited or removed"
+        )
     config = read_object(path / CONFIG)
     due = {section: manifest["config"].get(section) for section in ("name", "model", "twin")}
     # Checkpoints of earlier versions name no attempt: their layout is taken as it is.
@@ -192,8 +220,9 @@ def _check_checkpoint(path: Path, manifest: JSON) -> Iterator[str]:
 
 
 def _check_descent(older: Path, newer: Path) -> Iterator[str]:
-    """Yield a sentence if the newer checkpoint's list of ancestors lacks the older one, has another
-    digest of it, or has other ancestors before it. Both are directories of one run."""
+    """Yield a sentence if the list of ancestors of the checkpoint `newer` lacks the checkpoint
+    `older`, has another digest of it, or has other ancestors before it. Both are directories of one
+    run."""
     ancestors = read_object(newer / LINEAGE)["ancestors"]
     before = read_object(older / LINEAGE)["ancestors"]
     iteration = read_object(older / STATE)["iteration"]
@@ -209,13 +238,16 @@ def _check_descent(older: Path, newer: Path) -> Iterator[str]:
             " here: one of them was exchanged"
         )
     elif ancestors[: len(before)] != before:
-        yield f"{newer.name} and {older.name} name different checkpoints before them"
+        yield (
+            f"{newer.name} and {older.name} name different checkpoints before them in lineage.json:"
+            " one of the two was exchanged or edited"
+        )
 
 
 def _check_weights(checkpoints: list[Path]) -> Iterator[str]:
-    """Yield a sentence for each checkpoint whose weights an earlier one has too; `checkpoints` come
-    oldest first. Removed checkpoints count, because the newest one keeps digests of their
-    weights."""
+    """Yield a sentence for each checkpoint whose weights an earlier checkpoint has too.
+    `checkpoints`, the directories of one run, come oldest first. Removed checkpoints count, because
+    the newest one keeps digests of their weights."""
     ancestors = read_object(checkpoints[-1] / LINEAGE)["ancestors"] if checkpoints else []
     every = [(f"iter_{each['iteration']:07d}", each["weights"]) for each in ancestors]
     every += [(path.name, _weights(path)) for path in checkpoints]
@@ -229,7 +261,7 @@ def _check_weights(checkpoints: list[Path]) -> Iterator[str]:
 
 
 def _weights(checkpoint: Path) -> str:
-    """Return one digest of a sealed checkpoint's weights, its files `model-*`, from the digests in
-    its seal."""
+    """Return a hexadecimal digest of a sealed checkpoint's weights, its files `model-*`, from the
+    digests in its seal."""
     others = {name for name in sealed_files(checkpoint) if not name.startswith("model-")}
     return content_digest(checkpoint, without=others)

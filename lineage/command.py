@@ -34,10 +34,10 @@ from mlm_repro.lineage.progress import QUIET
 from mlm_repro.lineage.variables import check_numbers, is_first_rank
 
 NO_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
-"""Error numbers of a full or failing disk."""
+"""Error numbers of an OSError that tell of a full or failing disk."""
 NO_WAY = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EEXIST)
-"""Error numbers of a path that this user cannot use: no permission, a loop of links, a name that is
-too long or taken, a file where a folder should be."""
+"""Error numbers of an OSError for a path that this user cannot use: no permission, a loop of links,
+a name that is too long or taken, a file where a folder should be."""
 NO_HOME = "Could not determine home directory."
 """Text of pathlib's error for a user without a home directory."""
 CIRCLE = "Symlink loop from "
@@ -50,7 +50,8 @@ BARS_OF_LIBRARIES = (
 """Environment variables that silence the progress bars of libraries, which write control characters
 into pipes."""
 CONTROL = re.compile(r"(\x1b\[[\d;]*m)|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Matches control characters to escape, and colours, the first group, which are kept."""
+"""Matches control characters to escape, and as its first group the codes of colours, which are
+kept."""
 DEBUG = "MLM_DEBUG"
 JSON_ERRORS = "--json-errors"
 COMMON_OPTIONS = {
@@ -62,22 +63,22 @@ COMMON_OPTIONS = {
 
 
 class CommandLine(typer.Typer):
-    """A typer application that lists the common options in the help of each verb. `run_command`
-    takes them from the command line."""
+    """Typer application that lists the common options in the help of each verb. The function
+    `run_command` takes these options from the command line."""
 
     def command(  # type: ignore[override]  # the settings depend on typer's version
         self, name: str | None = None, **settings: Any
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Return a decorator that registers a verb and adds the common options to its help;
-        `settings` are typer's."""
+        """Return a decorator that registers a function as a verb, by default under the function's
+        name, and adds the common options to the verb's help; `settings` are typer's."""
         options = "; ".join(f"{option}: {meaning}" for option, meaning in COMMON_OPTIONS.items())
         return super().command(name, epilog=f"Every verb takes {options}.", **settings)
 
 
 def _take_common_options(arguments: list[str]) -> list[str]:
-    """Return the arguments without those common options, such as `--quiet`, that stand before `--`,
-    and set the environment variables that they mean. `--json-errors` sets none: it is looked up in
-    `sys.argv`."""
+    """Return a list of the arguments without those common options, such as `--quiet`, that stand
+    before `--`, and set the environment variables that these options mean. `--json-errors` sets
+    none: it is looked up in `sys.argv`."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     given = COMMON_OPTIONS.keys() & set(arguments[:end])
     if "--debug" in given:
@@ -90,8 +91,9 @@ def _take_common_options(arguments: list[str]) -> list[str]:
 
 
 def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn:
-    """Run a typer application and exit with a documented code; the exception behind a failure
-    becomes the cause of the SystemExit.
+    """Run a typer application on `sys.argv` and exit with a documented code; the exception behind a
+    failure becomes the cause of the SystemExit. A failure is printed to standard error as one
+    sentence, or with `--json-errors` as a line of JSON.
 
     Replaces the standard streams and the handlers of the stop signals. With `default`, a first
     argument that is neither an option nor a verb becomes the argument of the default verb:
@@ -109,13 +111,14 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
     if not sys.stderr.isatty():
         os.environ.update(dict.fromkeys(BARS_OF_LIBRARIES, "1"))
     code: str | int | None = 0
-    cause: Exception | None = None
+    cause: BaseException | None = None
     try:
         try:
-            signal.signal(signal.SIGINT, partial(_stop, os.getpid()))
-            for number in set(STOPS) - {signal.SIGINT}:
+            stop = partial(_stop, os.getpid())
+            signal.signal(signal.SIGINT, stop)
+            for number in STOPS:
                 if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP on purpose
-                    signal.signal(number, partial(_stop, os.getpid()))
+                    signal.signal(number, stop)
             sys.unraisablehook = _stop_again
             hear_stops()
             refuse_non_text([*arguments, os.getcwd()])
@@ -135,8 +138,9 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
         # From here on no signal may change the exit code. One that comes while an end is taken
         # down, or just before this line, is still caught.
         _ignore_stops()
-    except _CtrlC:
+    except _CtrlC as stop:
         code = _explain(Interrupted(f"interrupted; the same command {afterwards()}"))
+        cause = stop
     release_claims()
     sys.stdout.flush()
     lost = getattr(sys.stdout, "lost", None)
@@ -144,23 +148,22 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
         code = _explain(
             Interrupted(f"standard output cannot be written: {lost.strerror}; the work is done")
         )
-    if code == Interrupted.exit_code:
-        _end_at_once(code)
+    if isinstance(cause, _CtrlC):
+        _end_at_once()
     raise SystemExit(code) from cause
 
 
-def _end_at_once(code: int) -> None:
-    """End this process with an exit code after its exit functions, but without the interpreter's
-    own end: a stop may have left an import half done, or native code at work in a thread, and
-    either could abort that end. Does nothing in a process of `multiprocessing`, which ends so by
-    itself, and where the exit functions are its parent's."""
+def _end_at_once() -> None:
+    """End this process with the exit code of Interrupted, after its exit functions, but without the
+    interpreter's own end: a stop may have left an import half done, or native code at work in a
+    thread, and either could abort that end. Does nothing in a process of `multiprocessing`, which
+    ends in this way by itself, and where the exit functions are its parent's."""
     from multiprocessing import parent_process
 
     if not parent_process():
         atexit._run_exitfuncs()
-        sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)
+        os._exit(Interrupted.exit_code)
 
 
 class _Output(io.TextIOWrapper):
@@ -168,7 +171,7 @@ class _Output(io.TextIOWrapper):
 
     On a terminal, control characters other than colours are escaped. Text that cannot be written,
     because its reader left or its disk is full, is dropped and the work goes on; `lost` holds the
-    first error.
+    first OSError, or None.
     """
 
     lost: OSError | None = None
@@ -188,8 +191,8 @@ class _Output(io.TextIOWrapper):
             self._lose(error)
 
     def close(self) -> None:
-        """Flush, and leave the underlying file open, because it belongs to the standard stream that
-        this object replaced."""
+        """Flush this stream, and leave the underlying file open, because it belongs to the standard
+        stream that this object replaced."""
         self.flush()
 
     def _lose(self, error: OSError) -> int:
@@ -200,8 +203,9 @@ class _Output(io.TextIOWrapper):
 
 
 def _take_streams() -> None:
-    """Replace standard output and error by `_Output`, and closed standard streams by the null
-    device.
+    """Replace the streams `sys.stdout` and `sys.stderr` by `_Output`, and closed standard streams,
+    `sys.stdin` too, by the null device. Streams that are an `_Output` already, or no text files,
+    stay.
 
     Characters that an encoding lacks are escaped.
     """
@@ -238,10 +242,11 @@ def _escaped(text: str) -> str:
 
 
 def _unforeseen(error: Exception) -> UserError:
-    """Return the error to report for an unforeseen exception: a user's error for an option, memory,
-    disk, path or unfit torch, else a Fault.
+    """Return the error to report for an unforeseen exception, without raising it: BadInput for a
+    wrong option, an unusable path or an unfit torch, HardwareMissing for too little memory,
+    Interrupted for a failing disk, else a Fault.
 
-    With `--debug` a Fault's traceback goes to a temporary file.
+    With `--debug` a Fault's traceback goes to a temporary file, which the Fault's sentence names.
     """
     # Told by its method: the class is click's, or that of the copy in newer versions of typer.
     if mistake := getattr(error, "format_message", None):
@@ -251,14 +256,15 @@ def _unforeseen(error: Exception) -> UserError:
     number = getattr(error, "errno", None)
     file = getattr(error, "filename", None) or "a file"
     if isinstance(error, MemoryError) or number == errno.ENOMEM or "can't allocate memory" in text:
-        return HardwareMissing(f"this machine has too little memory for that: {message[:200]}")
+        return HardwareMissing(f"this machine has too little memory for the work: {message[:200]}")
     if text == NO_HOME:
         return BadInput("this user has no home directory: set HOME")
     if text.startswith(CIRCLE):
         return BadInput(f"{text.removeprefix(CIRCLE)} cannot be used: the links form a loop")
     if number in NO_DISK:
         return Interrupted(
-            f"the disk failed at {file} ({cause(error)}); the same command continues from there"
+            f"the disk failed at {file} ({cause(error)}): make room or repair it, and the same"
+            " command continues, or begins anew if it keeps no finished work"
         )
     if number in NO_WAY:
         return BadInput(f"{file} cannot be used: {cause(error)}")
@@ -284,22 +290,22 @@ def _unforeseen(error: Exception) -> UserError:
 
 
 class _CtrlC(BaseException):
-    """A stop by any of the stop signals. It is not an Exception, so that code which catches the
-    errors of libraries lets it through."""
+    """Raised by the signal handler for a stop by any of the stop signals. It is not an Exception,
+    so that code which catches the errors of libraries lets it through."""
 
 
 def _stop(command: int, number: int, frame: object) -> NoReturn:
-    """Signal handler: raise `_CtrlC` in the command's own process, whose id is `command`, and
-    ignore further stops.
+    """Signal handler for the signal `number`: raise `_CtrlC` in the command's own process, whose id
+    is `command`, and ignore further stops.
 
-    A process that was forked from the command raises it for SIGINT alone. Any other signal ends the
-    forked process at once.
+    A process that was forked from the command raises `_CtrlC` for SIGINT alone. Any other signal
+    ends the forked process at once.
     """
     if os.getpid() == command or number == signal.SIGINT:
         _ignore_stops()
         raise _CtrlC
     signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+    signal.raise_signal(number)
     raise SystemExit
 
 

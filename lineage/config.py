@@ -38,7 +38,7 @@ ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 def load_config(path: Path, model: type[ConfigT], overrides: Sequence[str] = ()) -> ConfigT:
     """Return the configuration in the TOML file `path`, read over the file that it extends, with
-    `section.key=value` overrides applied, as a validated `model`.
+    `section.key=value` overrides applied, as a validated `model`. Later overrides win.
 
     Raises BadInput as `read_toml` does, for an override of another form, and for a value that
     validation refuses, naming its dotted key; for an unknown key with the nearest known one where
@@ -51,22 +51,24 @@ def load_config(path: Path, model: type[ConfigT], overrides: Sequence[str] = ())
 
 
 def override_config(config: ConfigT, overrides: Sequence[str]) -> ConfigT:
-    """Return a copy of the configuration with `section.key=value` overrides, validated again.
-    Raises BadInput for an override of another form or a value that validation refuses, as
-    `load_config` does."""
+    """Return a copy of `config` with `section.key=value` overrides, validated again. Raises
+    BadInput for an override of another form or a value that validation refuses, as `load_config`
+    does."""
     values = reduce(_merge, map(_parse_override, overrides), config.model_dump(mode="json"))
     return parse_config(values, type(config), "--set")
 
 
 def to_toml(config: BaseModel) -> str:
-    """Return the text of a TOML file with the values that differ from the defaults. Reading it
-    gives an equal configuration. A value None is left out, because TOML has none."""
+    """Return the text of a TOML file with the values of `config` that differ from the defaults.
+    Reading the text gives an equal configuration. A value None is left out, because TOML has
+    none."""
     return "\n".join(_sections(config.model_dump(mode="json", exclude_defaults=True), "")) + "\n"
 
 
 def _sections(values: JSON, name: str) -> list[str]:
-    """Return the lines of TOML for the values of a section, then for the sections inside it. `name`
-    is the beginning of their headings, such as `train.`; empty for the whole file."""
+    """Return a list of the lines of TOML for the values of a section, a dict, then for the sections
+    inside it. `name` is the beginning of their headings, such as `train.`; empty for the whole
+    file."""
     lines = []
     sections = []
     for key, value in values.items():
@@ -78,8 +80,8 @@ def _sections(values: JSON, name: str) -> list[str]:
 
 
 def flatten(values: JSON, prefix: str = "") -> JSON:
-    """Return the values of nested sections as one flat dict by dotted key, such as `train.seed`.
-    `prefix` stands before every key."""
+    """Return the values of nested sections, dicts, as one flat dict dotted key → value, with keys
+    such as `train.seed`. `prefix` stands before every key."""
     flat: JSON = {}
     for key, value in values.items():
         flat |= (
@@ -91,8 +93,8 @@ def flatten(values: JSON, prefix: str = "") -> JSON:
 
 
 def parse_config(values: JSON, model: type[ConfigT], where: str) -> ConfigT:
-    """Return plain values as a validated `model`. Raises BadInput for values that it refuses, with
-    a sentence that gives `where` as their origin."""
+    """Return the plain values, a dict, as a validated `model`. Raises BadInput for values that
+    `model` refuses, with a sentence that gives `where` as their origin."""
     try:
         if _is_too_large(values):
             raise BadInput(f"{where} has an integer of more than 63 bits")
@@ -110,8 +112,8 @@ def _is_too_large(value: object) -> bool:
 
 
 def read_toml(path: Path, seen: tuple[Path, ...] = ()) -> JSON:
-    """Return the values of a TOML file as nested dicts, laid over the values of the file that its
-    key `extends` names. `seen` are the files that extend this one.
+    """Return the values of the TOML file `path` as nested dicts, laid over the values of the file
+    that its key `extends` names. `seen` are the files that extend this one.
 
     Raises BadInput for a file that is missing, unreadable, not TOML or nested too deeply, and for a
     chain of `extends` that is too long or a circle.
@@ -119,7 +121,10 @@ def read_toml(path: Path, seen: tuple[Path, ...] = ()) -> JSON:
     if len(seen) == LONGEST_CHAIN:
         raise BadInput(f"{seen[0]}: `extends` goes on for more than {LONGEST_CHAIN} files")
     if path.resolve() in seen:
-        raise BadInput(f"{path}: `extends` leads back to the same file")
+        raise BadInput(
+            f"{path}: its `extends`, or that of a file that it extends, leads back to it: take one"
+            " of them out"
+        )
     try:
         text = read_bytes(path, MOST_BYTES).decode("utf-8")
         if DEEP.search(text):
@@ -152,11 +157,14 @@ def _merge(base: JSON, over: JSON) -> JSON:
 
 
 def _parse_override(text: str) -> JSON:
-    """Return `section.key=value` as nested dicts, `{"section": {"key": value}}`. A value that is
-    not TOML is taken as text. Raises BadInput for any other form."""
+    """Return an override, the text `section.key=value`, as nested dicts, `{"section": {"key":
+    value}}`. A value that is not TOML is taken as text. Raises BadInput for any other form."""
     dotted, equals, raw = text.partition("=")
     if not equals or not all(dotted.split(".")) or DEEP.match(dotted):
-        raise BadInput(f"override {text!r} is not of the form section.key=value")
+        raise BadInput(
+            f"override {text!r} is not of the form section.key=value, or its key is inside of more"
+            " than 63 sections"
+        )
     try:
         value: Any = tomllib.loads(f"value = {raw}")["value"]
     except (ValueError, RecursionError):
@@ -168,7 +176,7 @@ def _parse_override(text: str) -> JSON:
 
 def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Yield the dotted names of all keys of a pydantic model, at any depth: a section's own name,
-    then the names in it."""
+    then the names in it. `prefix` stands before every name."""
     for name, field in model.model_fields.items():
         yield f"{prefix}{name}"
         for kind in (field.annotation, *get_args(field.annotation)):
@@ -177,9 +185,9 @@ def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
-    """Return one sentence on the values that validation refused: the first unknown key, with the
-    nearest known one, or else the first error. Other unknown keys are named, other errors
-    counted."""
+    """Return one sentence on the values of a `model` that validation refused with `error`: on the
+    first unknown key, with the nearest known one, or else on the first fault. Other unknown keys
+    are named, other faults counted."""
     errors = error.errors()
     first = next((fault for fault in errors if fault["type"] == "extra_forbidden"), errors[0])
     location = tuple(first["loc"])
@@ -196,7 +204,7 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
         home = next((key for key in keys if key.endswith(f".{name}")), "")
         known = getattr(model, "other_names", {}).get(location[-1]) or home
         names = sorted({key.rpartition(".")[2] for key in keys})
-        hint = f"here it is {known}" if known else did_you_mean(name, names, "")
+        hint = f"this program's key is {known}" if known else did_you_mean(name, names, "")
         return "; ".join(filter(None, (f"unknown key {dotted!r}", hint))) + more
     if first["type"] == "missing":
         return f"missing key {dotted!r}{more}"

@@ -20,7 +20,7 @@ from mlm_repro.lineage.errors import IntegrityFailure, UserError
 from mlm_repro.lineage.progress import Progress
 
 ENTRY = ("bytes", int), ("sha256", str)
-"""Keys of a file's entry in a completion marker, with their types."""
+"""Keys of a file's entry in a completion marker, in order, each with the type of its value."""
 DERIVED = ("report", "wandb", "mlflow")
 """Folders that a seal does not cover: their content is derived from other files. Libraries change
 the last two, for example on upload."""
@@ -34,8 +34,8 @@ def sha256_file(path: Path) -> str:
 
 
 def sha256_json(value: Any) -> str:
-    """Return the hexadecimal SHA-256 of a JSON value in canonical form (sorted keys, no spaces).
-    Raises ValueError for a number that is not finite."""
+    """Return the hexadecimal SHA-256 of a JSON value, given in Python's types, in canonical form
+    (sorted keys, no spaces). Raises ValueError for a number that is not finite."""
     text = json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )
@@ -48,10 +48,11 @@ def bytes_below(directory: Path) -> int:
 
 
 def seal(directory: Path, known: Mapping[str, str] | None = None) -> str:
-    """Flush a finished directory to disk, write its completion marker and return its digest.
+    """Flush a finished directory to disk, write its completion marker, the file `COMPLETE`, and
+    return its digest, hexadecimal.
 
-    `known` has SHA-256 digests that need not be computed, by file name. Raises IntegrityFailure for
-    a link to a directory that is not sealed.
+    `known` has SHA-256 digests that need not be computed, by the file's path in the directory.
+    Raises IntegrityFailure for a link to a directory that is not sealed.
     """
     files = {}
     paths = _sealed_files(directory)
@@ -81,26 +82,27 @@ def is_sealed(directory: Path) -> bool:
 
 
 def read_digest(directory: Path) -> str:
-    """Return the digest in the completion marker, without checking the files. Raises
-    IntegrityFailure if there is no readable marker."""
+    """Return the hexadecimal digest in the completion marker of a sealed directory, without
+    checking the files. Raises IntegrityFailure if there is no readable marker."""
     return str(_read_marker(directory)["digest"])
 
 
 def sealed_files(directory: Path) -> dict[str, JSON]:
-    """Return the entry of each file in the completion marker, its `bytes` and `sha256`, by path in
-    the directory. Raises IntegrityFailure if there is no readable marker."""
+    """Return a dict path in the directory → the file's entry in the completion marker, a dict with
+    its `bytes` and `sha256`. The files are not checked. Raises IntegrityFailure if there is no
+    readable marker."""
     return dict(_read_marker(directory)["files"])
 
 
 def by_digest(
     place: Path, digest: str, digest_of: Callable[[Path], str], *folders: Path
 ) -> Path | None:
-    """Return the first directory for which `digest_of` gives `digest`, among `place`, its siblings
-    and the directories in `folders`; None if there is none. One whose digest cannot be read is
-    passed over.
+    """Return the path of the first directory for which the function `digest_of` gives `digest`,
+    among `place`, its siblings and the directories in `folders`; None if there is none. A directory
+    whose digest cannot be read is passed over.
 
-    The path alone does not decide: it may lead elsewhere by now, such as the link to a dataset that
-    was built anew.
+    The path `place` alone does not decide: it may lead elsewhere by now, such as the link to a
+    dataset that was built anew.
     """
     for path in chain(
         [place],
@@ -113,21 +115,21 @@ def by_digest(
 
 
 def content_digest(directory: Path, without: frozenset[str] | set[str]) -> str:
-    """Return one digest of a sealed directory's files without the files named in `without`, from
-    its seal: equal for equal content made at different times. Raises IntegrityFailure if there is
-    no readable seal."""
+    """Return one hexadecimal digest of a sealed directory's files without the files named in
+    `without`, from its completion marker: equal for equal content made at different times. The
+    files are not read. Raises IntegrityFailure if there is no readable marker."""
     return sha256_json(
         {name: entry for name, entry in sealed_files(directory).items() if name not in without}
     )
 
 
 def check_seal(directory: Path, is_read: Callable[[str], bool] = lambda name: True) -> str:
-    """Compare the files that the seal covers with the completion marker and return the directory's
-    digest.
+    """Compare the files that the seal of `directory` covers with its completion marker and return
+    the directory's digest, hexadecimal.
 
-    A sealed directory inside is compared by its marker alone, and files for which `is_read` returns
-    False by size alone. Raises IntegrityFailure naming the first file that is missing, added or
-    changed, or if there is no readable marker.
+    A sealed directory inside is compared by its marker alone, and files for which `is_read`, given
+    the path in the directory, returns False by size alone. Raises IntegrityFailure naming the first
+    file that is missing, added or changed, or if there is no readable marker.
     """
     marker = _read_marker(directory)
     files: dict[str, JSON] = marker["files"]
@@ -137,11 +139,12 @@ def check_seal(directory: Path, is_read: Callable[[str], bool] = lambda name: Tr
         for name in sorted(files.keys() | present):
             if name not in present:
                 raise IntegrityFailure(
-                    f"{directory / name} is missing and was there when {directory.name} was sealed"
+                    f"{directory / name} is missing and was there when {directory.name} was sealed:"
+                    " put it back, or make the directory again"
                 )
             if name not in files:
                 raise IntegrityFailure(
-                    f"{directory / name} was added after {directory.name} was sealed"
+                    f"{directory / name} was added after {directory.name} was sealed: move it away"
                 )
             path = directory / name
             expected = files[name]
@@ -166,19 +169,24 @@ def check_seal(directory: Path, is_read: Callable[[str], bool] = lambda name: Tr
 
 
 def _read_marker(directory: Path) -> JSON:
-    """Return the content of a directory's completion marker, `digest` and `files`. Raises
-    IntegrityFailure if it is missing, unreadable or edited."""
+    """Return the content of a directory's completion marker as a dict with `digest` and `files`.
+    Raises IntegrityFailure if the directory or the marker is missing, or the marker is unreadable
+    or edited."""
     path = directory / MARKER
     if not directory.is_dir():
         raise IntegrityFailure(f"{directory} is not a directory")
     if not path.is_file():
-        raise IntegrityFailure(f"{directory} has no {MARKER} file: what made it did not finish")
+        raise IntegrityFailure(
+            f"{directory} has no {MARKER} file: the command that makes it has not finished, or it"
+            " is no directory that this program makes"
+        )
     return checked_marker(lambda: read_json(path), directory)
 
 
 def checked_marker(read: Callable[[], Any], name: object) -> JSON:
-    """Return what `read` gives, which must have the keys of a completion marker, each of its type,
-    and the digest of its files. Raises IntegrityFailure, which names the directory by `name`."""
+    """Call `read` and return the dict that it gives, which must have the keys of a completion
+    marker, each of its type, and the digest of its files. Raises IntegrityFailure, which names the
+    directory by `name`, if it has not, or if `read` raises OSError or ValueError."""
     try:
         marker = read()
         files = marker["files"]
@@ -195,9 +203,9 @@ def checked_marker(read: Callable[[], Any], name: object) -> JSON:
 
 
 def _sealed_files(directory: Path, outside: tuple[str, ...] = (MARKER, *DERIVED)) -> list[Path]:
-    """Return the files that the seal covers, sorted: all but the marker, derived folders and hidden
-    files, and of a sealed directory inside its marker alone. Raises IntegrityFailure for a link to
-    a directory that is not sealed."""
+    """Return a sorted list of the paths of the files that the seal covers: all but the files and
+    folders named in `outside` and hidden ones, and of a sealed directory inside its marker alone.
+    Raises IntegrityFailure for a link to a directory that is not sealed."""
     files = []
     for path in sorted(directory.iterdir()):
         if path.name.startswith(".") or path.name in outside:
@@ -206,7 +214,8 @@ def _sealed_files(directory: Path, outside: tuple[str, ...] = (MARKER, *DERIVED)
             files.append(path / MARKER)
         elif path.is_dir() and path.is_symlink():
             raise IntegrityFailure(
-                f"{path} is a link to a directory that is not complete: it could lead anywhere"
+                f"{path} is a link to a directory without a COMPLETE file, whose content no digest"
+                " would cover: remove the link"
             )
         elif path.is_dir():
             files.extend(_sealed_files(path, outside=()))

@@ -38,7 +38,7 @@ KIND_OF_CPU = ("cpu family", "model", "CPU implementer", "CPU part")
 
 @cache
 def describe_environment() -> Environment:
-    """Return a description of this process: versions of this package, Python and libraries, state
+    """Return the Environment of this process: versions of this package, Python and libraries, state
     of the source, processor, cores, memory, GPUs, variables that set threads, and command line.
     Collected once for each process."""
     return Environment(
@@ -101,9 +101,9 @@ def memory_bytes() -> int | None:
 
 @cache
 def list_gpus() -> list[JSON]:
-    """Return a dict with `name` and `memory_bytes` for each NVIDIA GPU that this process may use,
-    as nvidia-smi reports them and `CUDA_VISIBLE_DEVICES` chooses; an empty list without
-    nvidia-smi."""
+    """Return a list of a dict with `name` and `memory_bytes` for each NVIDIA GPU that this process
+    may use, as nvidia-smi reports them and `CUDA_VISIBLE_DEVICES` chooses; an empty list without
+    nvidia-smi. Read once for each process."""
     if shutil.which("nvidia-smi") is None:
         return []
     rows = _output(
@@ -121,9 +121,9 @@ def list_gpus() -> list[JSON]:
 
 
 def _visible(gpus: list[tuple[str, JSON]]) -> list[JSON]:
-    """Return the descriptions of the GPUs that `CUDA_VISIBLE_DEVICES` names by number or by a
-    prefix of the UUID, up to the first unknown name; of all GPUs if it is not set. `gpus` are pairs
-    of UUID and description."""
+    """Return a list of the descriptions of the GPUs that `CUDA_VISIBLE_DEVICES` names by number or
+    by a prefix of the UUID, in that order and up to the first unknown name; of all GPUs if it is
+    not set. `gpus` are pairs of UUID and description."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return [gpu for _, gpu in gpus]
@@ -141,7 +141,7 @@ def _visible(gpus: list[tuple[str, JSON]]) -> list[JSON]:
 
 
 def user_cache(name: str) -> Path:
-    """Return this user's folder for recomputable files, which may not exist yet:
+    """Return the path of this user's folder `name` for recomputable files, which may not exist yet:
     `$XDG_CACHE_HOME/mlm-repro/NAME`, or the same below `~/.cache`. Raises RuntimeError if the user
     has no home."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlm-repro" / name
@@ -160,8 +160,9 @@ def cpu_name() -> str:
 
 
 def processor_kind() -> tuple[str, str]:
-    """Return two texts: the machine with the processor's vendor, family and model (or its name
-    without these), and the flags of its vector instructions, sorted."""
+    """Return a pair of texts: the machine with the processor's vendor, family and model (or its
+    name without these), and the flags of its vector instructions, sorted and with spaces
+    between."""
     facts = _cpu_facts()
     kind = (
         " ".join(f"{name} {facts[name]}" for name in ("vendor_id", *KIND_OF_CPU) if name in facts)

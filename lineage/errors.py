@@ -19,8 +19,8 @@ def afterwards() -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
-    """Return the question `did you mean 'NAME'?` with the known name nearest to `name`, or the text
-    `otherwise` if no name is near."""
+    """Return the question `did you mean 'NAME'?` with the name in `known` that is nearest to
+    `name`, or the text `otherwise` if no name is near."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, known, 1)
@@ -34,8 +34,8 @@ def cause(error: Exception) -> str:
 
 
 class UserError(Exception):
-    """An error that ends a command with its exit code; its message is one clear sentence, shown
-    without a traceback."""
+    """Raised for an error that ends a command with its exit code; its message is one clear
+    sentence, shown without a traceback."""
 
     exit_code = 2
     on_every_rank = False
@@ -53,13 +53,16 @@ class BadInput(UserError):
 
 
 def refuse_non_text(names: Iterable[str]) -> None:
-    """Raise BadInput for a name, as of a file or a folder, whose bytes are no text in UTF-8. Python
-    hands such bytes on as lone surrogates, which cannot be written to a file."""
+    """Raise BadInput for the first of several names, as of files or folders, whose bytes are no
+    text in UTF-8. Python hands such bytes on as lone surrogates, which cannot be written to a
+    file."""
     for name in names:
         try:
             name.encode()
         except UnicodeEncodeError as error:
-            raise BadInput(f"{name} is not UTF-8 text: rename what it names") from error
+            raise BadInput(
+                f"{name} is not UTF-8 text: rename the file or folder, or type other text"
+            ) from error
 
 
 class Diverged(UserError):

@@ -8,12 +8,12 @@ from types import ModuleType
 from mlm_repro.lineage.errors import BadInput
 
 TORCH_RANGE = ">=2.11,<2.16"
-"""Versions of torch that fit, as in `pyproject.toml`. A build before a release, such as NVIDIA's
-2.12.0a0, counts as that release."""
+"""Versions of torch that fit, in pip's form: the lowest, and the first that is too high, as in
+`pyproject.toml`. A build before a release, such as NVIDIA's 2.12.0a0, counts as that release."""
 
 
 class ExtraMissing(BadInput):
-    """A library that an extra installs is missing: exit code 2."""
+    """Raised if a library that an extra installs is missing: exit code 2."""
 
 
 def install_command(extra: str) -> str:
@@ -23,7 +23,8 @@ def install_command(extra: str) -> str:
 
 
 def import_extra(module: str, extra: str) -> ModuleType:
-    """Import and return a module that an extra, a group of optional libraries, provides.
+    """Import and return the module named `module`, which the extra named `extra`, a group of
+    optional libraries, provides.
 
     Raises ExtraMissing, with the command that installs the extra, if the module or a library that
     it imports is missing.
@@ -32,7 +33,9 @@ def import_extra(module: str, extra: str) -> ModuleType:
         return import_module(module)
     except ImportError as error:
         library = module.partition(".")[0]
-        raise ExtraMissing(f"this needs {library}: {install_command(extra)} ({error})") from error
+        raise ExtraMissing(
+            f"this command needs {library}: {install_command(extra)} ({error})"
+        ) from error
 
 
 def check_torch() -> None:
@@ -47,8 +50,8 @@ def check_torch() -> None:
 
 
 def installed(package: str) -> str | None:
-    """Return the version of an installed package as text, or None if it is not installed. It is not
-    imported."""
+    """Return the version of an installed package as text, or None if it is not installed. The
+    package is not imported."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -18,8 +18,7 @@ from mlm_repro.lineage.digest import read_digest
 from mlm_repro.lineage.errors import IntegrityFailure
 
 SAME = 1e-9
-"""Relative tolerance of a number that is recomputed from rounded numbers or on another
-processor."""
+"""Relative tolerance of a float that is recomputed from rounded numbers or on another processor."""
 GIVES = "its inputs give"
 RETIRED_KEYS = {
     "english",
@@ -36,18 +35,19 @@ RETIRED_KEYS = {
 
 
 class FileSchema(BaseModel):
-    """A file, or a part of one, as a frozen model: fields are checked, numbers are finite, and
-    unknown keys are ignored."""
+    """Base class of the schema of a file, or of a part of a file, as a frozen model: fields are
+    checked, numbers are finite, and unknown keys are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, defer_build=True)
 
     def to_json(self) -> JSON:
-        """Return the fields by name, as plain JSON values, without those that were not given."""
+        """Return a dict of this document's fields by name, as plain JSON values, without those that
+        were not given."""
         return self.model_dump(mode="json", exclude_unset=True)
 
     def to_line(self) -> str:
-        """Return the line of a `.jsonl` file, newline included. Raises ValueError for a number that
-        is not finite."""
+        """Return this document as the line of a `.jsonl` file, newline included, without the fields
+        that were not given. Raises ValueError for a number that is not finite."""
         return json.dumps(self.to_json(), ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -55,24 +55,24 @@ SchemaT = TypeVar("SchemaT", bound=FileSchema)
 
 
 def write_document(path: Path, document: FileSchema) -> None:
-    """Replace the file `path` by the document as indented JSON, without the fields that were not
+    """Replace the file `path` by `document` as indented JSON, without the fields that were not
     given."""
     write_json(path, document.to_json())
 
 
 def read_document(path: Path, model: type[SchemaT]) -> SchemaT:
-    """Return the document in a JSON file as a `model`. Raises IntegrityFailure if the file cannot
-    be read or does not fit the schema."""
+    """Return the document in the JSON file `path` as a `model`. Raises IntegrityFailure if the file
+    cannot be read or does not fit the schema."""
     return parse_document(read_values(path), model, path.name)
 
 
 def write_lines(path: Path, lines: Iterable[FileSchema]) -> None:
-    """Replace the file `path` by one line of JSON for each document."""
+    """Replace the file `path` by one line of JSON for each document in `lines`."""
     write_text(path, "".join(line.to_line() for line in lines))
 
 
 def read_lines(path: Path, model: type[SchemaT]) -> list[SchemaT]:
-    """Return the lines of a `.jsonl` file, each as a `model`.
+    """Return a list of the lines of the `.jsonl` file `path`, in order, each as a `model`.
 
     Raises IntegrityFailure if the file cannot be read, or if a line does not fit the schema; the
     sentence has the line's number.
@@ -88,8 +88,8 @@ def read_lines(path: Path, model: type[SchemaT]) -> list[SchemaT]:
 
 
 def read_values(path: Path) -> Any:
-    """Return the value of a JSON file. Raises IntegrityFailure, with the file's name, if it cannot
-    be read or is not JSON."""
+    """Return the value of the JSON file `path` in Python's types. Raises IntegrityFailure, with the
+    file's name, if the file cannot be read or is not JSON."""
     try:
         return read_json(path)
     except (ValueError, OSError) as error:
@@ -97,8 +97,8 @@ def read_values(path: Path) -> Any:
 
 
 def read_object(path: Path) -> JSON:
-    """Return the object of a JSON file as a dict. Raises IntegrityFailure with the whole path if
-    the file cannot be read or holds anything else."""
+    """Return the object of the JSON file `path` as a dict. Raises IntegrityFailure with the whole
+    path if the file cannot be read or holds anything else."""
     try:
         values = read_values(path)
     except IntegrityFailure as error:
@@ -109,8 +109,8 @@ def read_object(path: Path) -> JSON:
 
 
 def parse_document(values: Any, model: type[SchemaT], name: str) -> SchemaT:
-    """Return plain values as a `model`. Raises IntegrityFailure if they do not fit the schema, with
-    a sentence that gives `name` as their origin."""
+    """Return the plain values of a document, a dict, as a `model`. Raises IntegrityFailure if they
+    do not fit the schema, with a sentence that gives `name` as their origin."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -128,12 +128,12 @@ def one_line(error: object) -> str:
 
 
 def unlike(where: str, said: object, gives: object, by: str = GIVES) -> Iterator[str]:
-    """Yield one sentence for each field, at any depth, whose stated value `said` and recomputed
-    value `gives` differ.
+    """Yield one sentence for each field, at any depth, whose stated value in `said` and recomputed
+    value in `gives` differ. Both are plain values, or pydantic models.
 
-    A field that one of them lacks counts as None there; lists of unequal length count as one field.
-    A recomputed float may differ by `SAME`. A sentence names the field by `where`, and `by`
-    introduces the recomputed value.
+    A field that one of the two lacks counts as None there; lists of unequal length count as one
+    field. A recomputed float may differ by the share `SAME`. A sentence names the field by `where`,
+    and `by` introduces the recomputed value.
     """
     said, gives = (
         value.model_dump() if isinstance(value, BaseModel) else value for value in (said, gives)
@@ -159,9 +159,9 @@ def unlike(where: str, said: object, gives: object, by: str = GIVES) -> Iterator
 
 
 class Remade(NamedTuple):
-    """One comparison that a check of a run yields: a stated value `said`, and `gives`, the same
-    value recomputed. `unlike` compares the two; `where` names the value in its sentences, and `by`
-    introduces the recomputed one."""
+    """Comparison that a check of a run yields: a stated value `said`, and `gives`, the same value
+    recomputed. `where` and `by` are for the sentences of the function `unlike`, which compares the
+    two: `where` names the value, `by` introduces the recomputed one."""
 
     where: str
     said: object
@@ -170,12 +170,13 @@ class Remade(NamedTuple):
 
 
 class Absent(NamedTuple):
-    """Mark that a check of a run yields for a comparison that it left out, because something is not
-    on this machine or is never recomputed."""
+    """Mark that a check of a run yields in place of a comparison that it left out, because
+    something is not on this machine or because the value is never recomputed."""
 
     name: str
     ever: bool = True
-    """True if something is missing here, False if it is never recomputed."""
+    """True if something that the comparison needs is missing on this machine, False if the
+    comparison is never made."""
 
 
 class Parent(NamedTuple):
@@ -187,22 +188,24 @@ class Parent(NamedTuple):
     """Name of the input in the manifest; empty if the manifest states no digest of it."""
     digest_of: Callable[[Path], str] = read_digest
     strictly: bool = True
-    """True if comparisons that this directory lacks count as lacking in the run too, False if they
-    are only reported as not recomputed."""
+    """True if comparisons that the check of this directory lacks count as lacking in the run too,
+    False if they are only reported as not recomputed."""
 
 
 Comparisons = Iterator[str | Remade | Absent | Parent]
 
 
 def as_said(result: BaseModel, values: Mapping[str, object], where: str, by: str = GIVES) -> Remade:
-    """Return a comparison of a document's fields with `values`, the values by field's name that
-    they must have. `where` and `by` are for the sentences on differences."""
+    """Return a Remade, the comparison of the fields of the document `result` that `values` names
+    with `values`, the recomputed values by field's name. `where` and `by` are for the sentences on
+    differences."""
     return Remade(where, {name: getattr(result, name) for name in values}, {**values}, by)
 
 
 def misread(values: Any, schema: Any, where: str) -> Iterator[str]:
-    """Yield a sentence for each key of a document, other than `RETIRED_KEYS`, that its schema does
-    not have or reads as another value. Raises IntegrityFailure if the document does not fit the
+    """Yield a sentence for each key of a document, other than `RETIRED_KEYS`, that the class
+    `schema` does not have or reads as another value. `values` are the document's plain values;
+    `where` names it in the sentences. Raises IntegrityFailure if the document does not fit the
     schema at all."""
     values = parse_json(
         json.dumps(values),
@@ -239,7 +242,8 @@ class Environment(FileSchema):
 
     @property
     def machine(self) -> str:
-        """Processor, cores and GPUs, as text; `hardware not recorded` if all are unknown."""
+        """Processor, number of cores and GPUs, as one text with commas; `hardware not recorded` if
+        all are unknown."""
         facts = (self.cpu, f"{self.cores} cores" if self.cores else "", *self.gpus)
         return ", ".join(fact for fact in facts if fact) or "hardware not recorded"
 
@@ -268,7 +272,8 @@ class Attempt(FileSchema):
     ranks: int
     began: str = ""
     code: str = ""
-    """SHA-256 of the source files that a training runs, from `code_digest`."""
+    """Hexadecimal SHA-256 of the source files that the training ran, from the function
+    `code_digest`."""
     release: str = ""
     versions: dict[str, str] = Field(default_factory=dict)
     machine: str = ""
@@ -305,15 +310,15 @@ class Manifest(FileSchema):
     parents: dict[str, str] = Field(default_factory=dict)
     environment: Environment = Environment()
     attempts: list[Attempt] = Field(default_factory=list)
-    """All processes that worked on a training, each with the digest of the one before."""
+    """Starts of a training on its ranks, in order, each with the digest of the one before."""
     layouts: list[Attempt] = Field(default_factory=list)
     """Attempts as earlier versions recorded them: layouts alone, without a digest of the attempt
     before."""
 
     @property
     def layouts_in_turn(self) -> list[Attempt]:
-        """The first attempt, and each later one whose layout or number of ranks differs from the
-        one before."""
+        """List of the first attempt, and of each later one whose layout or number of ranks differs
+        from the attempt before it. A run of an earlier version has its attempts under `layouts`."""
         by_layout = groupby(
             self.attempts or self.layouts, key=lambda attempt: (attempt.parallel, attempt.ranks)
         )

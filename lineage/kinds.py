@@ -36,20 +36,21 @@ ALWAYS_FREE = (
 
 
 class Kind(NamedTuple):
-    """The rules for one kind of sealed directory: its files, its name, what its identity covers,
+    """Rules for one kind of sealed directory: its files, its name, what its identity covers,
     and the checks that recompute its files."""
 
     files: Mapping[str, type[FileSchema] | None]
-    """Required files by name, each with its schema, or None if it is not a JSON document."""
+    """Name of a required file → its schema, or None if it is not a JSON document."""
     others: str = "(?!)"
     """Regular expression that matches the names of optional files."""
     name: Callable[[JSON], str] = lambda config: NAME
-    """Function from a configuration to the regular expression that matches the run's name."""
+    """Function from a configuration, as a dict, to the regular expression that matches the run's
+    name."""
     outside: frozenset[str] = frozenset()
     """Sections of the configuration that the identity does not cover."""
     settings: Callable[[JSON], JSON] = lambda config: config
-    """Function from a configuration to the values that differ from their defaults, which the
-    identity covers."""
+    """Function from a configuration, as a dict, to the values that differ from their defaults,
+    which the identity covers."""
     schema: int = 1
     """Version of the settings' meaning that this program knows. Settings under another version are
     not recomputed."""
@@ -62,15 +63,15 @@ class Kind(NamedTuple):
 
 
 def differing(model: type[BaseModel], values: JSON) -> JSON:
-    """Return the plain values of a configuration that differ from the defaults of `model`, which
-    validates them."""
+    """Return a dict of the plain values of a configuration that differ from the defaults of
+    `model`, which validates `values`. Raises pydantic's ValidationError if they do not fit."""
     return model.model_validate(values).model_dump(mode="json", exclude_defaults=True)
 
 
 def parts_within(run: Path) -> list[Path]:
-    """Return, sorted, the directories below a run, at any depth, that are sealed, and all
-    directories in its `checkpoints`. Hidden ones and the folders of logging libraries are left
-    out."""
+    """Return a sorted list of the paths of the directories below a run, at any depth, that are
+    sealed, and of all directories in its `checkpoints`. Hidden ones and the folders of logging
+    libraries are left out."""
     markers = (marker.parent for marker in run.rglob(MARKER))
     directories = {*markers, *(path for path in (run / CHECKPOINTS).glob("*") if path.is_dir())} - {
         run
@@ -86,7 +87,7 @@ def misfits(directory: Path, kind: Kind, values: JSON) -> Iterator[str]:
     """Yield a sentence for each way in which a directory departs from its kind: a file that is
     missing, unknown, a link or not JSON, a key that stands twice, a setting or a name.
 
-    `values` is its manifest, empty for a kind without one.
+    `values` is the content of its manifest.json, an empty dict for a kind without one.
     """
     missing = {*kind.files, MARKER, *([MANIFEST] if values else [])}
     known = rf"{'|'.join(map(re.escape, missing))}|{kind.others}"
@@ -108,8 +109,8 @@ def misfits(directory: Path, kind: Kind, values: JSON) -> Iterator[str]:
         return
     if not set(values["outside_identity"]) <= kind.outside:
         yield (
-            f"{MANIFEST} of {directory.name} has more outside of its identity than where the run"
-            " takes place"
+            f"{MANIFEST} of {directory.name} was edited: its `outside_identity` names sections that"
+            " the identity of such a run covers"
         )
     # Under another version of the schema the settings cannot be recomputed by this program.
     if values.get("schema_version") == kind.schema:
@@ -127,21 +128,22 @@ def misfits(directory: Path, kind: Kind, values: JSON) -> Iterator[str]:
     name = values["name"]
     named = f"{name}-{values['identity'][:8]}"
     if not re.fullmatch(kind.name(values["config"]), name):
-        yield f"{directory.name} is called {name}, which is not the name of what it computes"
+        yield f"{directory.name} is called {name}, and its configuration gives it another name"
     if directory.name not in (name, named):
         yield f"{directory.name} was renamed or copied over another: it began as {named}"
 
 
 def _is_name_for(link: Path) -> bool:
-    """Return True if the link's target is `NAME-XXXXXXXX` beside it, where NAME is the link's own
-    name and the digits are hexadecimal: a run under its name without the digest."""
+    """Return True if the target of `link` is `NAME-XXXXXXXX` beside it, where NAME is the link's
+    own name and the digits are hexadecimal: a run under its name without the digest."""
     target = os.readlink(link)
     return bool(re.fullmatch(rf"{re.escape(link.name)}-[0-9a-f]{{8}}", target))
 
 
 def _repeated(path: Path, where: str) -> Iterator[str]:
-    """Yield a sentence if the file is not JSON, or if an object has a key twice, because readers
-    take only one of the values."""
+    """Yield a sentence if the file `path`, JSON or lines of JSON, is not JSON, or if an object has
+    a key twice, because readers take only one of the values. `where` names the file in the
+    sentence."""
 
     def once(pairs: list[tuple[str, Any]]) -> JSON:
         if len(values := dict(pairs)) < len(pairs):
@@ -159,9 +161,9 @@ def _repeated(path: Path, where: str) -> Iterator[str]:
 
 
 def hidden(directory: Path) -> list[str]:
-    """Return, sorted and each once, the top-level names in the directory of files that no seal
-    covers, or of folders with such files in them: hidden files and folders of logging libraries.
-    The lock is left out."""
+    """Return a sorted list, each name once, of the top-level names in the directory of files that
+    no seal covers, or of folders with such files in them: hidden files and folders of logging
+    libraries. The lock is left out."""
     paths = (path.relative_to(directory) for path in directory.rglob("*") if path.is_file())
     return sorted(
         {

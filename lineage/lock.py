@@ -18,24 +18,26 @@ from mlm_repro.lineage.variables import is_first_rank
 LOCK = ".lock"
 _HELD: dict[Path, int] = {}
 _CLAIMS: list[tuple[Path, int]] = []
-"""Lock file of each claimed output path, with the id of the process that claimed it. A forked
-process does not release its parent's locks."""
+"""Pairs of the lock file of a claimed output path and the id of the process that claimed it. A
+forked process does not release its parent's locks."""
 UNFINISHED = (
     r"\.(iter_\d{{7}}\.partial|"
     r"manifest\.json\.partial-([0-9a-f]{{8}}-)?\d+|.+\.(partial|old|link)-({})\d+)"
 )
-"""Regular expression of the names of unfinished and of replaced files and directories; `format`
-inserts the marks of the commands that left them."""
+"""Regular expression of the names of unfinished and of replaced files and directories; the method
+`format` inserts the marks of the commands that left them."""
 
 
 class NoLocks(BadInput):
-    """The file system has no locks, such as NFS without its lock service: exit code 2."""
+    """Raised on a file system that has no locks, such as NFS without its lock service: exit code
+    2."""
 
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Context manager: hold the lock of `directory`, which is made if it is missing, during the
-    block. Before and after it, remove what killed writers left there.
+    block. Before and after the block, remove the unfinished files that killed writers left in the
+    directory.
 
     Raises BadInput if another process holds the lock, and NoLocks if the file system cannot lock.
     The lock ends with the process.
@@ -60,7 +62,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def _take(path: Path, held: str) -> int:
-    """Open the file `path`, made with its folders if it is missing, lock it and return its
+    """Open the file `path`, made with its folders if it is missing, lock it and return its file
     descriptor.
 
     Does not wait: raises BadInput with the sentence `held` if another process has locked it, and
@@ -110,17 +112,18 @@ def check_held(directory: Path) -> None:
     path = directory / LOCK
     if path in _HELD and not _is_same(_HELD[path], path):
         raise Interrupted(
-            f"{directory} was moved or removed while it was worked in: nothing more is written"
-            " there"
+            f"{directory} was moved, removed or replaced while this command worked in it, which"
+            " writes nothing more there: the same command continues if it is moved back, and else"
+            " begins anew"
         )
 
 
 def claim(path: Path) -> None:
-    """Reserve an output path for this process until its command ends, by a lock in the user's
-    cache. Raises BadInput if another command of this user has reserved it.
+    """Reserve the output path `path` for this process until its command ends, by a lock in the
+    user's cache. Raises BadInput if another command of this user has reserved it.
 
-    Does nothing on ranks other than 0, if this process has reserved it, or if the user's cache
-    cannot hold a lock.
+    Does nothing on ranks other than 0, if this process has reserved the path already, or if the
+    user's cache cannot hold a lock.
     """
     lock = _lock_of(path)
     if lock not in _HELD and is_first_rank():
@@ -134,8 +137,8 @@ def claim(path: Path) -> None:
 
 @contextmanager
 def claimed(path: Path) -> Iterator[None]:
-    """Context manager: reserve an output path during the block, as `claim` does. The end of the
-    block releases the path even if it was claimed before."""
+    """Context manager: reserve the output path `path` during the block, as `claim` does, with its
+    errors. The end of the block releases the path even if it was claimed before."""
     claim(path)
     try:
         yield
@@ -145,8 +148,8 @@ def claimed(path: Path) -> Iterator[None]:
 
 
 def _lock_of(path: Path) -> Path:
-    """Return the lock file of an output path: a file in this user's cache, so that no lock lies
-    beside a result."""
+    """Return the path of the lock file of an output path, which is in this user's cache, so that no
+    lock lies beside a result. For a user without a home it is a path that cannot be made."""
     from hashlib import sha256
 
     from mlm_repro.lineage.environment import user_cache
@@ -159,8 +162,8 @@ def _lock_of(path: Path) -> Path:
 
 
 def check_is_there(path: Path, kind: str) -> None:
-    """Raise BadInput if there is no directory at `path`; `kind` says what the command expects
-    there."""
+    """Raise BadInput if there is no directory at `path`; `kind` names in the sentence what the
+    command expects there, such as a run."""
     if not path.is_dir():
         raise BadInput(f"there is no {kind} {path}")
 
@@ -170,9 +173,10 @@ def check_place(option: str, path: Path | None, mark: str) -> None:
     makes the file. A `path` of None is accepted; `option` names it in the sentence.
 
     The path must not be named twice in this command, nor lie in a sealed directory. An existing
-    file must contain `mark`, which every result of its kind does, unless the command has
-    `--overwrite`. The path is then claimed until the command ends. With an empty `mark` an existing
-    file is accepted and nothing is claimed.
+    file that is not empty must contain `mark`, which every result of its kind does, unless the
+    command has `--overwrite`. The path is then claimed until the command ends, but for a device, a
+    pipe or a link to a file. With an empty `mark` an existing file is accepted and nothing is
+    claimed.
     """
     if path is None:
         return
@@ -185,16 +189,23 @@ def check_place(option: str, path: Path | None, mark: str) -> None:
     ]
     if sum(real in map(os.path.realpath, words) for words in named) > 1:
         raise BadInput(
-            f"{option} {path} is named twice in this command, which would lose one of the two"
+            f"{option} {path} is named twice in this command, which would lose one of the two:"
+            " name another file for one of them"
         )
     folder = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
     if not folder.is_dir():
         raise BadInput(f"{option} {path} cannot be written: {folder} is not a directory")
     if not os.access(path if is_stream(path) else folder, os.W_OK):
-        raise BadInput(f"{option} {path} cannot be written: this user may not write to {folder}")
+        raise BadInput(
+            f"{option} {path} cannot be written: this user may not write to the device, pipe or"
+            f" link that is there, or else to the folder {folder}"
+        )
     sealed = next(filter(is_sealed, Path(real).parents), None)
     if sealed:
-        raise BadInput(f"{option} {path} lies in {sealed}, which is complete: name another place")
+        raise BadInput(
+            f"{option} {path} lies in {sealed}, which is complete and takes no more files: name"
+            " another place"
+        )
     if mark and not is_stream(path):
         claim(path)
     is_other = path.is_file() and path.stat().st_size and mark.encode() not in path.read_bytes()
@@ -214,8 +225,8 @@ def _remove_leftovers(directory: Path, marks: list[str]) -> None:
 
 
 def _is_same(descriptor: int, path: Path) -> bool:
-    """Return True if the open file `descriptor` is still the one at `path`, False if the lock's
-    former holder has removed it."""
+    """Return True if the open file with the number `descriptor` is still the one at `path`, False
+    if the lock's former holder has removed or replaced it."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -226,19 +237,23 @@ def check_output(out: Path) -> None:
     """Raise BadInput if the new directory `out` of a command exists, is a link, or would lie in a
     sealed directory."""
     if out.exists() or out.is_symlink():
-        raise BadInput(f"{out} exists already: name a new directory")
+        raise BadInput(
+            f"{out} exists already, and no option replaces it: name a new directory, or remove it"
+        )
     for parent in out.resolve().parents:
         if is_sealed(parent):
             raise BadInput(
-                f"{out} would lie in {parent}, which is complete: name another directory"
+                f"{out} would lie in {parent}, which is complete and takes no more files: name"
+                " another directory"
             )
 
 
 @contextmanager
 def new_output(out: Path) -> Iterator[Path]:
-    """Context manager: yield a temporary directory that becomes `out` when the block ends without
-    an error. Raises BadInput if `out` exists, lies in a sealed directory or cannot be written, and
-    in place of an OSError or SafetensorError of the block."""
+    """Context manager: yield the path of a temporary directory that becomes `out` when the block
+    ends without an error. Raises BadInput if `out` exists, lies in a sealed directory, is claimed
+    by another command or cannot be written, and in place of an OSError or SafetensorError of the
+    block."""
     from safetensors import SafetensorError
 
     check_output(out)

@@ -21,8 +21,8 @@ BLAS = "scipy.linalg.cython_blas"
 
 
 def _load_arrays_without_blas() -> None:
-    """Import numba's array functions without scipy's BLAS: no kernel multiplies matrices, and scipy
-    loads slowly."""
+    """Import numba's module of array functions without scipy's BLAS: no kernel multiplies matrices,
+    and scipy loads slowly. Does nothing if scipy's BLAS is imported already."""
     if BLAS not in sys.modules:
         sys.modules[BLAS] = None  # type: ignore[assignment]
         try:
@@ -35,8 +35,8 @@ _load_arrays_without_blas()
 
 
 def compiled(function: Kernel, **options: Any) -> Kernel:
-    """Return `function`, wrapped by numba to be compiled at its first call. `options` are numba's;
-    by default float operations happen as written.
+    """Return the Python function `function`, wrapped by numba to be compiled at its first call.
+    `options` are numba.njit's; by default float operations happen as written.
 
     The machine code is cached in `NUMBA_CACHE_DIR` or in this user's cache, never beside the
     source, where an uninstall would leave it. If neither can be written, each process compiles for
@@ -56,9 +56,10 @@ def compiled(function: Kernel, **options: Any) -> Kernel:
 
 
 def call_first(kernel: Kernel, *arguments: object) -> Any:
-    """Call `kernel` and return its result, under a lock on its cache folder that lasts until it
-    returns. Of several processes that start together one compiles, and the others wait to load its
-    machine code. Only for a short first call: calls in other processes wait for it."""
+    """Call a compiled `kernel` on `arguments` and return its result, under a lock on its cache
+    folder that lasts until it returns. Of several processes that start together one compiles, and
+    the others wait to load its machine code. Only for a short first call: calls in other processes
+    wait for it."""
     folder = -1
     with suppress(OSError, AttributeError, TypeError):
         folder = os.open(kernel.stats.cache_path, os.O_RDONLY)  # type: ignore[attr-defined]

@@ -32,15 +32,15 @@ def size_bytes(value: int | None) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a line of text for each row. Columns are padded to equal width, two spaces apart; the
-    last column is not padded."""
+    """Return a list of one line of text for each row of cells. Columns are padded to equal width,
+    two spaces apart; the last column is not padded."""
     widths = [max(map(len, column), default=0) for column in zip(*rows, strict=True)][:-1]
     return ["  ".join(map(str.ljust, row, (*widths, 0))).rstrip() for row in rows]
 
 
 def csv_cell(text: str) -> str:
-    """Return the text of a CSV cell: an apostrophe stands before anything other than a number that
-    a spreadsheet would take for a formula."""
+    """Return `text` as the text of a CSV cell: an apostrophe stands before anything other than a
+    number that a spreadsheet would take for a formula."""
     if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
         return text
     try:
@@ -51,7 +51,7 @@ def csv_cell(text: str) -> str:
 
 
 def exact(value: float | int | None) -> str:
-    """Return the number as text, with all recorded digits; a whole one below 10^15 without `.0`. An
+    """Return a number as text, with all recorded digits; a whole one below 10^15 without `.0`. An
     empty text for None."""
     if value is None:
         return ""
@@ -59,7 +59,7 @@ def exact(value: float | int | None) -> str:
 
 
 def compact(value: float) -> str:
-    """Return a short number for the ticks of an axis: `1,500`, `150k`, `2.5M`."""
+    """Return a number as a short text for the ticks of an axis: `1,500`, `150k`, `2.5M`."""
     for limit, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= limit:
             return f"{value / (1e3 if letter == 'k' else limit):g}{letter}"
@@ -73,8 +73,8 @@ def percent(part: float, whole: float) -> str:
 
 
 def printable(text: object) -> str:
-    """Return the text with each control character below U+0020 as a visible symbol; line breaks and
-    tabs stay."""
+    """Return the text of a value with each control character below U+0020 as a visible symbol; line
+    breaks and tabs stay."""
     return "".join(
         chr(0x2400 + ord(sign)) if ord(sign) < 32 and sign not in "\n\t" else sign
         for sign in str(text)

@@ -29,7 +29,7 @@ def end_with_parent(number: int = signal.SIGKILL) -> None:
 @contextmanager
 def held_back(numbers: Collection[int] = STOPS) -> Iterator[None]:
     """Context manager: block the signals `numbers`, by default the stop signals, during the block.
-    A process that is started in it keeps them blocked until it calls `hear_stops`.
+    A process that is started in the block keeps them blocked until it calls `hear_stops`.
 
     A child that is stopped before its handlers are set would otherwise end with a traceback, or by
     the signal.
@@ -48,8 +48,8 @@ def hear_stops() -> None:
 
 
 def exit_code_of(status: int, stopped: bool = False) -> int:
-    """Return the documented exit code for the status of a child process, which is negative, or
-    above 128, for a signal.
+    """Return the documented exit code for the status of a child process, which is its exit code, or
+    negative, or above 128, for a signal.
 
     A signal counts as an interruption, and so does any undocumented status if this process was
     `stopped`; another undocumented status is a Fault.
@@ -61,8 +61,8 @@ def exit_code_of(status: int, stopped: bool = False) -> int:
 
 
 def ended_by(status: int) -> str:
-    """Return the words for how a child process ended, by its status: by which signal, if it is
-    negative, or with which exit code."""
+    """Return the words for how a child process ended, by its status as Python gives it: by which
+    signal, if it is negative, or with which exit code."""
     return (
         f"was ended by {signal.Signals(-status).name}"
         if status < 0
@@ -72,8 +72,8 @@ def ended_by(status: int) -> str:
 
 @contextmanager
 def when_stopped(handler: Callable[[int], None]) -> Iterator[None]:
-    """Context manager: call `handler` once, with the number of the first stop signal; later ones do
-    nothing. Restore the former handlers at the end of the block.
+    """Context manager: call `handler` once, with the number of the first stop signal that comes
+    during the block; later ones do nothing. Restore the former handlers at the end of the block.
 
     Only the main thread can set signal handlers; in another thread nothing changes.
     """

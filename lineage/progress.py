@@ -13,14 +13,14 @@ from typing import Self
 from mlm_repro.lineage.variables import is_first_rank
 
 QUIET = "MLM_QUIET"
-"""Environment variable that `--quiet` sets, so that child processes are quiet too."""
+"""Name of the environment variable that `--quiet` sets, so that child processes are quiet too."""
 SHOWN_AFTER_SECONDS = 2.0
 """Seconds below which finished work shows no progress."""
 BAR_COLUMNS = 24
 DRAWN_SECONDS = 0.2
-"""Shortest time from one bar to the next on a terminal."""
+"""Shortest time in seconds from one bar to the next on a terminal."""
 WRITTEN_SECONDS = 15.0
-"""Shortest time from one line to the next elsewhere."""
+"""Shortest time in seconds from one line to the next where standard error is no terminal."""
 
 
 def is_quiet() -> bool:
@@ -53,8 +53,9 @@ def format_duration(seconds: float) -> str:
 
 
 class Progress:
-    """Progress of work towards `total`, None if that is unknown, shown on standard error while a
-    block runs; bytes in kB, MB and so on.
+    """Progress of work towards `total`, None if that is unknown, in the plural noun `unit`, shown
+    on standard error while a block runs, which is given this object; `bytes` are shown in kB, MB
+    and so on.
 
     It is silent if `quiet` is set, with `--quiet`, and on every rank but rank 0. With `every`, each
     multiple of that count prints a line that stays, on a terminal above the bar.
@@ -91,13 +92,13 @@ class Progress:
             sys.stderr.write("\n")
 
     def start_at(self, count: int) -> None:
-        """Set the count to what an earlier run reached; the rate leaves it out. Nothing is
-        shown."""
+        """Set the count of finished work to what an earlier run reached; the rate leaves that part
+        out. Nothing is shown."""
         self._first = self._count = count
 
     def advance(self, count: int = 1, message: str = "") -> None:
-        """Add `count` to the progress, and now and then show it, with `message` beside it; at each
-        multiple of `every` print a line that stays."""
+        """Add `count` to the finished work, and now and then show the progress, with `message`
+        beside it; at each multiple of this object's `every` print a line that stays."""
         self._count += count
         if self._every and self._count % self._every == 0:
             self.say(f"{self._title}: {self._text(False)} | {message}")
@@ -110,21 +111,21 @@ class Progress:
             self._show(message)
 
     def say(self, sentence: str) -> None:
-        """Print a line that stays on standard error; not with `--quiet`, on ranks other than 0, or
-        if `quiet` was set."""
+        """Print a sentence on a line of standard error that stays; not with `--quiet`, on ranks
+        other than 0, or if this object's `quiet` was set."""
         if not self._is_silent:
             self.note(sentence)
 
     def note(self, sentence: str) -> None:
         """Print a warning on a line of standard error that stays, also with `--quiet`; not on ranks
-        other than 0, nor if `quiet` was set."""
+        other than 0, nor if this object's `quiet` was set."""
         if not self._is_other_rank:
             self._erase()
             sys.stderr.write(f"{sentence}\n")
 
     def _text(self, final: bool) -> str:
-        """Return count, rate and time left as text; the whole time in place of the time left if the
-        work is `final`."""
+        """Return as text the count of finished work, its rate and the time left; the whole time in
+        place of the time left if the work is `final`, at its end."""
         elapsed = max(time.monotonic() - self._start, 1e-9)
         rate = (self._count - self._first) / elapsed
         of_total = f"/{self._amount(self._total)}" if self._total else ""
@@ -141,8 +142,8 @@ class Progress:
         return text
 
     def _show(self, message: str, final: bool = False) -> None:
-        """Write the progress to standard error: on a terminal as a bar, in place of the last one,
-        elsewhere as a line. A `final` bar stays."""
+        """Write the progress and the text `message` to standard error: on a terminal as a bar, in
+        place of the last one, elsewhere as a line. A `final` bar stays."""
         text = self._text(final) + (f" | {message}" if message else "")
         if self._terminal:
             columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
@@ -156,8 +157,8 @@ class Progress:
         sys.stderr.flush()
 
     def _erase(self) -> None:
-        """Remove the bar from the terminal. Its control characters bypass the stream that escapes
-        them."""
+        """Remove this object's bar, if one is drawn, from the terminal. The control characters for
+        that bypass the stream that escapes them."""
         if self._is_drawn and sys.__stderr__:
             sys.__stderr__.write("\r\x1b[2K")
             sys.__stderr__.flush()

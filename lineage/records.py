@@ -16,7 +16,8 @@ Kind = Literal["measured", "counted", "computed", "scaled", "simulated", "publis
 
 
 class Record(Config):
-    """One result. Its `kind` is printed wherever its number is."""
+    """One result of an experiment, a number with its origin. Its `kind` is printed wherever the
+    number is."""
 
     experiment: str
     """Published table or figure, such as `2019/figure-6`."""
@@ -51,13 +52,15 @@ class Record(Config):
     def _check(self) -> Self:
         if self.kind not in ("simulated", "scaled") and (self.low, self.high) != (None, None):
             raise ValueError(
-                f"a {self.kind} number has no interval; only a simulated or a scaled one has"
+                f"a {self.kind} number has no interval: leave out `low` and `high`, which only a"
+                " simulated or a scaled one has"
             )
         return self
 
 
 def records_bytes(records: Iterable[Record]) -> bytes:
-    """Return the content of a file of records as UTF-8 bytes: one line of JSON for each record."""
+    """Return the records as the content of a file of records, UTF-8 bytes: one line of JSON for
+    each, in order."""
     return "".join(record.model_dump_json() + "\n" for record in records).encode("utf-8")
 
 
@@ -67,8 +70,8 @@ def write_records(path: Path, records: Iterable[Record]) -> None:
 
 
 def read_records(path: Path) -> list[Record]:
-    """Return all records of a file. Raises BadInput if the file is missing or unreadable, or with
-    the first line that is not a record."""
+    """Return a list of all records of the file `path`, in order. Raises BadInput if the file is
+    missing or unreadable, or with the first line that is not a record."""
     if not path.is_file():
         raise BadInput(f"there are no result records at {path}")
     try:

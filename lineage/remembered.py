@@ -19,9 +19,9 @@ from mlm_repro.lineage.environment import user_cache
 
 
 def digest_of(*places: Path, facts: object = ()) -> str:
-    """Return a cache key: the SHA-256 of this Python's version, the text of `facts`, and the names
-    and contents of all files below the folders, `__pycache__` excepted. An unreadable file counts
-    by its error."""
+    """Return a cache key: the hexadecimal SHA-256 of this Python's version, the text of `facts`,
+    and the names and contents of all files below the folders `places`, `__pycache__` excepted. An
+    unreadable file counts by its error."""
     digest = hashlib.sha256(f"{sys.version} {facts}".encode())
     for root in places:
         for folder, inner, files in os.walk(root):
@@ -40,8 +40,8 @@ def digest_of(*places: Path, facts: object = ()) -> str:
 
 
 def recall(name: str, made_of: str) -> bytes | None:
-    """Return the answer called `name` in this user's cache, or None if it is absent, damaged or was
-    stored under another key than `made_of`."""
+    """Return the answer called `name` in this user's cache as bytes, or None if it is absent,
+    damaged or was stored under another key than `made_of`."""
     with suppress(OSError, RuntimeError):  # RuntimeError: this user has no home
         content = read_bytes(user_cache("answers") / name)
         if content[:32] == _seal(made_of, content[32:]):
@@ -50,15 +50,15 @@ def recall(name: str, made_of: str) -> bytes | None:
 
 
 def remember(name: str, made_of: str, answer: bytes) -> None:
-    """Store an answer called `name` in this user's cache under the key `made_of`, in place of an
-    earlier one. Does nothing if the cache cannot be written."""
+    """Store the bytes `answer` as the answer called `name` in this user's cache under the key
+    `made_of`, in place of an earlier one. Does nothing if the cache cannot be written."""
     with suppress(OSError, RuntimeError):
         write_bytes(user_cache("answers") / name, _seal(made_of, answer) + answer)
 
 
 def stamp_of(path: Any) -> str:
-    """Return a text that changes whenever the file does: its inode, size and change time. Raises
-    OSError if it is missing."""
+    """Return a text that changes whenever the file at `path` does: its inode, size and change time.
+    Raises OSError if it is missing."""
     status = path.stat()
     return f"{status.st_ino}-{status.st_size}-{status.st_ctime_ns}"
 
@@ -67,9 +67,9 @@ def stamp_of(path: Any) -> str:
 def answers_on_files(
     name: str, made_of: str, answer_on: Callable[[Path], Any]
 ) -> Iterator[Callable[[Path], Any]]:
-    """Context manager: yield a function that returns `answer_on(path)`, a JSON value, and computes
-    it only if the file changed since the cached answer. The answers are cached together as `name`,
-    under the key `made_of`.
+    """Context manager: yield a function that returns `answer_on(path)`, a JSON value, for the path
+    of a file, and computes it only if the file changed since the cached answer. The answers are
+    cached together as `name`, under the key `made_of`.
 
     New answers are cached when the block ends without an error.
     """

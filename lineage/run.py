@@ -35,14 +35,14 @@ unfinished files need some of them."""
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The directory of one run. Methods begin, open, lock and seal it. Its name ends with the first
-    eight characters of the run's identity, unless `begin_at` was given the path."""
+    """Directory of one run, which its methods begin, open, lock and seal. The directory's name ends
+    with the first eight characters of the run's identity, unless `begin_at` was given the path."""
 
     path: Path
     is_new: bool = field(default=False, compare=False)
     """True if the call that returned this object began the run."""
     made_directory: bool = field(default=False, compare=False)
-    """True if the call that returned this object made the directory."""
+    """True if the call that returned this object made the directory, and began the run."""
 
     @classmethod
     def begin(
@@ -59,12 +59,12 @@ class RunDirectory:
         """Return the RunDirectory of `<root>/<name>-<first 8 of identity>` for this work, and write
         its manifest if it is new.
 
-        `parents` maps the name of each input to its digest. `settings` are the values of `config`
-        that differ from their defaults, or None for all of `config`. Sections named in `without`
-        only say where the run takes place, and the identity does not cover them. `schema` is the
-        version of the kind's schema. Raises BadInput if `root` cannot hold directories, if the
-        directory holds other work, if `name` there leads to a run of another kind, or if the name
-        is too long.
+        `config` is the whole configuration as a dict; `parents` maps the name of each input to its
+        digest. `settings` are the values of `config` that differ from their defaults, or None for
+        all of `config`. Sections named in `without` only say where the run takes place, and the
+        identity does not cover them. `schema` is the version of the kind's schema. Raises BadInput
+        if `root` cannot hold directories, if the directory holds other work, if `name` there leads
+        to a run of another kind, or if the name is too long.
         """
         manifest = asked_for(name, kind, config, parents, without, settings, schema)
         return cls.find(root, manifest).begun(manifest)
@@ -73,18 +73,19 @@ class RunDirectory:
     def find(cls, root: Path, manifest: Manifest) -> "RunDirectory":
         """Return the RunDirectory for the work of a manifest, at `<root>/<name>-<first 8 of
         identity>`, whether it was begun or not; nothing is written. Raises BadInput if the name is
-        too long or leads to a run of another kind."""
+        too long or `<root>/<name>` leads to a run of another kind."""
         if (length := len(os.fsencode(manifest.name))) > LONGEST_NAME:
             raise BadInput(
-                f"the name of a run has {length} bytes: at most {LONGEST_NAME} leave room for its"
-                " files"
+                f"the run's name has {length} bytes: give it one of at most {LONGEST_NAME}, which"
+                " leave room for the names of its files"
             )
         named = root / manifest.name
         if (named / MANIFEST).is_file() and (
             other := read_object(named / MANIFEST).get("kind")
         ) != manifest.kind:
             raise BadInput(
-                f"{named} is the name of a {other} run: give this {manifest.kind} run another one"
+                f"{named} is the name of a {other} run: give this {manifest.kind} run another name,"
+                " or another folder of runs"
             )
         return cls(root / f"{manifest.name}-{manifest.identity[:8]}")
 
@@ -92,20 +93,26 @@ class RunDirectory:
     def begin_at(
         cls, path: Path, kind: str, config: JSON, parents: dict[str, str]
     ) -> "RunDirectory":
-        """Return the RunDirectory at exactly `path` for this work, and write its manifest if it is
-        new. Raises BadInput if it holds anything else or cannot be made."""
+        """Return the RunDirectory at exactly `path` for the work of this kind, configuration and
+        inputs, the digests of `parents` by name, and write its manifest if it is new. Raises
+        BadInput if the directory holds anything else, cannot be made, or is reserved by another
+        command."""
         manifest = asked_for(path.name, kind, config, parents)
         with claimed(path):
             is_begun = (path / MANIFEST).exists()
             if not is_begun and (
                 path.is_file() or (path.is_dir() and not all(map(_is_leftover, path.iterdir())))
             ):
-                raise BadInput(f"{path} is in use: name a place that is empty or new")
+                raise BadInput(
+                    f"{path} is a file, or a directory with files but no manifest.json: name a new"
+                    " or an empty directory"
+                )
             return cls(path).begun(manifest)
 
     def begun(self, manifest: Manifest) -> "RunDirectory":
-        """Return this run with its manifest on disk: the given one is written, with the time and
-        the environment, unless there is one. Several processes may begin a run at once.
+        """Return this run as a RunDirectory with its manifest on disk: the argument is written,
+        with the time and the environment, unless there is a manifest. Several processes may begin a
+        run at once.
 
         Raises BadInput if the directory cannot be made or holds other work.
         """
@@ -125,15 +132,16 @@ class RunDirectory:
             run = RunDirectory(self.path, is_new, is_new and made)
         if run.manifest["identity"] != manifest.identity:
             raise BadInput(
-                f"{self.path} holds the result of other work, or of another state of this program:"
-                " name another place, or move it away"
+                f"{self.path} holds the result of other work, with other settings or inputs or by"
+                " another state of this program: name another place, or move it away"
             )
         return run
 
     def note_attempt(self, iteration: int, parallel: JSON, ranks: int) -> None:
-        """Append an attempt to the manifest's file: this process continues a training from
+        """Append an attempt to the run's manifest.json: this process continues a training from
         `iteration`, at the layout `parallel` on `ranks` ranks. The attempt also has the time, code,
-        machine and command."""
+        machine and command, and a digest of the attempt before. Raises IntegrityFailure if
+        manifest.json cannot be read."""
         values = read_object(self.path / MANIFEST)
         here = describe_environment()
         attempts = values.get("attempts") or values.get("layouts", [])
@@ -153,10 +161,11 @@ class RunDirectory:
 
     @contextmanager
     def filled(self) -> Iterator[None]:
-        """Context manager: hold the directory's lock during the block.
+        """Context manager: hold the lock of the run's directory during the block.
 
-        Raises BadInput if another process holds it. After BadInput in the block, a manifest that
-        `begin` wrote is removed, and a directory that it made if nothing else is in it.
+        Raises BadInput if another process holds the lock. After BadInput in the block, a manifest
+        that the call which returned this object wrote is removed, and a directory that the call
+        made if nothing else is in it.
         """
         try:
             with locked(self.path):
@@ -174,8 +183,9 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path, kind: str = "") -> "RunDirectory":
-        """Return the existing run at `path`, without links in its path. Raises BadInput if there is
-        no run, or if it is of another kind than `kind`, where that is given."""
+        """Return the RunDirectory of the existing run at `path`, without links in its path. Raises
+        BadInput if there is no run, or if it is of another kind than `kind`, where that is given,
+        and IntegrityFailure if its manifest is damaged."""
         run = cls(path.resolve())
         if (kind_of_run := run.manifest.get("kind", kind)) != kind and kind:
             raise BadInput(f"{path} is of the kind {kind_of_run}, not a {kind} run")
@@ -183,8 +193,9 @@ class RunDirectory:
 
     @classmethod
     def open_named(cls, root: Path, name: str) -> "RunDirectory":
-        """Return the run that `<root>/<name>` leads to. Raises BadInput if there is none, or if it
-        began under another name or was renamed."""
+        """Return the RunDirectory that `<root>/<name>` leads to. Raises BadInput if there is no
+        run, or if it began under another name or was renamed, and IntegrityFailure if its manifest
+        is damaged."""
         run = cls.open(root / name)
         if (run.manifest["name"], f"{name}-{run.manifest['identity'][:8]}") != (
             name,
@@ -197,8 +208,8 @@ class RunDirectory:
 
     @property
     def manifest(self) -> JSON:
-        """The values in the manifest's file now, as a dict, with defaults for missing keys. Raises
-        BadInput without a manifest, IntegrityFailure if it is damaged."""
+        """Content of the run's manifest.json as a dict, read at each access, with defaults for
+        missing keys. Raises BadInput without a manifest, IntegrityFailure if it is damaged."""
         path = self.path / MANIFEST
         if not path.is_file():
             name = self.path.name
@@ -212,12 +223,15 @@ class RunDirectory:
         try:
             return parse_document(values, Manifest, str(path)).model_dump(mode="json") | values
         except UnicodeEncodeError as error:
-            raise IntegrityFailure(f"{path} holds half a character, which is not text") from error
+            raise IntegrityFailure(
+                f"{path} holds an escape such as \\ud800, half of a character, which this program"
+                " does not write: it was edited or damaged"
+            ) from error
 
     @property
     def other_code(self) -> str:
-        """A sentence if the run was last worked on under other code than this; an empty text if
-        not, or if the run has not begun."""
+        """Sentence that says so if the run was last worked on under other code than this; an empty
+        text if not, or if the run has not begun."""
         if not (self.path / MANIFEST).is_file():
             return ""
         began = Manifest(**self.manifest)
@@ -246,15 +260,17 @@ class RunDirectory:
 
     @property
     def digest(self) -> str:
-        """Digest of all files of the completed run, as its seal states it. Raises IntegrityFailure
-        without a readable seal."""
+        """Hexadecimal digest of all files of the completed run, as its seal states it. Raises
+        IntegrityFailure without a readable seal."""
         return read_digest(self.path)
 
     def complete(self, known: Mapping[str, str] | None = None) -> str:
-        """Seal the run, point `<root>/<name>` at it, and return its digest.
+        """Seal the run's directory, make `<root>/<name>` a link to it as `link` does, and return
+        the directory's digest, hexadecimal.
 
         `known` has SHA-256 digests that need not be computed, by file name. Raises Interrupted if
-        the directory is no longer the one that this process locked.
+        the directory is no longer the one that this process locked, and the errors of `seal` and
+        `link`.
         """
         check_held(self.path)
         digest = seal(self.path, known)
@@ -263,10 +279,11 @@ class RunDirectory:
         return digest
 
     def link(self, yields: bool = False) -> None:
-        """Make `<root>/<name>` a link to this run, unless anything but a link has that name.
+        """Make `<root>/<name>` a link to this run's directory, unless anything but a link has that
+        name. A link to another run is replaced.
 
-        If `yields`, a link to a complete run stays as it is. Prints a note if the file system has
-        no links. Raises BadInput if this user may not write there.
+        If `yields`, a link to a complete run stays as it is. Prints a note to standard error if the
+        file system has no links. Raises BadInput if this user may not write there.
         """
         link = self.path.parent / self.manifest["name"]
         if link.is_symlink() and os.readlink(link) == self.path.name:
@@ -287,8 +304,8 @@ class RunDirectory:
             if error.errno not in NO_LINKS:
                 raise
             print(
-                f"note: there are no links here: the run is {self.path}, and {link} does not lead"
-                " to it",
+                f"note: this file system has no links: the run is {self.path}, and {link} does not"
+                " lead to it",
                 file=sys.stderr,
             )
 
@@ -306,9 +323,9 @@ def asked_for(
     settings: JSON | None = None,
     schema: int = 1,
 ) -> Manifest:
-    """Return the manifest, with its identity, of the run that these arguments describe, as in
-    `RunDirectory.begin`. Time and environment of its beginning are left empty. Nothing is
-    written."""
+    """Return the Manifest, with its identity, of the run that these arguments describe: its name,
+    kind, configuration, inputs and schema's version, as in `RunDirectory.begin`. Time and
+    environment of its beginning are left empty. Nothing is written."""
     everything = config if settings is None else settings
     manifest = Manifest(
         name=name,
@@ -327,8 +344,8 @@ def asked_for(
 
 
 def identity_in(manifest: Mapping[str, Any]) -> str:
-    """Return the identity of a manifest's run: the hexadecimal SHA-256 of its kind, schema's
-    version, settings and inputs.
+    """Return the identity of the run of a manifest, given as a dict: the hexadecimal SHA-256 of its
+    kind, schema's version, settings and inputs.
 
     A manifest without a schema version is from the first release, where the identity covers the
     whole configuration and the package's version.
@@ -357,6 +374,6 @@ def identity_in(manifest: Mapping[str, Any]) -> str:
 
 
 def _is_leftover(path: Path) -> bool:
-    """Return True if a run that was begun and given up may have left `path`: an unfinished
-    manifest, the work folder or the lock."""
+    """Return True if `path` may be left in a directory by a run that was begun there and given up:
+    an unfinished manifest, the work folder or the lock."""
     return path.name.startswith(f".{MANIFEST}.partial-") or path.name in (".work", LOCK)

@@ -9,8 +9,8 @@ from typing import Any
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure, did_you_mean
 
 HOME = Path(__file__).resolve().parent.parent
-"""The folder that holds `lineage` and the packages beside it: the root of a clone, or `mlm_repro`
-of a wheel."""
+"""Path of the folder that holds `lineage` and the packages beside it: the root of a clone, or
+`mlm_repro` of a wheel."""
 
 
 class Shipped(StrEnum):
@@ -26,8 +26,8 @@ class Shipped(StrEnum):
 
 
 def find_file(name: str | Path, kind: Shipped) -> Path:
-    """Return the file at the path `name`, or else the shipped file of that name, or else a
-    directory at the path.
+    """Return the path of the file at the path `name`, or else of the shipped file of that name and
+    kind, or else of a directory at the path.
 
     A shipped file is named by its path below the folder of its kind (`8.3b`, `ptd-p/145.6b`), or by
     its path in a clone (`experiments/models/8.3b.toml`). Raises BadInput with the nearest name if
@@ -57,8 +57,8 @@ def find_file(name: str | Path, kind: Shipped) -> Path:
 
 
 def shipped_at(path: str) -> Path | None:
-    """Return the path of the shipped file that has the path `path` in a clone, such as
-    `experiments/models/8.3b.toml`, or None."""
+    """Return the path on this machine of the shipped file that has the path `path` in a clone, such
+    as `experiments/models/8.3b.toml`, or None if there is none."""
     return next((HOME / path for kind in Shipped if HOME / path in HOME.glob(kind)), None)
 
 
@@ -69,9 +69,9 @@ def model_file(name: str) -> Path:
 
 
 def wheel_state() -> dict[str, Any]:
-    """Return the build of an installed wheel as a dict: its `commit` is `wheel-` with a digest of
-    the wheel's list of files, `dirty` is None. Empty if the code runs from no wheel, as in a
-    clone."""
+    """Return the build of an installed wheel as a dict: its `commit` is `wheel-` with the first
+    digits of the SHA-256 of the wheel's list of files, `dirty` is None. Empty if the code runs from
+    no wheel, as in a clone."""
     from mlm_repro.lineage.digest import sha256_file
 
     record = next(HOME.parent.glob("mlm_repro-*.dist-info/RECORD"), None)

@@ -36,7 +36,7 @@ def number(name: str) -> int | None:
     ):
         sentence = (
             f"the environment variable {name} is {text[:40]!r}, not a whole number from"
-            f" {LEAST[name]} on"
+            f" {LEAST[name]} to a million"
         )
         raise BadInput(sentence, on_every_rank=True)
     return int(text)
@@ -48,15 +48,15 @@ def check_numbers() -> None:
     values = {name: number(name) for name in LEAST}
     if (values["RANK"] or 0) >= (values["WORLD_SIZE"] or 1):
         sentence = (
-            "RANK is set, and WORLD_SIZE is not or is not larger: start ranks with torchrun, or"
-            " unset it"
+            "the environment variable RANK is set, and WORLD_SIZE is not or is not larger: start"
+            " ranks with torchrun, or unset both"
         )
         raise BadInput(sentence, on_every_rank=True)
 
 
 def rank() -> int:
     """Return the number of this process among the launched ranks, from RANK; 0 for a plain process.
-    Raises BadInput if RANK is not a whole number."""
+    Raises BadInput, on every rank, if RANK is not a whole number."""
     return number("RANK") or 0
 
 
@@ -68,5 +68,6 @@ def is_first_rank() -> bool:
 
 def launched_ranks() -> int | None:
     """Return the number of launched ranks, which torchrun or another launcher states in WORLD_SIZE;
-    None if it is not set, as in a plain process."""
+    None if it is not set, as in a plain process. Raises BadInput, on every rank, if it is not a
+    whole number."""
     return number("WORLD_SIZE")

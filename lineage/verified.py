@@ -10,7 +10,7 @@ from mlm_repro.lineage.remembered import recall, remember, stamp_of
 
 def check_seal_once(directory: Path) -> None:
     """Check a directory's seal as `check_seal` does, but read the files only if one was touched
-    since this user's last check, which is remembered in the user's cache. Returns nothing. Raises
+    since this user's last check, which is remembered in the user's cache. Returns None. Raises
     IntegrityFailure if the seal does not hold.
 
     A file is touched if its size, inode or change time differs. No program can set back the change
@@ -25,7 +25,7 @@ def check_seal_once(directory: Path) -> None:
 
 
 def _touches_of(directory: Path) -> str:
-    """Return a JSON text of the inode, size and change time of each file and folder below a
-    directory, by its path there. A broken link is left out."""
+    """Return a JSON text of the inode, size and change time of each file and folder below
+    `directory`, by its path there. A broken link is left out."""
     paths = (path for path in sorted(directory.rglob("*")) if path.exists())
     return json.dumps({str(path.relative_to(directory)): stamp_of(path) for path in paths})

@@ -20,7 +20,7 @@ from mlm_repro.reports.tables import AXES, records_data
 
 @dataclass(frozen=True)
 class ExperimentNumbers:
-    """An experiment of the catalogue with the records of numbers made here and the verdicts on its
+    """Experiment of the catalogue with the records of numbers made here and the verdicts on its
     claims."""
 
     experiment: Experiment
@@ -29,7 +29,8 @@ class ExperimentNumbers:
 
     @cached_property
     def every(self) -> list[Record]:
-        """The published numbers as records, then the records of numbers made here, in one list."""
+        """List of the published numbers as records, in the order of the claims, then of the records
+        of numbers made here."""
         experiment = self.experiment
         x_name = self.x_name
         return [
@@ -42,13 +43,13 @@ class ExperimentNumbers:
 
     @property
     def texts(self) -> list[str]:
-        """The text of each number of `every`, in its order: printed digits of a published one,
-        value and interval of one made here."""
+        """List of the text of each number of `every`, in its order: printed digits of a published
+        one, value and interval of one made here."""
         return [*(str(claim.value) for claim in self.experiment.claims), *map(_text, self.records)]
 
     @property
     def x_name(self) -> str:
-        """The name of the quantity on the x axis, such as `gpus`: the first that a part of the
+        """Name of the quantity on the x axis, such as `gpus`: the first that a part of the
         experiment or a record has; empty without one."""
         names = (
             *(part.x for part in self.experiment.parts),
@@ -58,13 +59,12 @@ class ExperimentNumbers:
 
     @property
     def x_label(self) -> str:
-        """The label of the x axis: the one in axes.toml for `x_name`, else that name with
-        spaces."""
+        """Label of the x axis: the one in axes.toml for `x_name`, else that name with spaces."""
         return AXES["positions"].get(self.x_name, self.x_name.replace("_", " "))
 
 
 def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
-    """Return an experiment's exhibit for the page, with a figure or a table, data and command:
+    """Return the Exhibit of an experiment for the page, with a figure or a table, data and command:
     published numbers with ours over them, or ours alone if the experiment answers no claim."""
     experiment = numbers.experiment
     quantity = _drawn(numbers)
@@ -90,8 +90,8 @@ def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
 
 
 def drawn_layers(numbers: ExperimentNumbers, quantity: str) -> list[Layer]:
-    """Return the layers, one for each series and kind, of a quantity's numbers that have an x; a
-    model has the same colour in every figure."""
+    """Return a list of the layers, one for each series and kind, of the numbers of `quantity` that
+    have an x; a model has the same colour in every figure."""
     rows = [row for row in numbers.every if row.quantity == quantity and row.x is not None]
     series = dict.fromkeys(row.series for row in rows)
     models = () if {*MODELS}.isdisjoint(series) else MODELS
@@ -99,15 +99,15 @@ def drawn_layers(numbers: ExperimentNumbers, quantity: str) -> list[Layer]:
 
 
 def named(quantity: str) -> str:
-    """Return the label of a quantity on an axis or a column: the one in axes.toml, else the name
-    with spaces."""
+    """Return the label of the quantity named `quantity` on an axis or a column: the one in
+    axes.toml, else the name with spaces."""
     return AXES["quantities"].get(quantity, quantity.replace("_", " "))
 
 
 def _drawn(numbers: ExperimentNumbers) -> str:
-    """Return the quantity to draw, the first of those with two points by this order: one that is
-    published, one that has our numbers, the one with the most points. Empty for a table, and if no
-    quantity has two points."""
+    """Return the name of the quantity to draw, among those with two points at least: a published
+    one before others, then one that has our numbers, then the one with the most points. Empty for a
+    table, and if no quantity has two points."""
     drawn = dict.fromkeys(
         (row.quantity, row.series, row.x) for row in numbers.every if row.x is not None
     )
@@ -123,9 +123,9 @@ def _drawn(numbers: ExperimentNumbers) -> str:
 
 
 def _table(numbers: ExperimentNumbers, without: str) -> Table:
-    """Return a table with a row for each series and x with a published number, and a column for
-    each pair of a published quantity, other than `without`, and a kind of number. x has a column
-    only if any row has one."""
+    """Return a Table with a row for each series and x with a published number, and a column for
+    each pair of a published quantity, other than the one named `without`, and a kind of number. x
+    has a column only if any row has one."""
     quantities = [claim.quantity for claim in numbers.experiment.claims]
     texts = defaultdict(list)
     shown = [row for row in numbers.every if row.quantity in quantities and row.quantity != without]
@@ -155,8 +155,8 @@ def _text(record: Record) -> str:
 
 
 def _repeats(layers: Iterable[Layer]) -> list[str]:
-    """Return sentences on how many runs are behind each point of our layers, one for each kind that
-    is drawn of measured, counted and scaled."""
+    """Return a list of sentences on how many runs are behind each point of our layers, one for each
+    kind that is drawn of measured, counted and scaled."""
     sentences = []
     counts = defaultdict[str, set[int]](set)
     for layer in layers:
@@ -172,8 +172,9 @@ def _repeats(layers: Iterable[Layer]) -> list[str]:
 
 
 def _arms(numbers: ExperimentNumbers) -> list[str]:
-    """Return sentences on an ablation: its question, the end of each arm after training, and the
-    verdict on each effect; empty if no effect was tried."""
+    """Return a list of sentences on an ablation: its question, the end of each arm after training,
+    and the verdict on each effect; empty if no effect was tried or the experiment is no
+    ablation."""
     ablation = numbers.experiment.ablation
     tried = [item for item in numbers.claims if item.scale == "reduced"]
     if ablation is None or not tried:

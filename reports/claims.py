@@ -16,33 +16,35 @@ from mlm_repro.reports.style import CONFIDENCES, LOOKS, STYLE
 
 UNCOUNTED: Outcome = "of-others"
 OWN: tuple[Kind, ...] = ("measured", "counted", "computed")
-"""Kinds of numbers that an erratum may rest on."""
+"""Kinds of numbers that our text on an erratum may rest on."""
 
 
 class Claims(tuple[Verdict, ...]):
-    """A tuple of verdicts, each with its claim; its properties count them, and `by` groups them."""
+    """Tuple of verdicts, each with its claim; its properties count them, and the method `by` groups
+    them."""
 
     @classmethod
     def of(cls, verdicts: Iterable[Verdict]) -> Self:
-        """Return the verdicts as Claims, sorted by outcome in the page's order."""
+        """Return the verdicts as a Claims, sorted by outcome in the page's order; within an outcome
+        they keep their order."""
         order = list(LOOKS)
         return cls(sorted(verdicts, key=lambda verdict: order.index(verdict.outcome)))
 
     @property
     def counts(self) -> Counter[Outcome]:
-        """The number of claims by outcome, as a Counter."""
+        """Counter outcome → number of claims."""
         return Counter(verdict.outcome for verdict in self)
 
     @property
     def counted(self) -> int:
-        """The number of claims, without those whose outcome is `of-others`: numbers of others that
+        """Number of claims, without those whose outcome is `of-others`: numbers of others that
         documents quote."""
         return len(self) - self.counts[UNCOUNTED]
 
     @property
     def deviations(self) -> list[float]:
-        """How far our numbers are from the published ones: |ours / published − 1|, a float, for
-        each claim of an exact or approximate number other than 0 that was tried, not at reduced
+        """List of how far our numbers are from the published ones: |ours / published − 1|, a float,
+        for each claim of an exact or approximate number other than 0 that was tried, not at reduced
         scale."""
         return [
             abs(verdict.record.value / float(verdict.claim.value) - 1)
@@ -54,8 +56,9 @@ class Claims(tuple[Verdict, ...]):
         ]
 
     def by(self, what: str) -> "dict[str, Claims]":
-        """Return the claims grouped by the verdict's field that `what` names, such as `experiment`,
-        `reason`, `needs` or `outcome`, or by `paper`, in the order of each group's first claim."""
+        """Return a dict value → Claims, the claims grouped by the verdict's field that `what`
+        names, such as `experiment`, `reason`, `needs` or `outcome`, or by `paper`, in the order of
+        each group's first claim."""
         groups = defaultdict(list)
         for verdict in self:
             name = verdict.claim.paper if what == "paper" else getattr(verdict, what)
@@ -64,21 +67,23 @@ class Claims(tuple[Verdict, ...]):
 
 
 class Group(NamedTuple):
-    """A section of the page: a title, a text, and the claims of one scale, such as measured, or of
+    """Section of the page: a title, a text, and the claims of one scale, such as measured, or of
     one outcome."""
 
     name: str
     title: str
     rows: str
-    """Unit of a row of the table: a claim, or an experiment, a reason or a need with its claims."""
+    """Field of a verdict that the section's table has a row for: `claim`, or `experiment`, `reason`
+    or `needs` with its claims."""
     text: str
     outcomes: Sequence[Outcome]
     claims: Claims
 
     @property
     def parts(self) -> dict[str, Claims]:
-        """The section's claims grouped by the verdict's field that `rows` names: by reason or need,
-        the most frequent first, or by experiment, in the order of each one's first claim."""
+        """Dict value → Claims: the section's claims grouped by the verdict's field that `rows`
+        names: by reason or need, the most frequent first, or by experiment, in the order of each
+        one's first claim."""
         parts = self.claims.by(self.rows)
         if self.rows not in ("reason", "needs"):
             return parts
@@ -86,28 +91,28 @@ class Group(NamedTuple):
 
     @property
     def against(self) -> Claims:
-        """The claims of this section that our results contradict, and the predictions that
-        missed."""
+        """Claims of this section that our results contradict, and predictions that missed, as a
+        Claims."""
         return Claims(
             verdict for verdict in self.claims if verdict.is_against or verdict.outcome == "missed"
         )
 
 
 class PaperPart(NamedTuple):
-    """A part of a paper's section: one experiment, a table or figure, with its claims; or the
-    claims without an experiment; or, last, the numbers of others."""
+    """Part of a paper's section: one experiment, a table or figure, with its claims; or the claims
+    without an experiment; or, last, the numbers of others."""
 
     title: str
     place: str
-    """Id of its exhibit on the page; empty if it has no exhibit."""
+    """Id on the page of this part's exhibit; empty if it has no exhibit."""
     exhibit: Exhibit | None
-    """The exhibit, if it is drawn in this part."""
+    """The exhibit, if it is drawn in this part; None otherwise."""
     claims: Claims
 
     @property
     def shared(self) -> dict[str, str]:
-        """The facts, by label, that all claims of this part have in common; the page shows them
-        once. There must be a claim."""
+        """Dict label → text of the facts that all claims of this part have in common; the page
+        shows them once. There must be a claim."""
         described_claims = [described(verdict.claim) for verdict in self.claims]
         return {
             label: text
@@ -117,8 +122,8 @@ class PaperPart(NamedTuple):
 
 
 class Paper(NamedTuple):
-    """One paper's section of the page: all its claims, and the same claims in parts, most of them a
-    table or figure each."""
+    """Section of the page for one paper: all its claims, and the same claims in parts, most of them
+    a table or figure each."""
 
     name: str
     title: str
@@ -127,7 +132,7 @@ class Paper(NamedTuple):
 
 
 def described(claim: Claim) -> dict[str, str]:
-    """Return by the label that the page shows the facts of a claim: sentence, source, protocol,
+    """Return the facts of a claim as a dict label on the page → text: sentence, source, protocol,
     tolerance, class and note. Empty ones and the class `exact` are left out."""
     allowed = claim.allowed
     facts = {
@@ -142,9 +147,9 @@ def described(claim: Claim) -> dict[str, str]:
 
 
 def group_claims(claims: Claims) -> list[Group]:
-    """Return the page's sections of claims in its order, each with the claims of one scale or,
-    without a scale, of one outcome. Empty sections are left out, except the first, of measured
-    claims."""
+    """Return a list of the page's sections of claims in its order, each a Group with the claims of
+    one scale or, without a scale, of one outcome. Empty sections are left out, except the first, of
+    measured claims."""
     groups: list[Group] = []
     for name, (title, rows, text) in STYLE["groups"].items():
         some = Claims(verdict for verdict in claims if (verdict.scale or verdict.outcome) == name)
@@ -161,10 +166,11 @@ def paper_parts(
     drawn: Mapping[str, Exhibit],
     elsewhere: Iterable[str],
 ) -> list[Paper]:
-    """Return a Paper, its section of the page, for each paper that has claims, in the page's order.
-    An exhibit belongs to the paper that most of its experiment's claims are from.
+    """Return a list of a Paper, its section of the page, for each paper that has claims, in the
+    page's order. An exhibit belongs to the paper that most of its experiment's claims are from.
 
-    `drawn` has exhibits by experiment, `elsewhere` the ids of exhibits in other parts of the page.
+    `drawn` has exhibits by the experiment's name, `experiments` all experiments by name,
+    `elsewhere` the ids of exhibits in other parts of the page.
     """
     ids = {*elsewhere, *(exhibit.name for exhibit in drawn.values())}
     homes = {
@@ -195,7 +201,7 @@ def paper_parts(
 
 def forecast_of_order(verdicts: Iterable[Verdict]) -> str:
     """Return a sentence on the order of the model sizes that was forecast before the trainings: the
-    outcome for each step of it; empty if none was tried."""
+    outcome for each step from one size to the next; empty if none was tried."""
     tried = [
         verdict
         for verdict in verdicts
@@ -211,9 +217,9 @@ def forecast_of_order(verdicts: Iterable[Verdict]) -> str:
 
 
 def errata_exhibit(claims: Claims) -> Exhibit:
-    """Return an exhibit, a table with a row for each contradiction inside a document that
+    """Return the Exhibit `errata`, a table with a row for each contradiction inside a document that
     errata.toml lists: the printed text, the text that follows, and our numbers on it, if they were
-    measured, counted or computed."""
+    measured, counted or computed. `claims` have our numbers."""
     rows = []
     errata = read_errata().errata
     for erratum in errata:
@@ -262,9 +268,9 @@ def unlinked(text: str) -> str:
 
 
 def verdicts_exhibit(claims: Claims, homes: Mapping[str, str]) -> Exhibit:
-    """Return an exhibit of data alone, a table with a row for each claim: the published number,
-    ours, the verdict and the run behind it. `homes` has the run's name on the page for each source
-    of a record."""
+    """Return the Exhibit `verdicts`, of data alone, a table with a row for each claim: the
+    published number, ours, the verdict and the run behind our number. `homes` has the run's name on
+    the page for each source of a record."""
     heads = (
         "claim",
         "published",

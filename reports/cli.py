@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mlm_repro.reports.report import Report
 
 KEPT = tuple(HOME / "results" / name for name in ("reproduce-8.3b", "ablations", "against"))
-"""Results that are kept with the code, which every page shows."""
+"""Paths of the results that are kept with the code, which every page shows."""
 
 app = CommandLine(help="Make a page, figures and tables from result files.", no_args_is_help=True)
 
@@ -52,14 +52,18 @@ def build(
     start = time.monotonic()
     if kept and runs:
         raise BadInput(
-            "--kept shows the results that are kept with the code: name no runs beside it"
+            "--kept shows the results that are kept with the code: name no RUN beside it"
         )
     if out and out.exists() and not (out / SOURCES).is_file():
-        raise BadInput(f"{out} exists and is not a report: name a new folder with --out")
+        raise BadInput(
+            f"{out} exists and is not a report, so that it is not replaced: name a new folder with"
+            " --out"
+        )
     report = _assemble([KEPT[0]] if kept else runs)
     if out is None and report.reproduction.directory.is_relative_to(HOME / "results"):
         raise BadInput(
-            f"{report.reproduction.directory} is kept with the code: name another folder with --out"
+            f"{report.reproduction.directory} is kept with the code, where no page is written: name"
+            " a folder for the page with --out"
         )
     exhibits = report.all_exhibits
     figures = [exhibit for exhibit in exhibits if exhibit.panels]
@@ -82,9 +86,9 @@ def training(
     written, and the command exits with code 6.
     """
     from mlm_repro.lineage.atomic import write_bytes
-    from mlm_repro.reports.training import load_training, render_training
+    from mlm_repro.reports.training import Training, render_training
 
-    loaded = load_training(run)
+    loaded = Training(run)
     page = out / f"{loaded.path.name}.html"
     write_bytes(page, render_training(loaded).encode("utf-8", "replace"))
     print(page)

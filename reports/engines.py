@@ -14,22 +14,24 @@ from mlm_repro.reports.figures import Layer, Panel, Point
 
 
 def read_engines(run: Path) -> Benchmark:
-    """Return the record of a comparison of two engines from its run's directory. Raises BadInput
-    unless the first case, and every other case with series, has four of one length: ours, theirs,
+    """Return the record of a comparison of two engines, a Benchmark, from its run's directory.
+    Raises IntegrityFailure if its file cannot be read, and BadInput unless the file is a record
+    whose first case, and every other case with series, has four series of one length: ours, theirs,
     their difference and its tolerance."""
     result = read_benchmark(run / AGAINST)
     for case in result.cases[:1] + [case for case in result.cases if case.series]:
         if len(case.series) != 4 or len({len(series.samples) for series in case.series}) > 1:
             raise BadInput(
-                f"{AGAINST} of {run.name} does not have two engines' {case.name}, difference and"
-                " tolerance"
+                f"{AGAINST} of {run.name} does not have two engines' {case.name}, their difference"
+                " and its tolerance with one value each for every iteration: compare the engines"
+                " again with `mlm-verify against`"
             )
     return result
 
 
 def apart(results: Sequence[Benchmark]) -> str:
     """Return a sentence on the largest difference, in nats, between the losses of two engines: one
-    number for each of the results, each a comparison on one layout."""
+    number for each of the results, each a comparison on one layout as `read_engines` returns it."""
     theirs = ", ".join(dict.fromkeys(result.title.partition(" beside ")[0] for result in results))
     by_layout = ", ".join(f"{max(_losses(each)[2]):.2g} ({_setting(each)[1]})" for each in results)
     iterations = max(len(_losses(result)[0]) for result in results)
@@ -39,9 +41,9 @@ def apart(results: Sequence[Benchmark]) -> str:
 
 
 def engines_exhibit(*runs: Path) -> Exhibit:
-    """Return an exhibit of two engines trained alike: a figure, a table with a row for each layout,
-    and every number as data. `runs` are the directories of comparisons, one a layout. Raises
-    BadInput for a damaged record."""
+    """Return the Exhibit of two engines trained alike: a figure, a table with a row for each
+    layout, and every number as data. `runs` are the directories of comparisons, one a layout.
+    Raises BadInput for a damaged record."""
     results = sorted(map(read_engines, runs), key=lambda result: _setting(result)[1] != "serial")
     data = []
     for result in results:
@@ -102,26 +104,27 @@ def engines_exhibit(*runs: Path) -> Exhibit:
 
 
 def _setting(result: Benchmark) -> list[str]:
-    """Return three texts, the model, layout and precision that the record's title names after its
-    last colon; empty ones where it names fewer."""
+    """Return a list of three texts, the model, layout and precision that the record's title names
+    after its last colon; empty ones where it names fewer."""
     return [*result.title.rpartition(": ")[2].split(", "), "", ""][:3]
 
 
 def _losses(result: Benchmark) -> list[Sequence[float]]:
-    """Return four lists from the record's first case: our losses, theirs, their difference and its
-    tolerance, with a value for each iteration."""
+    """Return a list of four sequences from the first case of a comparison of engines: our losses,
+    theirs, their difference and its tolerance, with a value for each iteration."""
     return [series.samples for series in result.cases[0].series]
 
 
 def _shares(result: Benchmark) -> list[float]:
-    """Return in one list the values of all ratios of the record; each is the largest share of its
-    tolerance that a quantity takes."""
+    """Return a list of the values of all ratios of a comparison of engines; each is the largest
+    share of its tolerance that a quantity takes."""
     return [ratio.value for ratio in chain.from_iterable(case.ratios for case in result.cases)]
 
 
 def panels_of(results: Sequence[Benchmark]) -> list[Panel]:
-    """Return two panels over iterations: the losses of both engines, and their differences above
-    zero with the least tolerance of all layouts, on a logarithmic axis."""
+    """Return a list of two Panels over iterations: the losses of both engines, and their
+    differences above zero with the least tolerance of all layouts, on a logarithmic axis. Each of
+    `results` is a comparison of engines on one layout."""
     losses = []
     differences = []
     for rank, result in enumerate(results):

@@ -9,49 +9,49 @@ from mlm_repro.experiments.benchmark import Table as Table
 from mlm_repro.reports.figures import Panel
 
 SENTENCE = re.compile(r"(?<=[\w)%”][.?])\s+(?=[A-Z“])")
-"""The space between two sentences."""
+"""Matches the space between two sentences."""
 NUMERIC = ("x", "value", "low", "high", "seed")
 """Columns of the data that hold numbers."""
 
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A figure, tables or both on the page, with caption, data and command."""
+    """Figure, tables or both on the page, with caption, data and command."""
 
     name: str
-    """Id on the page and name of the files."""
+    """Id of the exhibit on the page and name of its files without ending."""
     title: str
     caption: Sequence[str]
     """Sentences that are computed from the data; the page shows two, and folds the others and the
     notes."""
     data: Table
-    """Numbers as recorded, the content of NAME.csv."""
+    """Numbers as recorded, the content of the file NAME.csv."""
     command: str = ""
-    """Command that reproduces the numbers; empty if it is not known."""
+    """Command line that reproduces the exhibit's numbers; empty if it is not known."""
     panels: Sequence[Panel] = ()
-    """Panels of its figure; empty if it has no figure."""
+    """Panels of the exhibit's figure; empty if it has no figure."""
     alt: str = ""
-    """Text alternative of the figure; empty if it has no figure."""
+    """Text alternative of the exhibit's figure; empty if it has no figure."""
     tables: Sequence[Table] = ()
-    """Tables on the page."""
+    """Tables that the page shows in the exhibit."""
     notes: Sequence[str] = ()
-    """Sentences on the measurement."""
+    """Sentences on the measurement, which the page folds."""
     missing: str = ""
-    """Sentence that says that no run was given; empty if one was."""
+    """Sentence that says that no run was given for the exhibit; empty if one was."""
     column: bool = False
     """True for a figure of column width, two of which stand beside each other on a wide page."""
 
     @property
     def said(self) -> tuple[list[str], list[str]]:
-        """Two lists of sentences: the caption's first two, which the page shows, and all its other
-        sentences with the notes."""
+        """Pair of lists of sentences: the caption's first two, which the page shows, and all its
+        other sentences with the notes."""
         every = list(chain.from_iterable(map(SENTENCE.split, self.caption)))
         return every[:2], [*every[2:], *self.notes]
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of its numbers, such as measured, each once in the order of the data; empty if
-        the data have no column `kind`."""
+        """Tuple of the kinds of the exhibit's numbers, such as measured, each once in the order of
+        the data; empty if the data have no column `kind`."""
         if "kind" not in self.data.heads:
             return ()
         column = self.data.heads.index("kind")
@@ -59,9 +59,9 @@ class Exhibit:
 
     @property
     def numbers(self) -> tuple[dict[str, str], Table]:
-        """The data for the page: a dict by head of the cells that are the same in every row,
-        without empty ones; and a table of the other columns, words before numbers. Digests in the
-        table are cut to 16 characters."""
+        """Pair of the exhibit's data for the page: a dict head → cell, of the cells that are the
+        same in every row, without empty ones; and a Table of the other columns, words before
+        numbers. Digests in the table are cut to 16 characters."""
         columns = dict(zip(self.data.heads, zip(*self.data.rows, strict=True), strict=True))
         shared = {head: cells[0] for head, cells in columns.items() if len(set(cells)) == 1}
         words = [head for head in columns if head not in shared and head not in NUMERIC]

@@ -23,7 +23,7 @@ AGAINST = "against"
 
 @dataclass(frozen=True)
 class Origin:
-    """A run behind numbers on the page: where it is, its manifest, and the seeds of its numbers."""
+    """Run behind numbers on the page: its directory, its manifest, and the seeds of its numbers."""
 
     path: Path
     """Directory of the run, or of the study that keeps it."""
@@ -37,25 +37,26 @@ class Origin:
 
     @property
     def name(self) -> str:
-        """The name that the run's directory was given, NAME-IDENTITY, also if a study keeps the
-        run."""
+        """Name that the run's directory was given, NAME-IDENTITY with eight characters of the
+        identity, also if a study keeps the run."""
         return f"{self.manifest.name}-{self.manifest.identity[:8]}"
 
     @property
     def experiment(self) -> str:
-        """The name of the experiment that its numbers belong to. Fails for a reproduction and a
-        comparison of engines, which have none."""
+        """Name of the experiment that the run's numbers belong to. Raises KeyError for a
+        reproduction and a comparison of engines, which have none."""
         return str(self.manifest.config["experiment"]["name"])
 
 
 def seeds_of(records: Iterable[Record]) -> tuple[int, ...]:
-    """Return the seeds that records have, sorted, each once."""
+    """Return a tuple of the seeds that records have, sorted, each once."""
     return tuple(sorted({record.seed for record in records if record.seed is not None}))
 
 
 def sort_runs(paths: Iterable[Path], beside: Iterable[Path] = ()) -> tuple[Path, list[Path]]:
-    """Return the reproduction among `paths`, and the runs that stand beside it, including all of
-    `beside`. All paths are resolved, and each run is named once.
+    """Return a pair: the directory of the reproduction among `paths`, and a list of the directories
+    of the runs that stand beside it, including all of `beside`. All paths are resolved, and each
+    run is named once.
 
     A folder of runs gives its experiments and its comparisons of engines, by the links to the
     newest of each where there are links, and the newest reproduction if none is named. A
@@ -69,14 +70,18 @@ def sort_runs(paths: Iterable[Path], beside: Iterable[Path] = ()) -> tuple[Path,
         if kind not in ("", "reproduction", "experiment", EXPERIMENTS, ABLATION, AGAINST):
             advice = f": `mlm-report run {path}` writes its page" if kind == "training" else ""
             raise BadInput(
-                f"{path} is neither a reproduction nor a run of an experiment, but a {kind}{advice}"
+                f"{path} is neither a reproduction nor a run of an experiment or of `mlm-verify"
+                f" against`, but of the kind {kind}, which the page does not show{advice}"
             )
     named = [path for path, kind in given.items() if kind == "reproduction"]
     reproductions = named or [newest_reproduction(path) for path, kind in given.items() if not kind]
     own, *others = dict.fromkeys(path.resolve() for path in reproductions) or [Path()]
     if others or not reproductions:
         names = ", ".join(path.name for path in (own, *others)) if reproductions else "none"
-        raise BadInput(f"a page is made of one reproduction; named here: {names}")
+        raise BadInput(
+            f"a page is made of exactly one reproduction, and the RUNs that are named give {names}:"
+            " name one reproduction"
+        )
     runs = []
     for path in (own, *(path for path in given if path not in named), *beside):
         runs += [path] if path != own and kind_of(path) else _newest(path)
@@ -86,17 +91,21 @@ def sort_runs(paths: Iterable[Path], beside: Iterable[Path] = ()) -> tuple[Path,
 
 
 def kind_of(path: Path) -> str:
-    """Return the kind of the run in a directory as its manifest names it, such as `training`; empty
-    if it has no manifest. Raises BadInput if the path is not a directory."""
+    """Return the kind of the run in the directory `path` as its manifest names it, such as
+    `training`; an empty text if it has no manifest. Raises BadInput if the path is not a directory,
+    IntegrityFailure if the manifest is damaged."""
     if not path.is_dir():
-        raise BadInput(f"{path} is not a directory")
+        raise BadInput(
+            f"{path} is not a directory: name a run or a folder of runs; without a name it is"
+            " `runs` in the working directory"
+        )
     return read_document(path / MANIFEST, Manifest).kind if (path / MANIFEST).exists() else ""
 
 
 def load_experiment_runs(paths: Sequence[Path]) -> tuple[Results, list[Origin]]:
-    """Read the runs in these directories. Return the results of the sealed ones, and an Origin for
-    each run that has numbers, is a reproduction or compares two engines. A run without a seal is
-    only named, in `left_out` of the results.
+    """Read the runs in these directories. Return a pair: the Results of the sealed ones, and a list
+    of an Origin for each run that has numbers, is a reproduction or compares two engines. A run
+    without a seal is only named, in `left_out` of the results.
 
     Raises IntegrityFailure or BadInput for a damaged run, and IntegrityFailure for a number that
     belongs to another run or experiment or has no digest.
@@ -113,7 +122,8 @@ def load_experiment_runs(paths: Sequence[Path]) -> tuple[Results, list[Origin]]:
         if not (origin and record.digest and origin.experiment == record.experiment):
             raise IntegrityFailure(
                 f"a number ({record.series}, {record.quantity}) has no digest, or belongs to"
-                " another run or experiment"
+                f" another run or experiment than {record.source}, which its record names: run that"
+                " experiment again"
             )
         by_run[record.source].append(record)
     shown = [
@@ -130,8 +140,9 @@ def load_experiment_runs(paths: Sequence[Path]) -> tuple[Results, list[Origin]]:
 
 
 def _origins(path: Path) -> list[Origin]:
-    """Return the Origin of the run in a directory or, for a study of experiments, one for each run
-    that it keeps. A comparison of engines is checked first, its seal and its record."""
+    """Return a list of the Origin of the run in the directory `path` or, for a study of
+    experiments, of each run that it keeps. A comparison of engines is checked first, its seal and
+    its record. Raises IntegrityFailure or BadInput for a damaged run."""
     manifest = read_document(path / MANIFEST, Manifest)
     if manifest.kind == AGAINST:
         check_seal(path)
@@ -145,8 +156,8 @@ def _origins(path: Path) -> list[Origin]:
 
 
 def _newest(folder: Path) -> list[Path]:
-    """Return the directories of the newest runs of experiments and engines in a folder: the links
-    to them, and each run of whose name there is no link."""
+    """Return a list of the directories of the newest runs of experiments and engines in a folder:
+    the links to them, and each run of whose name there is no link."""
     here = []
     for start in ("experiment-*", f"{EXPERIMENTS}*", f"{AGAINST}-*"):
         here += [path for path in sorted(folder.glob(start)) if path.is_dir()]

@@ -19,7 +19,7 @@ WIDE = (10.6, 4.4)
 COLUMN = (4.5, 3.45)
 """Width and height in inches of a figure that takes half of the page."""
 KEY_CHARACTERS = 15
-"""Letters of the key that fit on an inch."""
+"""Number of letters of the key that fit on an inch."""
 MOST_TICKS = 10
 """Largest number of x values that each have a tick, and of points that each have an interval; more
 points get a band."""
@@ -27,21 +27,21 @@ points get a band."""
 
 @dataclass(frozen=True)
 class Point:
-    """A number at an x, with its interval if it has one, or the mean of `count` numbers with the
+    """Number at an x, with its interval if it has one, or the mean of `count` numbers with the
     least and the greatest."""
 
     x: float
     value: float
     low: float | None = None
-    """Lower end of its interval, or the least of several numbers; `high` is the upper end. None
-    without an interval."""
+    """Lower end of the number's interval, or the least of several numbers; `high` is the upper end.
+    None without an interval."""
     high: float | None = None
     count: int = 1
-    """How many numbers `value` is the mean of."""
+    """Number of numbers that `value` is the mean of."""
 
     @classmethod
     def mean(cls, x: float, values: Sequence[float]) -> "Point":
-        """Return a point at x of at least one number: their mean, with minimum and maximum; a
+        """Return the Point at `x` of at least one number: their mean, with minimum and maximum; a
         single number has no interval."""
         low, high = (min(values), max(values)) if len(values) > 1 else (None, None)
         return cls(x, fmean(values), low, high, len(values))
@@ -49,36 +49,36 @@ class Point:
 
 @dataclass(frozen=True)
 class Layer:
-    """The points of one line in a figure, which are of one series and one kind of number."""
+    """Points of one line in a figure, which are of one series and one kind of number."""
 
     series: str
     rank: int
-    """Index among the series. It decides colour and marker."""
+    """Index of the series in a fixed order, from 0. It decides colour and marker."""
     kind: str
-    """Kind of the numbers, or another name of a line in style.toml."""
+    """Kind of the points' numbers, or the name of another line in style.toml, such as `ours`."""
     points: tuple[Point, ...]
     """Points by ascending x."""
 
     @property
     def final(self) -> float:
-        """The value of the layer's last point, at the largest x."""
+        """Value of this layer's last point, at the largest x."""
         return self.points[-1].value
 
     @property
     def repeats(self) -> int:
-        """The largest number of values, such as runs or iterations, that one of the layer's points
-        is the mean of."""
+        """Largest number of values, such as runs or iterations, that one of this layer's points is
+        the mean of."""
         return max(point.count for point in self.points)
 
     @property
     def has_marker(self) -> bool:
-        """True if the layer's points have markers; a limit is drawn as a line without them."""
+        """True if this layer's points have markers; a limit is drawn as a line without them."""
         return LINES[self.kind]["markersize"] > 0
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart of a figure: layers of points over one pair of axes, with their labels."""
+    """Chart in a figure: layers of points over one pair of axes, with their labels."""
 
     layers: Sequence[Layer]
     x_label: str
@@ -89,14 +89,14 @@ class Panel:
 
     @property
     def has_curves(self) -> bool:
-        """True if the panel's x is the iteration of a training and all layers are of one kind of
-        number; the key then names models alone."""
+        """True if this panel's x is the iteration of a training and all its layers are of one kind
+        of number; the key then names models alone."""
         return self.x_label == "iteration" and len({layer.kind for layer in self.layers}) == 1
 
 
 def layers_of(numbers: Iterable[Record], order: Sequence[str]) -> list[Layer]:
-    """Return a layer for each kind and series of the records that have an x, published first, then
-    by `order`, which names every series.
+    """Return a list of a Layer for each kind and series of the records that have an x, published
+    ones first, then by `order`, which names every series.
 
     Several of our numbers at an x become their mean with minimum and maximum; of several published
     numbers the first counts.
@@ -127,7 +127,8 @@ def _point(x: float, kind: Kind, at: Sequence[Record]) -> Point:
 
 def draw(panels: Sequence[Panel], column: bool = False) -> "Figure":
     """Return a Matplotlib figure of the panels beside each other under one key of their series and
-    kinds. Panels of training curves have keys of their own."""
+    kinds; with `column` it takes half of the page. Panels of training curves have keys of their
+    own."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -166,8 +167,8 @@ def draw(panels: Sequence[Panel], column: bool = False) -> "Figure":
 
 
 def _plot(axes: "Axes", panel: Panel) -> None:
-    """Draw every layer of a panel over x, with intervals as whiskers or as a band; x is logarithmic
-    if its values multiply.
+    """Draw every layer of a panel on `axes`, Matplotlib's, over x, with intervals as whiskers or as
+    a band; the x axis is logarithmic if its values multiply.
 
     Perplexities are on a logarithmic axis, and so are losses that differ by more than a factor of
     four. Other axes begin at zero, or below negative values, except a loss's, because zero means
@@ -255,8 +256,8 @@ def _plain_log_ticks(axes: "Axes") -> None:
 
 
 def _multiply(x_values: Sequence[float]) -> bool:
-    """Return True for three ascending x or more, all above 0, if each is about twice the one before
-    or more, or if one factor leads from each to the next over a range of more than 100."""
+    """Return True for at least three ascending numbers, all above 0, if each is about twice the one
+    before or more, or if one factor leads from each to the next over a range of more than 100."""
     if len(x_values) < 3 or x_values[0] <= 0:
         return False
     factors = [after / before for before, after in pairwise(x_values)]

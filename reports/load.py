@@ -17,7 +17,7 @@ from mlm_repro.lineage.run import MANIFEST, RunDirectory
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A complete reproduction, as read from its directory: its manifest, summary, records, data and
+    """Complete reproduction, as read from its directory: its manifest, summary, records, data and
     results."""
 
     directory: Path
@@ -28,18 +28,19 @@ class Reproduction:
     ledger: Ledger
     card: DataCard
     scores: ReproductionScores | None
-    """None if an earlier version made the run."""
+    """Paired differences between the models on the same text, from scores.json; None if an earlier
+    version made the run."""
     evaluations: dict[str, Result]
-    """Results by model and protocol, with a hyphen between them."""
+    """Name of a model and protocol, with a hyphen between them → result."""
 
     @property
     def name(self) -> str:
-        """The name of its directory."""
+        """Name of the reproduction's directory."""
         return self.directory.name
 
     @property
     def own_kind(self) -> Kind:
-        """The kind of the numbers that this reproduction made: "scaled" if it trained scaled twins,
+        """Kind of the numbers that this reproduction made: "scaled" if it trained scaled twins,
         else "measured"."""
         return "scaled" if self.summary.mode == "scaled" else "measured"
 
@@ -51,20 +52,20 @@ class Reproduction:
 
     @property
     def order(self) -> list[str]:
-        """The names of all series: the models of the summary, from the smallest, then the other
-        series of the records by name."""
+        """List of the names of all series: the models of the summary, from the smallest, then the
+        other series of the records by name."""
         named = dict.fromkeys(model.series for model in self.summary.models)
         return list(named | dict.fromkeys(sorted(record.series for record in self.records)))
 
     @property
     def command(self) -> str:
-        """The command that reproduces its numbers, the first of the summary's; empty if it has
-        none."""
+        """Command line that reproduces this reproduction's numbers, the first of the summary's;
+        empty if it has none."""
         return next(iter(self.summary.commands.values()), "")
 
     def select(self, experiment: str, *quantities: str) -> list[Record]:
-        """Return the records of a published table or figure, such as "2019/table-3", in file order,
-        of all quantities or only of the named ones."""
+        """Return a list of the records of a published table or figure, such as "2019/table-3", in
+        file order, of all quantities or only of those named in `quantities`."""
         return [
             record
             for record in self.records
@@ -73,31 +74,35 @@ class Reproduction:
 
 
 def newest_reproduction(runs: Path) -> Path:
-    """Return the complete `reproduce-*` directory in the folder `runs` that was begun last; links
-    are passed over. Raises BadInput if no reproduction is complete."""
+    """Return the path of the complete `reproduce-*` directory in the folder `runs` that was begun
+    last; links are passed over. Raises BadInput if no reproduction is complete."""
     reproductions = [
         path for path in sorted(runs.glob("reproduce-*")) if path.is_dir() and not path.is_symlink()
     ]
     complete = [path for path in reproductions if is_sealed(path)]
     if not complete:
         unfinished = f" ({len(reproductions)} unfinished)" if reproductions else ""
-        raise BadInput(f"there is no complete reproduction (reproduce-*) under {runs}{unfinished}")
+        raise BadInput(
+            f"there is no complete reproduction (reproduce-*) in the folder {runs}{unfinished}:"
+            " name the folder that has one, or make one with `mlm-experiment reproduce`"
+        )
     return max(complete, key=lambda path: str(RunDirectory(path).manifest.get("created", "")))
 
 
 def load_reproduction(directory: Path) -> Reproduction:
-    """Read a reproduction's directory and check its seal and the origin of every number.
+    """Read the directory of a reproduction, check its seal and the origin of every number, and
+    return it as a Reproduction.
 
-    Raises BadInput if it holds another kind of run or an unfinished one. Raises IntegrityFailure if
-    it was changed after it was sealed, if a file cannot be read, or if a number has no source, or
-    is neither published nor has a digest or a run of this reproduction.
+    Raises BadInput if the directory holds another kind of run or an unfinished one. Raises
+    IntegrityFailure if it was changed after it was sealed, if a file cannot be read, or if a number
+    has no source, or is neither published nor has a digest or a run of this reproduction.
     """
     directory = directory.resolve()
     manifest = read_document(RunDirectory.open(directory, "reproduction").path / MANIFEST, Manifest)
     if not is_sealed(directory):
         raise BadInput(
-            f"{directory} has not finished: the same command continues it, and makes its page at"
-            " the end"
+            f"the reproduction {directory} has not finished: give the command that began it again,"
+            " which continues it and makes its page at the end"
         )
     digest = check_seal(directory)
     summary = read_document(directory / SUMMARY, ReproductionSummary)
@@ -107,8 +112,8 @@ def load_reproduction(directory: Path) -> Reproduction:
         is_proven = record.kind == "published" or record.digest or record.source in runs
         if not (is_proven and record.source.strip()):
             raise IntegrityFailure(
-                f"line {number} of {RECORDS} has no source, or its source {record.source!r} is no"
-                " run of this reproduction and it has no digest"
+                f"line {number} of {RECORDS} in {directory} has no source, or its source"
+                f" {record.source!r} is no run of this reproduction and it has no digest"
             )
     results = {
         name: parse_document(values, Result, f"{name} in {EVALUATIONS}")

@@ -26,7 +26,8 @@ from mlm_repro.reports.style import (
 
 def build_report(report: Report, out: Path | None = None) -> Path:
     """Write the folder `out`, by default `report/` inside the reproduction, whole or not at all; a
-    report that is there is replaced. Return the path of index.html.
+    report that is there is replaced. Return the path of index.html. Raises BadInput if another
+    command has reserved the folder.
 
     index.html refers to nothing outside itself. For each exhibit there is figures/NAME.csv, with
     NAME.svg if it has a figure. sources.json names the runs behind the page. The folder is sealed
@@ -40,8 +41,8 @@ def build_report(report: Report, out: Path | None = None) -> Path:
 
 
 def write_report(report: Report, directory: Path) -> None:
-    """Write a report's files into an empty directory: index.html, each exhibit's figure and data in
-    `figures`, and sources.json."""
+    """Write a report's files into the empty directory `directory`: index.html, each exhibit's
+    figure and data in `figures`, and sources.json."""
     exhibits = report.all_exhibits
     drawings = render_all(exhibits)
     figures = directory / "figures"
@@ -55,8 +56,8 @@ def write_report(report: Report, directory: Path) -> None:
 
 
 def shell() -> JSON:
-    """Return by name the style, the script, the glyphs of the kinds of numbers and two functions
-    that the template of every page takes."""
+    """Return a dict of what the template of every page takes: `style` and `script`, as markup, the
+    `glyphs` of the kinds of numbers, and the functions `percent` and `size_bytes`."""
     folder = Path(__file__).parent / "templates"
     return {
         "style": Markup(theme_css() + (folder / "page.css").read_text(encoding="utf-8")),

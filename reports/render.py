@@ -28,16 +28,16 @@ _UNWANTED = re.compile(
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure in two forms: an SVG element inline on the page, which refers to nothing outside
-    itself, and an SVG file."""
+    """Figure in two forms: an SVG element inline on the page, which refers to nothing outside
+    itself, and the bytes of an SVG file."""
 
     inline: Markup
     svg: bytes
 
 
 def render_all(exhibits: Iterable[Exhibit]) -> dict[str, Drawing]:
-    """Return by the exhibit's name a Drawing of each exhibit that has a figure, and show progress;
-    the same input gives the same bytes."""
+    """Return a dict exhibit's name → Drawing, for each exhibit that has a figure, and show progress
+    on standard error; the same input gives the same bytes."""
     drawings = {}
     drawn = [exhibit for exhibit in exhibits if exhibit.panels]
     with Progress("report", len(drawn), "figures") as progress:
@@ -48,9 +48,8 @@ def render_all(exhibits: Iterable[Exhibit]) -> dict[str, Drawing]:
 
 
 def render(exhibit: Exhibit) -> Drawing:
-    """Return the Drawing of an exhibit that has a figure. It is the one that this machine keeps
-    from before, unless the numbers, the code or Matplotlib changed; a new one is kept for the next
-    call."""
+    """Return the Drawing of an exhibit that has a figure. It is the one that this user's cache has,
+    unless the numbers, the code or Matplotlib changed; a new one is cached for the next call."""
     numbers = hashlib.sha256(json.dumps(exhibit.panels, default=vars).encode()).hexdigest()
     name = f"figure-{exhibit.name}"
     made_of = f"{_drawn_with()} {exhibit.name} {numbers}"
@@ -66,8 +65,8 @@ def _drawn_with() -> str:
 
 
 def _draw(exhibit: Exhibit) -> bytes:
-    """Draw the exhibit's figure and return it as the bytes of an SVG, with its layout, in one pass;
-    `savefig` would draw a figure with a layout twice."""
+    """Draw the exhibit's figure and return it as the bytes of an SVG file, with its layout, in one
+    pass; `savefig` would draw a figure with a layout twice."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     with figure_style(exhibit.name):
@@ -80,9 +79,9 @@ def _draw(exhibit: Exhibit) -> bytes:
 
 
 def _inline(svg: str, exhibit: Exhibit) -> Markup:
-    """Return the SVG as an element for the page: each palette colour a custom property of the page,
-    styles as classes, coordinates rounded to a tenth of a point, and the exhibit's text
-    alternative."""
+    """Return `svg`, the text of an SVG file, as an element for the page: each palette colour a
+    custom property of the page, styles as classes, coordinates rounded to a tenth of a point, and
+    the exhibit's text alternative."""
     styles = {}
 
     def shorten(attribute: re.Match[str]) -> str:
@@ -109,7 +108,7 @@ def _inline(svg: str, exhibit: Exhibit) -> Markup:
 
 
 def files_of(exhibit: Exhibit, drawing: Drawing | None) -> dict[str, bytes]:
-    """Return the content of an exhibit's files, as bytes by their ending: `csv`, and `svg` if there
+    """Return the contents of an exhibit's files as a dict ending → bytes: `csv`, and `svg` if there
     is a drawing."""
     return {"csv": exhibit.data.csv.encode("utf-8", "replace")} | (
         {"svg": drawing.svg} if drawing else {}

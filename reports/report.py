@@ -44,25 +44,29 @@ SOURCES = "sources.json"
 
 
 class Sources(FileSchema):
-    """sources.json of a report: its other inputs, by paths relative to the reproduction."""
+    """sources.json of a report: the report's inputs besides the reproduction, by paths relative to
+    it."""
 
     runs: list[str] = Field(default_factory=list)
-    """Runs of experiments and engines, and a reproduction that is kept with the code."""
+    """Relative paths of the runs of experiments and engines, and of a reproduction that is kept
+    with the code."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The directories that a report is made of: one of a reproduction, and the ones of runs that
-    the page shows beside it."""
+    """Directories that a report is made of: one of a reproduction, and the ones of runs that the
+    page shows beside it."""
 
     reproduction: Path
     runs: Sequence[Path] = ()
-    """Runs of experiments and engines, and a reproduction that is kept with the code."""
+    """Directories of runs of experiments and engines, and of a reproduction that is kept with the
+    code."""
 
     @classmethod
     def of_built(cls, reproduction: Path) -> "Inputs":
-        """Return the inputs of the report that was built in a reproduction's directory. Raises
-        IntegrityFailure if its sources.json is damaged or missing."""
+        """Return the Inputs of the report that was built in the directory `reproduction`, as its
+        report's sources.json names them. Raises IntegrityFailure if sources.json is damaged or
+        missing."""
         sources = read_document(reproduction / REPORT / SOURCES, Sources)
         return cls(
             reproduction, [Path(os.path.normpath(reproduction / name)) for name in sources.runs]
@@ -70,14 +74,14 @@ class Inputs:
 
     @property
     def sources(self) -> Sources:
-        """The content of sources.json, for `reproduction/report`: the paths of the runs, relative
-        to the reproduction."""
+        """Content of sources.json, a Sources, for `reproduction/report`: the paths of the runs,
+        relative to the reproduction."""
         return Sources(runs=[os.path.relpath(path, self.reproduction) for path in self.runs])
 
     @property
     def command(self) -> str:
-        """The command line that builds the report again, with the reproduction and the folders of
-        the other runs. It is for the folder that holds the folder of runs."""
+        """Command line, as text, that builds the report again, with the reproduction and the
+        folders of the other runs. It is to be given in the folder that holds the folder of runs."""
         above = self.reproduction.parent.parent
         folders = dict.fromkeys(os.path.relpath(path.parent, above) for path in self.runs)
         return shlex.join(
@@ -92,13 +96,14 @@ class Report:
 
     reproduction: Reproduction
     exhibits: dict[str, Exhibit]
-    """Exhibits of the reproduction and the verdicts, whose positions on the page are fixed."""
+    """Exhibits of the reproduction and the verdicts, by name, whose positions on the page are
+    fixed."""
     claims: Claims
     papers: Sequence[Paper]
     sections: Mapping[str, Exhibit]
-    """Exhibits that have a section of their own, by its title."""
+    """Title of a section → the one exhibit that it shows."""
     origins: tuple[Origin, ...]
-    """The reproduction, then the other runs that have numbers on the page."""
+    """Origins of the reproduction, then of the other runs that have numbers on the page."""
     left_out: tuple[str, ...]
     """A sentence for each run that was never finished."""
     inputs: Inputs
@@ -107,30 +112,30 @@ class Report:
 
     @property
     def all_exhibits(self) -> list[Exhibit]:
-        """Every exhibit that the page shows, in its order, in one list."""
+        """List of every exhibit that the page shows, in its order."""
         parts = chain.from_iterable(paper.parts for paper in self.papers)
         drawn = [part.exhibit for part in parts if part.exhibit]
         return [*self.exhibits.values(), *drawn, *self.sections.values()]
 
     @property
     def groups(self) -> list[Group]:
-        """The claims in the page's sections, one for each scale or outcome."""
+        """List of the Groups of claims, the page's sections, one for each scale or outcome."""
         return group_claims(self.claims)
 
     @property
     def headlines(self) -> list[str]:
-        """Sentences that explain the counts of outcomes: the meaning of an outcome, how good the
-        predictions are, claims that were not tried. The last ones say how many verdicts could have
-        failed, from files beside the runs."""
+        """List of sentences that explain the counts of outcomes: the meaning of an outcome, how
+        good the predictions are, claims that were not tried. The last ones say how many verdicts
+        could have failed, from files beside the runs, which are read at each access."""
         beside = dict.fromkeys(path.parent / VERDICTS for path in self.inputs.runs)
         scores = [read_document(path, VerdictScore).sentence for path in beside if path.is_file()]
         return [*headlines(self.claims), *scores]
 
     @property
     def findings(self) -> list[tuple[str, str, str]]:
-        """Each finding in short, as texts: the id of its part of the page, its name and a sentence.
-        First comes the order of the sizes in the reproduction, last the sections with an exhibit of
-        their own."""
+        """List of each finding in short, as a triple of texts: the id of its part of the page, its
+        name and a sentence. First comes the order of the sizes in the reproduction, last the
+        sections with an exhibit of their own."""
         short = [("reproduction", "This run", order_of(self.reproduction))]
         if self.kept:
             place = f"run-{Origin.of(self.kept).name}"
@@ -144,8 +149,8 @@ class Report:
 
     @property
     def homes(self) -> dict[str, str]:
-        """The name on the page of the run behind each source that a record names, by the source;
-        every source of the reproduction gives the reproduction."""
+        """Dict source that a record names → name on the page of the run behind it; every source of
+        the reproduction gives the reproduction."""
         own, *others = (origin.name for origin in self.origins)
         return {record.source: own for record in self.reproduction.records} | {
             name: name for name in others
@@ -153,9 +158,9 @@ class Report:
 
 
 def assemble(inputs: Inputs) -> Report:
-    """Read a report's inputs, judge the claims by them, and return the content of its page. Raises
-    Fault if two exhibits have one name, and BadInput or IntegrityFailure as `load_reproduction` and
-    `load_experiment_runs` do."""
+    """Read a report's inputs, judge the claims by them, and return the Report, the content of its
+    page. Nothing is drawn or written. Raises Fault if two exhibits have one name, and BadInput or
+    IntegrityFailure as `load_reproduction` and `load_experiment_runs` do."""
     reproduction = load_reproduction(inputs.reproduction)
     results, run_origins = load_experiment_runs(inputs.runs)
     origins = (Origin.of(reproduction), *run_origins)
@@ -198,8 +203,8 @@ def assemble(inputs: Inputs) -> Report:
     names = Counter(exhibit.name for exhibit in report.all_exhibits)
     if twice := [name for name, count in names.items() if count > 1]:
         raise Fault(
-            f"two exhibits of the page have the name {twice[0]}: their files would replace each"
-            " other"
+            f"two exhibits of the page have the name {twice[0]}, and the files of one would replace"
+            " those of the other: no page was written"
         )
     return report
 
@@ -211,8 +216,9 @@ def _position(record: Record) -> tuple[str, str, str, str, float | None]:
 def _drawn(
     experiments: Mapping[str, Experiment], claims: Claims, every: Sequence[Record]
 ) -> dict[str, Exhibit]:
-    """Return by its name an exhibit of each experiment, made of the records in `every` that belong
-    to it; one without records says so. Experiments that a reproduction answers are left out."""
+    """Return a dict experiment's name → Exhibit, made of the records in `every` that belong to the
+    experiment; an exhibit without records says so. Experiments that a reproduction answers are left
+    out."""
     by_experiment = claims.by("experiment")
     drawn = {}
     for name, experiment in experiments.items():

@@ -15,19 +15,19 @@ from mlm_repro.reports.figures import Layer, Panel, layers_of
 from mlm_repro.reports.load import Reproduction
 
 TWINS = ("bits_per_byte", "accuracy", "log_likelihood")
-"""Last words of the quantities that mean something at any size."""
+"""Endings of the quantities that mean something for a model of any size."""
 
 
 def reproduction_exhibits(reproduction: Reproduction) -> dict[str, Exhibit]:
-    """Return the exhibits of a reproduction by their names, in the order of the page: curves,
+    """Return a dict name → Exhibit of a reproduction's exhibits, in the order of the page: curves,
     comparisons, evaluations, models and the data's ledger. An exhibit without numbers is left
     out."""
     return {exhibit.name: exhibit for exhibit in (*_curves(reproduction), *_tables(reproduction))}
 
 
 def by_kind(curves: Sequence[Layer]) -> list[Panel]:
-    """Return a panel of validation perplexity over iterations for each kind of number in `curves`,
-    which has the published ones first; their panel comes last."""
+    """Return a list of a Panel of validation perplexity over iterations for each kind of number in
+    `curves`. The published curves come first in `curves`, and their panel comes last."""
     kinds = dict.fromkeys(curve.kind for curve in reversed(curves))
     return [
         Panel(
@@ -119,9 +119,9 @@ def evaluations_exhibit(
     command: str = "",
     labels: Mapping[str, str] | None = None,
 ) -> Exhibit:
-    """Return an exhibit of evaluation results, which are given by file stem: a table of
-    perplexities and one of last-word tests, with the models in this order and under their labels,
-    by default their names."""
+    """Return the Exhibit of evaluation results, which are given by file stem: a table of
+    perplexities and one of last-word tests, with the models in the order of `order` and under their
+    `labels`, by default their names. `command` is the one that makes the results."""
     return Exhibit(
         "evaluations",
         "Evaluations by convention",
@@ -133,8 +133,8 @@ def evaluations_exhibit(
 
 
 def ledger_exhibit(ledger: Ledger, command: str = "") -> Exhibit:
-    """Return an exhibit of how many documents each stage of the data pipeline kept, and how many it
-    dropped for which reason."""
+    """Return the Exhibit of how many documents each stage of the data pipeline kept, and how many
+    it dropped for which reason. `command` is the one that makes these numbers."""
     return Exhibit(
         "data-ledger",
         "What each stage kept and dropped",
@@ -146,8 +146,9 @@ def ledger_exhibit(ledger: Ledger, command: str = "") -> Exhibit:
 
 
 def _labelled(records: Sequence[Record], reproduction: Reproduction) -> list[Layer]:
-    """Return the records that have an x as curves by kind and series. Labels that include their
-    sizes replace the names of trained models, but not of published ones."""
+    """Return a list of curves, a Layer for each kind and series of the records that have an x.
+    Labels that include their sizes replace the names of trained models, but not of published
+    ones."""
     labels = reproduction.summary.labels
     return [
         layer
@@ -176,9 +177,9 @@ def order_of(reproduction: Reproduction) -> str:
 
 
 def twins_table(reproduction: Reproduction) -> Table:
-    """Return a table with a row for each model that was trained here, of the quantities that mean
-    something at its size, and a last row for an even guess over the vocabulary, if its size is
-    known.
+    """Return a Table with a row for each model that the reproduction trained, of the quantities
+    that mean something at its size, and a last row for an even guess over the vocabulary, if its
+    size is known.
 
     Several seeds are shown as their mean, minimum and maximum.
     """

@@ -21,18 +21,19 @@ from mlm_repro.lineage.records import Kind
 
 STYLE = read_toml(Path(__file__).with_name("style.toml"))
 PALETTE: dict[str, tuple[str, str]] = STYLE["palette"]
-"""Each colour on a light page and on a dark one."""
+"""Name of a colour → the colour on a light page and on a dark one."""
 LIGHT = {name: light for name, (light, _) in PALETTE.items()}
 LINES: dict[str, dict[str, Any]] = {
     name: {key: LIGHT.get(value, value) for key, value in line.items()}
     for name, line in STYLE["lines"].items()
 }
-"""Line and marker of each kind of number, and its name in a key."""
+"""Kind of number, or name of another line → Matplotlib's settings of the line and its marker, and
+its name in a key."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
 KIND_GLYPHS: dict[Kind, str] = {kind: glyph for kind, (glyph, _) in STYLE["kinds"].items()}
 KIND_MEANINGS: dict[Kind, str] = {kind: meaning for kind, (_, meaning) in STYLE["kinds"].items()}
 CONFIDENCES: dict[str, str] = STYLE["confidences"]
-"""Descriptions of how a claim was read."""
+"""Way in which a claim was read → words for it."""
 
 
 class OutcomeLook(NamedTuple):
@@ -45,19 +46,19 @@ class OutcomeLook(NamedTuple):
 LOOKS: dict[Outcome, OutcomeLook] = {
     outcome: OutcomeLook(*STYLE["outcomes"][outcome]) for outcome in get_args(Outcome)
 }
-"""Outcomes in the order of the page."""
+"""Outcome of a verdict → its glyph and meaning, in the order of the page."""
 
 
 def look(rank: int) -> tuple[str, str]:
-    """Return the colour and the marker of the series with this rank, from 0, the same in every
-    figure. They repeat after as many ranks as there are markers."""
+    """Return a pair, the colour and the marker of the series with this rank, counted from 0, the
+    same in every figure. They repeat after as many ranks as there are markers."""
     index = rank % len(MARKERS)
     return LIGHT[f"model-{index}"], MARKERS[index]
 
 
 def theme_css() -> str:
-    """Return CSS that sets the palette of both themes: the system's choice, unless the page's
-    switch sets `data-theme`."""
+    """Return CSS as text that sets the palette of both themes: the system's choice, unless the
+    page's switch sets `data-theme`."""
     light, dark = (
         "".join(f"--{name}:{pair[index]};" for name, pair in PALETTE.items()) for index in (0, 1)
     )
@@ -70,8 +71,8 @@ def theme_css() -> str:
 
 
 def follow_theme(svg: str) -> str:
-    """Return the SVG with each colour of the light palette replaced by the page's custom property
-    of that name, which follows the theme."""
+    """Return the text of an SVG with each colour of the light palette replaced by the page's custom
+    property of that name, which follows the theme."""
     names = {value: name for name, value in LIGHT.items()}
     pattern = re.compile("|".join(names))
     return pattern.sub(lambda match: f"var(--{names[match[0]]})", svg)
@@ -98,7 +99,7 @@ def powers(text: str) -> str:
 def template_environment() -> Environment:
     """Return Jinja's environment for the templates of pages, with the filters `printable`, `show`
     and `powers`: an unknown name is an error, and values are escaped. Every call returns the same
-    one."""
+    object."""
     environment = Environment(
         loader=PackageLoader("mlm_repro.reports"),
         autoescape=True,

@@ -21,7 +21,7 @@ BENCHMARKS = {
     "lambada_accuracy": ("LAMBADA accuracy", "higher is better"),
 }
 AXES = read_toml(Path(__file__).with_name("axes.toml"))
-"""Labels of quantities, positions, shapes and a training's curves."""
+"""Labels of quantities, positions, shapes and a training's curves, each a dict by name."""
 SHAPE: dict[str, str] = AXES["shape"]
 RECORD_FIELDS = (
     "experiment series quantity kind x_name x value low high unit source digest seed note".split()  # noqa: SIM905
@@ -65,9 +65,10 @@ do."""
 
 
 def comparison_tables(records: Sequence[Record]) -> list[Table]:
-    """Return a table for each benchmark, WikiText-103 perplexity and LAMBADA accuracy, that has
-    records: a row for each model, a column for each published source, and a last column for our
-    models of the published size, if any was scored. Numbers of scaled twins are left out."""
+    """Return a list of a Table for each benchmark, WikiText-103 perplexity and LAMBADA accuracy,
+    that has records: a row for each model, a column for each published source, and a last column
+    for our models of the published size, if any was scored. Numbers of scaled twins are left
+    out."""
     tables = []
     for quantity, (title, hint) in BENCHMARKS.items():
         cells = defaultdict(list)
@@ -87,8 +88,8 @@ def comparison_tables(records: Sequence[Record]) -> list[Table]:
 
 
 def chance(result: Result, vocab_size: int) -> dict[str, str]:
-    """Return, by quantity and as text, the scores of an even guess over the vocabulary on the text
-    of a result; empty if nothing was scored.
+    """Return a dict quantity → text of the scores of an even guess over a vocabulary of
+    `vocab_size` on the text of a result; empty if nothing was scored.
 
     A word is one sub-word or more, so a guess of a word is right at most as often as a guess of a
     sub-word.
@@ -113,9 +114,9 @@ def chance(result: Result, vocab_size: int) -> dict[str, str]:
 
 
 def cell_of(records: Sequence[Record], text: Callable[[float], str]) -> str:
-    """Return the text of a cell with the records' values: all of them if they are published, else
-    mean, minimum and maximum over our seeds; a dash without records. `text` formats a number. The
-    cell says if only a part of the test was scored."""
+    """Return the text of a cell with the values of `records`: all of them if they are published,
+    else mean, minimum and maximum over our seeds; a dash without records. The function `text`
+    formats a number. The cell says if only a part of the test was scored."""
     values = [record.value for record in records]
     if len(records) < 2 or records[0].kind == "published":
         shown = "; ".join(map(text, values)) or MISSING
@@ -132,9 +133,9 @@ def cell_of(records: Sequence[Record], text: Callable[[float], str]) -> str:
 
 
 def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
-    """Return the page's two tables of a reproduction's models: published and trained shapes, from
-    the first seed of each model, and training runs, a row for each. `ours` is the kind of our
-    numbers."""
+    """Return a list of the page's two Tables of a reproduction's models: published and trained
+    shapes, from the first seed of each model, and training runs, a row for each. `ours` is the kind
+    of our numbers."""
     shapes = []
     for model in models:
         if model.name == model.series:
@@ -165,7 +166,7 @@ def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
 
 
 def attrition_table(ledger: Ledger) -> Table:
-    """Return a table for readers of a dataset's ledger: for each stage a row of the documents that
+    """Return a Table for readers of a dataset's ledger: for each stage a row of the documents that
     it kept, and a row for each reason for dropping. Numbers are shortened."""
     rows = []
     for stage in ledger.stages:
@@ -187,7 +188,7 @@ def attrition_table(ledger: Ledger) -> Table:
 
 
 def records_data(records: Iterable[Record], printed: Sequence[str] = ()) -> Table:
-    """Return a table with a row for each record under its field names, with numbers as recorded. In
+    """Return a Table with a row for each record under its field names, with numbers as recorded. In
     the first rows the texts in `printed`, one for each row, replace the values."""
     rows = [
         [(exact if field in EXACT else _plain)(getattr(record, field)) for field in RECORD_FIELDS]
@@ -199,7 +200,7 @@ def records_data(records: Iterable[Record], printed: Sequence[str] = ()) -> Tabl
 
 
 def ledger_data(ledger: Ledger) -> Table:
-    """Return a table of a dataset's ledger in exact numbers: for each stage a row of the documents
+    """Return a Table of a dataset's ledger in exact numbers: for each stage a row of the documents
     that it kept, without a reason, and a row for each reason for dropping."""
     heads = ("documents", "bytes", "tokens")
     rows = []
@@ -211,7 +212,8 @@ def ledger_data(ledger: Ledger) -> Table:
 
 
 def settings(card: DataCard) -> list[tuple[str, str]]:
-    """Return pairs (stage, its settings as one text) from the card of a dataset, in its order."""
+    """Return a list of pairs (stage, its settings as one text) from the card of a dataset, in the
+    card's order."""
 
     def as_text(value: Any) -> str:
         return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
@@ -228,8 +230,9 @@ def settings(card: DataCard) -> list[tuple[str, str]]:
 
 
 def near_duplicates(banding: NearDuplicates) -> list[str]:
-    """Return sentences on a dataset's search for near-duplicates: how it is set, how likely a pair
-    of documents is compared by its similarity, and how many compared pairs reach the threshold."""
+    """Return a list of sentences on a dataset's search for near-duplicates: how it is set, how
+    likely a pair of documents is compared by its similarity, and how many compared pairs reach the
+    threshold."""
     bins = len(banding.compared_pairs_by_similarity)
     first = ceil(round(banding.threshold * bins, 6))
     above = sum(banding.compared_pairs_by_similarity[first:])
@@ -261,7 +264,7 @@ def near_duplicates(banding: NearDuplicates) -> list[str]:
 
 
 def models_data(models: Sequence[ReproducedModel]) -> Table:
-    """Return a table with a row for each model of a reproduction, with all fields under their
+    """Return a Table with a row for each model of a reproduction, with all fields under their
     dotted names: the facts of its training, and its published and its trained configuration. There
     must be a model."""
     rows = [flatten(model.model_dump(mode="json")) for model in models]
@@ -282,9 +285,9 @@ def _plain(value: Any) -> str:
 
 def with_error(value: float | None, error: float | None) -> str:
     """Return a number as text with its standard error, both to the error's second digit; without an
-    error as `show` writes it.
+    error as the function `show` writes the number.
 
-    From 10,000 on, only "over 10,000" is returned.
+    For a number from 10,000 on, only "over 10,000" is returned.
     """
     if value is not None and value >= MEANINGLESS:
         return f"over {MEANINGLESS:,}"
@@ -295,9 +298,9 @@ def with_error(value: float | None, error: float | None) -> str:
 
 
 def cells_of(result: Result) -> tuple[str, ...]:
-    """Return the texts of an evaluation result's cells in a row of the page: four perplexities and
-    bits per byte or, for a last-word test, accuracy, correct answers, log-likelihood and
-    perplexity."""
+    """Return a tuple of the texts of an evaluation result's cells in a row of the page: four
+    perplexities and bits per byte or, for a last-word test, accuracy, correct answers,
+    log-likelihood and perplexity."""
     first = with_error(result.perplexity, result.spread)
     error = result.log_perplexity_error
     if isinstance(result, PerplexityResult):
@@ -320,8 +323,9 @@ def cells_of(result: Result) -> tuple[str, ...]:
 def by_protocol(
     evaluations: Mapping[str, Result], order: Sequence[str]
 ) -> list[tuple[str, Result]]:
-    """Return pairs of model and result, sorted: perplexities of texts before last-word tests, then
-    by protocol and model. Models that `order` lacks come last, by name.
+    """Return a list of pairs (model, result), sorted: perplexities of texts before last-word tests,
+    then by protocol and by the model's position in `order`. Models that `order` lacks come last, by
+    name.
 
     `evaluations` has results by file stem, which is the model's name and the task.
     """
@@ -335,9 +339,9 @@ def by_protocol(
 def evaluations_tables(
     evaluations: Mapping[str, Result], order: Sequence[str], labels: Mapping[str, str]
 ) -> list[Table]:
-    """Return the page's tables of perplexities by convention and of last-word tests, with the
-    models in this order and under their labels, those that have one; a table without results is
-    left out. Results are given by file stem."""
+    """Return a list of the page's Tables of perplexities by convention and of last-word tests, with
+    the models in the order of `order` and under their `labels`, those that have one; a table
+    without results is left out. Results are given by file stem, the model's name and the task."""
     tables = []
     for title, heads, is_cloze in (
         ("Perplexity", CONVENTIONS, False),
@@ -362,7 +366,7 @@ def evaluations_tables(
 
 
 def evaluations_data(evaluations: Mapping[str, Result]) -> Table:
-    """Return a table with a row for each result, given by file stem, with numbers as recorded; a
+    """Return a Table with a row for each result, given by file stem, with numbers as recorded; a
     cell is empty where the result lacks the column's field."""
     rows = []
     for stem, evaluation in evaluations.items():

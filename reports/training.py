@@ -1,9 +1,9 @@
 """A page of one training: its curves, numbers, generated text, evaluations and data, in one file to
 send."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from mlm_repro.data_pipeline.files import (
@@ -11,23 +11,22 @@ from mlm_repro.data_pipeline.files import (
     LEDGER,
     DataCard,
     Ledger,
-    TrainedOn,
     named_datasets,
 )
 from mlm_repro.engine.costs import parameter_count, tokens_trained
 from mlm_repro.engine.run.files import (
     SUMMARY,
     Step,
-    TrainingSummary,
-    Validation,
     read_steps,
+    read_summary,
     read_validations,
 )
 from mlm_repro.engine.run.resolved import read_config
+from mlm_repro.engine.run.scores import SCORES
 from mlm_repro.evaluation.schema import Result
 from mlm_repro.lineage.atomic import JSON
-from mlm_repro.lineage.chain import complete_checkpoints
-from mlm_repro.lineage.digest import check_seal, is_sealed, read_digest
+from mlm_repro.lineage.chain import complete_checkpoints, iteration_of
+from mlm_repro.lineage.digest import check_seal, read_digest
 from mlm_repro.lineage.errors import UserError
 from mlm_repro.lineage.files import Manifest, parse_document, read_document, read_object
 from mlm_repro.lineage.numbers import exact, show
@@ -44,57 +43,80 @@ from mlm_repro.reports.style import template_environment
 SHOWN = 400
 """Largest number of points in a curve."""
 LISTED = 100
-"""Largest number of iterations in the table."""
+"""Largest number of iterations in the page's table of iterations."""
 CURVES: dict[str, tuple[str, str, str]] = tables.AXES["curves"]
-"""Id, title and axis of the curves beside the loss, by their key in the metrics."""
+"""Key of a value in the metrics → id, title and axis label of its curve, of the curves beside the
+loss."""
 TRAINED = ("iteration", "samples", "loss", *CURVES)
 VALIDATED = ("iteration", "samples", "loss", "perplexity")
-"""Numbers in the tables of iterations and of validations."""
+"""Fields in the table of iterations, `TRAINED`, and in the table of validations."""
+MEASURES = "accuracy", "perplexity"
+"""Keys of the numbers in a result of `mlm-eval` that are drawn over iterations."""
 
 
-@dataclass(frozen=True)
 class Training:
-    """A training run as far as it has come: its manifest, metrics, datasets, evaluation results and
+    """Training run as far as it has come: its manifest, metrics, datasets, evaluation results and
     generated texts."""
 
-    path: Path
-    manifest: Manifest
-    size: tuple[int, int]
-    """Parameters, and tokens of the whole training."""
-    summary: TrainingSummary | None
-    """None if it is unfinished."""
-    steps: Sequence[Step]
-    validations: Sequence[Validation]
-    datasets: Sequence[TrainedOn]
-    ledger: Ledger | None
-    card: DataCard | None
-    evaluations: dict[str, Result]
-    """Results of its checkpoints by the stem of the file beside the run, with the task if the file
-    has several."""
-    samples: Sequence[JSON]
-    """Prompts with the continuations that its checkpoints generated, as `mlm-eval` wrote them."""
-    state: str
-    note: str
-    """Sentence on the datasets that are not shown; empty if there are none."""
+    def __init__(self, run: Path) -> None:
+        """Read a training run, finished or not, from its directory, its dataset if that is here,
+        and the results of `mlm-eval` in the run and beside it.
+
+        Raises BadInput if the directory holds no training, IntegrityFailure if a file is damaged or
+        the run was changed after it was sealed.
+        """
+        directory = RunDirectory.open(run, "training")
+        self.path = path = directory.path
+        self.manifest = read_document(path / MANIFEST, Manifest)
+        config = read_config(directory)
+        self.state = "unfinished: it was stopped, failed or is at work"
+        if directory.is_complete:
+            self.state = f"complete and unchanged, digest {check_seal(path)[:16]}"
+        self.size = parameter_count(config.model), tokens_trained(config.model, config.train)
+        """Number of the model's parameters, and number of tokens of the whole training."""
+        self.summary = read_summary(path) if (path / SUMMARY).is_file() else None
+        """Summary of the training, from its file; None if the training is unfinished."""
+        self.steps = read_steps(path)
+        self.validations = read_validations(path)
+        self.datasets = named_datasets(path)
+        self.ledger: Ledger | None = None
+        self.card: DataCard | None = None
+        self.note = ""
+        """Sentence on the datasets that are not shown; empty if there are none."""
+        data = max(self.datasets, key=lambda each: each.weight, default=None)
+        if data and not data.is_here:
+            self.note = f"The dataset {data.place} is not here, or was built anew since."
+        elif data:
+            if len(self.datasets) > 1:
+                self.note = (
+                    f"Of {len(self.datasets)} datasets this is the one of the largest share."
+                )
+            if (data.place / LEDGER).is_file():  # a dataset that this suite did not build has none
+                self.ledger = read_document(data.place / LEDGER, Ledger)
+            self.card = read_document(data.place / DATASET, DataCard)
+        self.evaluations, self.samples = _scored(path)
+        """Results of its checkpoints by the stem of the file beside the run, with the task if the
+        file has several; prompts with the continuations that its checkpoints generated."""
 
     @property
     def exhibits(self) -> dict[str, Exhibit]:
-        """The page's exhibits by name: the curves if an iteration is recorded, the evaluations and
-        the data's ledger if there are any."""
+        """Dict name → Exhibit of the page: the curves if an iteration is recorded, the evaluations
+        and the data's ledger if there are any."""
         return {exhibit.name: exhibit for exhibit in self._exhibits()}
 
     def _exhibits(self) -> Iterator[Exhibit]:
         if self.steps:
             curves = [binned("training", self.steps, "loss")]
-            points = tuple(
-                Point(validation.iteration, validation.loss) for validation in self.validations
-            )
-            if points:
-                curves.append(Layer("validation", 2, "measured", points))
+            if self.validations:
+                points = [Point(line.iteration, line.loss) for line in self.validations]
+                curves.append(Layer("validation", 2, "measured", tuple(points)))
             yield _curve("loss", "Loss", "loss (nats)", curves)
             for key, (name, title, label) in CURVES.items():
                 if (curve := binned(label, self.steps, key)).points:
                     yield _curve(name, title, label, [curve])
+        for name, points in _scores(self.path).items():
+            curve = Layer(name, 0, "measured", tuple(points))
+            yield _curve(name.replace(" ", "-"), name, name, [curve])
         if self.evaluations:
             yield evaluations_exhibit(self.evaluations, [])
         if self.ledger:
@@ -102,8 +124,8 @@ class Training:
 
     @property
     def listed(self) -> list[Table]:
-        """The page's tables: one of at most 100 iterations, evenly spread and with the last, and
-        one of validations; a table without rows is left out."""
+        """List of the page's Tables: one of at most 100 iterations, evenly spread and with the
+        last, and one of validations; a table without rows is left out."""
         # Counted from the end, so that the last iteration is always shown.
         shown = self.steps[:: -(len(self.steps) // LISTED + 1)][::-1]
         title = f"{len(shown)} of {len(self.steps)} recorded iterations"
@@ -118,15 +140,15 @@ class Training:
 
 
 def binned(name: str, steps: Sequence[Step], key: str) -> Layer:
-    """Return a curve over iterations of the steps' field `key`, with at most `SHOWN` points; if
-    there are more steps, each point is the mean of a block, with minimum and maximum, at its last
-    iteration. Steps without a value are left out."""
+    """Return a curve, as a Layer named `name`, over iterations of the steps' field `key`, with at
+    most `SHOWN` points; if there are more steps, each point is the mean of a block, with minimum
+    and maximum, at its last iteration. Steps without a value are left out."""
     valued = [step for step in steps if getattr(step, key) is not None]
     apart = -(-len(valued) // SHOWN) or 1
-    points = []
-    for start in range(0, len(valued), apart):
-        block = valued[start : start + apart]
-        points.append(Point.mean(block[-1].iteration, [getattr(step, key) for step in block]))
+    blocks = [valued[start : start + apart] for start in range(0, len(valued), apart)]
+    points = [
+        Point.mean(block[-1].iteration, [getattr(step, key) for step in block]) for block in blocks
+    ]
     return Layer(name, 0, "measured", tuple(points))
 
 
@@ -150,56 +172,24 @@ def _curve(name: str, title: str, label: str, curves: list[Layer]) -> Exhibit:
     )
 
 
-def load_training(run: Path) -> Training:
-    """Read a training run, finished or not, from its directory, its dataset if that is here, and
-    the results of `mlm-eval` beside it.
-
-    Raises BadInput if the directory holds no training, IntegrityFailure if a file is damaged or the
-    run was changed after it was sealed.
-    """
-    directory = RunDirectory.open(run, "training").path
-    manifest = read_document(directory / MANIFEST, Manifest)
-    config = read_config(manifest.model_dump(), directory / MANIFEST)
-    state = "unfinished: it was stopped, failed or is at work"
-    if is_sealed(directory):
-        state = f"complete and unchanged, digest {check_seal(directory)[:16]}"
-    path = directory / SUMMARY
-    summary = read_document(path, TrainingSummary) if path.is_file() else None
-    ledger = card = None
-    datasets = named_datasets(directory)
-    note = ""
-    if datasets:
-        data = max(datasets, key=lambda each: each.weight)
-        if not data.is_here:
-            note = f"The dataset {data.place} is not here, or was built anew since."
-        else:
-            if len(datasets) > 1:
-                note = f"Of {len(datasets)} datasets this is the one of the largest share."
-            if (data.place / LEDGER).is_file():  # a dataset that this suite did not build has none
-                ledger = read_document(data.place / LEDGER, Ledger)
-            card = read_document(data.place / DATASET, DataCard)
-    evaluations, samples = _scored(directory)
-    return Training(
-        directory,
-        manifest,
-        (parameter_count(config.model), tokens_trained(config.model, config.train)),
-        summary,
-        read_steps(directory),
-        read_validations(directory),
-        datasets,
-        ledger,
-        card,
-        evaluations,
-        samples,
-        state,
-        note,
-    )
+def _scores(run: Path) -> dict[str, list[Point]]:
+    """Return a dict protocol and number, such as `lambada accuracy` → list of Points over
+    iterations, from the files that a run's directory has of the scores of its checkpoints."""
+    curves: dict[str, list[Point]] = defaultdict(list)
+    for path in sorted((run / SCORES).glob("*/*.json")):
+        result = read_object(path)
+        for name in MEASURES:
+            if result.get(name) is not None:
+                point = Point(iteration_of(path.parent), result[name])
+                curves[f"{path.stem} {name}"].append(point)
+    return curves
 
 
 def _scored(run: Path) -> tuple[dict[str, Result], list[JSON]]:
-    """Return the results of the run's checkpoints by file stem, with the task behind it if a file
-    has several, and their generated texts, from the JSON files of `mlm-eval` in the run's parent
-    folder. Other files there are passed over. Raises IntegrityFailure for a damaged result."""
+    """Return a pair: a dict file stem → Result of the run's checkpoints, with the task behind the
+    stem if a file has several, and a list of their generated texts, each a dict. They come from the
+    JSON files of `mlm-eval` in the run's parent folder. Other files there are passed over. Raises
+    IntegrityFailure for a damaged result."""
     digests = {read_digest(checkpoint) for checkpoint in complete_checkpoints(run)}
     evaluations = {}
     samples = []
@@ -221,8 +211,8 @@ def _scored(run: Path) -> tuple[dict[str, Result], list[JSON]]:
 
 
 def render_training(training: Training) -> str:
-    """Return the HTML of a training's page, which refers to nothing outside itself. Figures are
-    drawn, with a line of progress."""
+    """Return the HTML of a training's page as one text, which refers to nothing outside itself.
+    Figures are drawn, with a line of progress on standard error."""
     exhibits = training.exhibits
     context = {
         "run": training,

@@ -105,7 +105,9 @@ def test_a_file_whose_name_is_no_text_is_refused_in_a_sentence(
         timeout=600,
     )
     assert done.returncode == 2, done.stderr
-    assert done.stderr.endswith(b" is not UTF-8 text: rename what it names\n")
+    assert done.stderr.endswith(
+        b" is not UTF-8 text: rename the file or folder, or type other text\n"
+    )
     assert os.listdir(tmp_path) == ["texts"]
 
 

@@ -79,7 +79,8 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
     disagreements = []
     for case in cases:
         disagreements += [
-            f"{case.name}: {ratio.name} is beyond the tolerance, {ratio.value:.3g} times as large"
+            f"{case.name}: {ratio.name}: the two engines differ by {ratio.value:.3g} times the"
+            " tolerance"
             for ratio in case.ratios
             if not ratio.is_reached
         ]
@@ -132,7 +133,10 @@ def _case(
     if one of the first two is not finite."""
     ours, others, *moved = [[getattr(step, quantity) for step in steps] for steps in curves]
     if not np.isfinite([ours, others]).all():
-        raise Diverged(f"the {name} is no longer a number in one of the two trainings")
+        raise Diverged(
+            f"the {name} became NaN or infinite in one of the two trainings, so that they cannot be"
+            " compared; no run was written"
+        )
     # Measured on the other engine, which knows nothing of ours.
     allowed = curve_tolerance(others, moved, layers)
     apart = [abs(a - b) for a, b in zip(ours, others, strict=True)]

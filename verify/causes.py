@@ -90,8 +90,8 @@ def fold(
 
     `backward` are parameters in the order in which a backward pass reaches them. The others are of
     the first iteration: `serial` has the serial run's gradient by parameter, `gradients` the parts
-    of gradients on each rank, `shares` by parameter the serial sums after each microbatch. `output`
-    says in words which output of a forward pass is the first to differ.
+    of gradients on each rank, `shares` by parameter the serial run's gradient as accumulated after
+    each microbatch. `output` says in words which output of a forward pass is the first to differ.
     """
     by_probe: dict[str, list[LayoutFinding]] = {}
     for finding in findings:
@@ -213,8 +213,8 @@ def explain(
 ) -> tuple[float | None, str]:
     """Return the ratio of a gradient, given by its parts on each rank, to the serial gradient, and
     the likely kind of fault in words. The ratio is None if the parts make no whole of that shape,
-    or a number in it is not finite, or the serial gradient is 0. `shares` are the serial sums after
-    each microbatch; they may be empty."""
+    or a number in it is not finite, or the serial gradient is 0. `shares` are the serial run's
+    gradient as accumulated after each microbatch; they may be empty."""
     try:
         whole = next(iter(assemble(chain.from_iterable(ranks)).values()))
     except Exception:
@@ -291,8 +291,8 @@ def _of_multiple(whole: Array, serial: Array, ratio: float) -> str:
 
 def _of_microbatches(whole: Array, shares: Sequence[Array]) -> str:
     """Return in words how often each microbatch is counted in a gradient that is a sum of multiples
-    of the microbatches' gradients; "" for any other gradient. `shares` are the serial sums after
-    each microbatch."""
+    of the microbatches' gradients; "" for any other gradient. `shares` are the serial run's
+    gradient as accumulated after each microbatch."""
     if len(shares) < 2:
         return ""
     sums = np.stack([np.ravel(share) for share in shares], 1)

@@ -56,7 +56,7 @@ def run(
     """
     path = path.resolve()
     if not path.is_dir():
-        raise BadInput(f"{path} is not a directory")
+        raise BadInput(f"{path} is not a directory: name a run, a checkpoint or a folder of runs")
     # Imported late, here and below, so that a mistake is said before torch is loaded.
     from mlm_repro.lineage.chain import broken_links
     from mlm_repro.lineage.kinds import ALWAYS_FREE, parts_within
@@ -70,7 +70,16 @@ def run(
     is_folder = bool(inner) and not is_sealed(path)
     # A training that is not finished: its checkpoints are sealed, its own directory is not.
     if is_folder and (path / MANIFEST).is_file():
-        _refuse([*broken_links(path), *[f"{path.name} is unfinished"] * strict])
+        _refuse(
+            [
+                *broken_links(path),
+                *[
+                    f"{path.name} is an unfinished training, of which only the checkpoints can be"
+                    " checked: complete it, or leave --strict out"
+                ]
+                * strict,
+            ]
+        )
         print(
             f"unfinished {path}: its {len(inner)} checkpoints belong together; its other files are"
             " not sealed yet"
@@ -92,8 +101,8 @@ def run(
         print(f"not computed again: {sentence}")
     if strict and check.absent:
         check.broken.append(
-            f"{path.name}: {len({*check.absent})} things that belong to it are not here and were"
-            f" not compared, first {check.absent[0]}"
+            f"{path.name} does not pass --strict: {len({*check.absent})} things that belong to it"
+            f" are not on this machine and were not compared, first {check.absent[0]}"
         )
     _refuse(check.broken)
     if check.manifest and check.kind:
@@ -149,7 +158,7 @@ def explain(
     from mlm_repro.lineage.run import RunDirectory
 
     if RunDirectory.open(first, "training") == RunDirectory.open(second, "training"):
-        raise BadInput(f"{first} and {second} are one run: name two")
+        raise BadInput(f"{first} and {second} are the same run: name two different runs")
     from mlm_repro.verify.explain import explain as explain_runs
     from mlm_repro.verify.serial_replay import RecordedRun
 
@@ -211,7 +220,9 @@ def against(
     from mlm_repro.verify.parity import comparable_layout
 
     if engine not in ENGINES:
-        raise BadInput(f"there is no engine {engine!r}; there are {', '.join(ENGINES)}")
+        raise BadInput(
+            f"there is no engine {engine!r} to compare with; there are: {', '.join(ENGINES)}"
+        )
     check_place("--out", out / MANIFEST, "")
     resolved = read_run_config(config, overrides or [], twin)
     comparable_layout(resolved, layout)
@@ -233,7 +244,10 @@ def against(
     name = f"against-{engine}-{resolved.name}-{layout}-{resolved.train.precision}-{iterations}"
     print(f"written: {keep(result, name, resolved, out)}")
     if result.disagreements:
-        raise Diverged(f"{result.disagreements[0]} ({len(result.disagreements)} such)")
+        raise Diverged(
+            f"{result.disagreements[0]} ({len(result.disagreements)} such differences, all listed"
+            " above)"
+        )
 
 
 @app.command()
@@ -297,15 +311,20 @@ def layouts(
         parse_layout(name.strip())
     if program not in SUBJECTS and ".py:" not in program:
         raise BadInput(
-            f"{program!r} is not {', '.join(SUBJECTS)}, or a function to build a program,"
-            " PATH.py:build"
+            f"{program!r} is not a program that can be compared: name {', '.join(SUBJECTS)}, or a"
+            " function of yours, PATH.py:build"
         )
     if (file := program.rpartition(":")[0]) and not Path(file).is_file():
-        raise BadInput(f"{file} does not exist")
+        raise BadInput(f"{file}, which PROGRAM names before the colon, is not a file")
     if spec and program != "megatron-core":
-        raise BadInput(f"--spec is for megatron-core; {program} has no layers of that kind")
+        raise BadInput(
+            f"--spec is for the program megatron-core alone: leave it out with {program}"
+        )
     if reproduce and imports:
-        raise BadInput("--reproduce writes programs without what --import changes: leave one out")
+        raise BadInput(
+            "--reproduce and --import do not go together, as the programs that --reproduce writes"
+            " would not run the imported files: leave one of the two out"
+        )
     from mlm_repro.engine.launch.mesh import RankLost
     from mlm_repro.verify.found import write_files
     from mlm_repro.verify.layouts import run_layouts
@@ -323,7 +342,7 @@ def layouts(
     for path in written:
         print(f"written: {path}")
     if report.findings:
-        raise Diverged(f"{report.findings[0]} ({len(report.findings)} findings)")
+        raise Diverged(f"{report.findings[0]} ({len(report.findings)} findings, all printed above)")
     if report.lost:
         raise RankLost(
             "; ".join(f"{layout} lost a rank: {why}" for layout, why in report.lost.items())

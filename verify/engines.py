@@ -46,7 +46,7 @@ class Work:
     config: RunConfig
     iterations: int
     tokens: tuple[tuple[Path, float], ...]
-    """Prefixes of the token files and their blend weights."""
+    """Pairs of a token file's prefix, its path without an ending, and its blend weight."""
     tokenizer: Path | None = None
     """Directory of the tokenizer; None for random tokens."""
     scratch: Path = Path()
@@ -129,8 +129,8 @@ class Engine:
     """This rank's coordinates as a phrase for messages; empty to name the rank's number."""
     work: Work
     shares: Mapping[str, list[Array]] = MappingProxyType({})
-    """Gradient of each parameter after each microbatch of the first iteration; of a serial Program
-    alone."""
+    """Gradient of each parameter as accumulated after each microbatch of the first iteration; of a
+    serial Program alone."""
     module = torch.nn.Module()
     """Model of this rank. A call of torch's dropout is recorded under the module of it that makes
     the call."""
@@ -197,7 +197,7 @@ class Engine:
         """Write a checkpoint of the current state into `directory`, as the program itself does. It
         is called after the first iteration, by every rank. By default it raises
         NotImplementedError."""
-        raise NotImplementedError("the program has no `save`")
+        raise NotImplementedError("the program gives no functions `save` and `restore`")
 
     def restore(self, directory: Path) -> None:
         """Load a checkpoint that `save` wrote, on any layout, into an engine that has not trained;

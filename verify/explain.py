@@ -59,7 +59,10 @@ class Beyond(NamedTuple):
     """Row of the word embedding that is farthest off; None for another value."""
 
     def __str__(self) -> str:
-        off = f"{self.what} of iteration {self.iteration} is {self.distance:.2g} from float64"
+        off = (
+            f"{self.what} of iteration {self.iteration} is {self.distance:.2g} away from its replay"
+            " in float64"
+        )
         return f"{off}, and rounding explains at most {self.allowed:.2g}{self.detail}"
 
 
@@ -206,8 +209,8 @@ class Judged:
                     else None
                 )
                 detail = (
-                    f"; it is {float((stored * true).sum()) / (size * size or math.nan):.4g} ×"
-                    " float64"
+                    f"; it is {float((stored * true).sum()) / (size * size or math.nan):.4g} × the"
+                    " replay's"
                 )
                 yield Beyond(iteration, tensor, float(off.norm()), allowed, detail, row)
 
@@ -298,7 +301,10 @@ def explain(first: RecordedRun, second: RecordedRun) -> None:
                 f" {replayed.last}; there rounding explains {part:.1g} of the loss"
             )
     if faults:
-        raise Diverged(f"{' and '.join(faults)}: not what the settings compute")
+        raise Diverged(
+            f"{' and '.join(faults)}: what is recorded is not what the run's own settings compute;"
+            " the lines `fault:` above say where"
+        )
     print(_verdict(*judged))
 
 
@@ -324,7 +330,10 @@ def _first_bits(first: RecordedRun, second: RecordedRun) -> int | None:
             print(f"first other bits: {differing[0]}, {where}")
             return number
     if not common:
-        raise BadInput(f"{first.name} and {second.name} have no iteration in common")
+        raise BadInput(
+            f"{first.name} and {second.name} cannot be compared, as no iteration is recorded in"
+            " both"
+        )
     return None
 
 

@@ -165,10 +165,11 @@ def check(
 def probe(
     kind: Kind, work: Work, layout: ParityLayout, reference: Reference, draw: int = 0
 ) -> Computed:
-    """Run one rank through the probes of a training and return its results: recorded tensors,
-    differences from the reference, first outputs of modules. Without weights in `work` it starts
-    from its own, with noise where they are constant. Planted gradients and dropout masks are left
-    out with an empty reference."""
+    """Train on one rank with all probes and return a Computed: recorded tensors, differences from
+    the reference, first outputs of modules. Without weights in `work` the training starts from the
+    program's own, with noise where they are constant. If `draw` is not 0, weights are moved by up
+    to a rounding before each iteration. Planted gradients and dropout masks are left out with an
+    empty reference."""
     engine = kind(work, layout)
     seen = Computed()
     engine.show(engine.recorder(seen.initial.append), "", engine.parameters())
@@ -206,7 +207,7 @@ class Masks(TorchFunctionMode):
         super().__init__()
         self.modules = {id(module): name for name, module in engine.module.named_modules()}
         self.at_zero, self.seen = engine.drops_at_zero, list[tuple[str, bytes, bytes]]()
-        """Module, digest of the input and digest of the mask of every dropout."""
+        """A tuple for every dropout: the module's name, the digests of its input and its mask."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not F.dropout:
@@ -239,8 +240,9 @@ def after_checkpoint(
     saved: Path | None,
 ) -> Computed:
     """Load the checkpoint directory `begun`, or take the first step if it is None; save a
-    checkpoint at `saved` unless that is None; then take the further steps on this rank. Return
-    their results, compared with the reference. Every rank calls it."""
+    checkpoint at `saved` unless that is None; then take the further steps on this rank. Return a
+    Computed of these steps: their numbers and their differences from the reference. Every rank
+    calls it."""
     engine = kind(work, layout)
     seen = Computed()
     if begun:
@@ -285,10 +287,11 @@ class Serial(NamedTuple):
 
 
 def run_serial(kind: Kind, work: Work) -> Serial:
-    """Train a program on one rank and return the reference for its layouts: its tensors with a
-    tolerance of each. In fp32 several more runs, with weights moved by rounding, give the
-    tolerances; in float64 they are a share of the tensor's largest element or, if that is larger,
-    of the largest gradient. Raises BadInput if the program does not run."""
+    """Train a program on one rank and return the Serial that its layouts are compared with: its
+    tensors with a tolerance of each, and the weights that it began with. In fp32 several more runs,
+    with weights moved by rounding, give the tolerances; in float64 they are a share of the tensor's
+    largest element or, if that is larger, of the largest gradient. Raises BadInput if the program
+    does not run."""
     first = _serially(kind, work)
     initial = first.ranks[0].initial
     work = replace(work, initial=with_noise(initial, work.config.train.seed))
@@ -328,7 +331,8 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
     if again.beyond:
         why = "deterministic" if np.isfinite(again.beyond[0].largest) else "finite"
         raise BadInput(
-            f"the serial run is not {why}: {again.beyond[0].tensor} differs when it is repeated"
+            f"the serial run is not {why}: {again.beyond[0].tensor} differs when the run is"
+            " repeated, so that no layout can be compared with it"
         )
     # Without iteration 0, which a training from a checkpoint does not have.
     later = Reference(

@@ -431,8 +431,8 @@ class MegatronCore(Engine):
             )
         except (ImportError, AttributeError) as error:
             raise BadInput(
-                f"megatron-core {cls.release()} has other names than the version tried, {TRIED}:"
-                f" {error}"
+                f"megatron-core {cls.release()} lacks modules or names that this suite uses;"
+                f" version {TRIED} has them: {error}"
             ) from error
 
     @classmethod
@@ -444,13 +444,13 @@ class MegatronCore(Engine):
     def __init__(self, work: Work, layout: ParityLayout) -> None:
         if layout.schedule != "1f1b" or layout.recompute != "none":
             raise BadInput(
-                "megatron-core is run with 1F1B and without recomputation: leave gpipe, chunks,"
-                " recompute and selective out of the layout's name"
+                "megatron-core is run with 1F1B and without recomputation: leave gpipe,"
+                " interleaved, chunks, recompute and selective out of the layout's name"
             )
         if layout.mb and not work.fields.get("calculate_per_token_loss"):
             raise BadInput(
-                "the loss, a mean over microbatches, would depend on mb: --with"
-                " calculate_per_token_loss=True makes it a mean over tokens"
+                "a layout with mb needs --with calculate_per_token_loss=True: otherwise the loss"
+                " is a mean over microbatches and depends on their size"
             )
         self.work = work
         self.layout = layout

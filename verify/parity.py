@@ -81,7 +81,8 @@ class ParityLayout(ParallelConfig):
         `parallel`. Raises BadInput if the layout sets the size of microbatches."""
         if self.mb:
             raise BadInput(
-                "mb, the size of microbatches in a layout's name, is for megatron-core alone"
+                "mb, the size of microbatches in a layout's name, is for `mlm-verify layouts"
+                " megatron-core` alone: leave it out"
             )
         parallel = config.parallel.model_copy(update={name: getattr(self, name) for name in NAMED})
         return config.model_copy(update={"parallel": parallel})
@@ -106,7 +107,10 @@ def parse_layout(text: str) -> ParityLayout:
                 f"{text!r} is not a layout: {part!r} is not a part of a name such as {like}"
             )
         if given.keys() & values.keys():
-            raise BadInput(f"{text!r} is not a layout: {part!r} contradicts another part")
+            raise BadInput(
+                f"{text!r} is not a layout: {part!r} sets again what a part before it sets: leave"
+                " one of the two out"
+            )
         values |= given
     values.setdefault("dp", 1 if "fsdp" in values else values.get("ep", 1))
     if values.get("chunks", 1) > 1:
@@ -152,7 +156,7 @@ def misfit(layout: ParityLayout, config: RunConfig) -> str:
     """Return in words the reason that the configuration cannot run on the layout; empty if it
     can."""
     if layout.cp * layout.ep * layout.fsdp > 1:
-        return "context and expert parallelism and fsdp are in `mlm-verify layouts` alone"
+        return "layouts with cp, ep or fsdp are for `mlm-verify layouts` alone"
     try:
         checked_layout(layout.configure(config), layout.world_size)
     except BadInput as error:
@@ -170,13 +174,13 @@ def comparable_layout(config: RunConfig, layout: str) -> ParityLayout:
         or config.train.rampup_batch_size
     ):
         raise BadInput(
-            "only a GPT-2 of default options, trained by Adam without a growing batch, can be"
-            " compared with other engines"
+            "only a GPT-2 without options in model.gpt2, with train.optimizer = adam and without"
+            " train.rampup_batch_size, can be compared with another engine"
         )
     if config.train.precision not in ("fp32", "bf16"):
         raise BadInput(
-            f"precision {config.train.precision} is not compared: --set train.precision=fp32 or"
-            " bf16"
+            f"train.precision = {config.train.precision} is not compared with another engine: --set"
+            " train.precision=fp32 or bf16"
         )
     chosen = parse_layout(layout)
     if reason := misfit(chosen, config):
@@ -202,7 +206,10 @@ def choose_layouts(
     chosen = list(dict.fromkeys(parse_layout(name.strip()) for name in names.split(",")))
     for layout in chosen:
         if layout == SERIAL:
-            raise BadInput("tp1 is the serial run itself; name a layout to compare with it")
+            raise BadInput(
+                "--layouts names the serial run itself (serial, or sizes of 1), with which each"
+                " layout is compared: leave it out"
+            )
         if layout.world_size > ranks:
             raise BadInput(
                 f"{layout.name} needs {layout.world_size} ranks and --ranks allows {ranks}"

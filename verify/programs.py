@@ -189,7 +189,8 @@ class HeldTraining:
         """
         if layout.mb:
             raise BadInput(
-                "mb, the size of microbatches in a layout's name, is for megatron-core alone"
+                "mb, the size of microbatches in a layout's name, is for `mlm-verify layouts"
+                " megatron-core` alone: leave it out"
             )
         # For the rest of the process, which is one rank.
         torch.set_default_dtype(torch.float64)
@@ -221,7 +222,11 @@ def _rows(place: int, of: int, tensor: Any) -> Any:
     if not isinstance(tensor, torch.Tensor):
         return tensor
     if len(tensor) % of:
-        raise BadInput(f"a batch of {len(tensor)} rows cannot be divided into {of} microbatches")
+        raise BadInput(
+            f"a batch of {len(tensor)} rows cannot be divided into the {of} microbatches of all"
+            " data-parallel ranks: give a batch with a multiple of as many rows, or fewer"
+            " microbatches"
+        )
     return tensor[place * len(tensor) // of : (place + 1) * len(tensor) // of]
 
 
@@ -262,8 +267,8 @@ def part_of(
 
 
 def _divided(whole: torch.Tensor, like: Any) -> torch.Tensor:
-    """Return this rank's part of a whole tensor, divided as the DTensor `like` is: where the
-    numbers of its own elements lie. A collective."""
+    """Return this rank's part of a whole tensor, with the shape of the local part of the DTensor
+    `like` and divided as that is, even if twice along one dim. A collective."""
     from torch.distributed.tensor import DTensor
 
     # Each element is numbered, and the numbers are gathered: torch alone knows how it divides

@@ -116,8 +116,8 @@ class RunCheck:
                 return
             if parent.digest_of(place) != made.parents.get(name):
                 self.broken.append(
-                    f"{self.place.name} was not made of {place.name} as it is here: its digest"
-                    " differs"
+                    f"{self.place.name} was not made of {place.name} as it is here: the digest that"
+                    " the run recorded is another"
                 )
             elif (
                 parent.digest_of is read_digest
@@ -149,12 +149,12 @@ class RunCheck:
             return
         path = place / RECORDS
         if path.is_file() and records_bytes(read_records(path)) != path.read_bytes():
-            yield f"{RECORDS} of {place.name} is not written as records are"
+            yield f"{RECORDS} of {place.name} is not written in the form of records, as if edited"
         yield from broken_links(place)
         if not datetime.fromisoformat(self.manifest.created) <= datetime.now(UTC) + timedelta(
             days=1
         ):
-            yield f"{place.name} was created {self.manifest.created}, which is still to come"
+            yield f"{place.name} was created {self.manifest.created}, which is in the future"
         yield from (
             Absent(f"{name} in {place.name}, which no seal covers") for name in hidden(place)
         )
@@ -170,9 +170,10 @@ def kind_of(place: Path) -> str:
 
 
 def against(run: Path) -> Comparisons:
-    """Yield comparisons of a file that compares two engines: its title, setting and notes with the
-    manifest's, its keys with the ones of its kind, its differences and shares of the tolerance with
-    those that its curves give, and its number of disagreements with the shares above 1."""
+    """Yield comparisons of a run's against.json, the record that compares two engines: its title,
+    setting and notes with the manifest's, its keys with the ones of its kind, its differences and
+    shares of the tolerance with those that its curves give, and its number of disagreements with
+    the shares above 1."""
     result = read_engines(run)
     config = read_document(run / MANIFEST, Manifest).config
     due = {name: config[name] for name in ("title", "setting", "notes")} | {"benchmark": "against"}
@@ -212,7 +213,7 @@ def report(run: Path) -> Comparisons:
     inputs = Inputs.of_built(run)
     for path in inputs.runs:
         if not is_sealed(path):
-            yield f"{REPORT} was made of {path.name}, which is not there"
+            yield f"{REPORT} was made of {path.name}, which is not here or not sealed"
             return
         if path.resolve() == run.resolve():
             yield f"{REPORT} names the run that it belongs to as its input"

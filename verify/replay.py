@@ -147,7 +147,7 @@ def _train_again(run: Path, segment: Segment, root: Path) -> Path:
     start = segment.start
     end = segment.end
     schedule = {"checkpoint_interval": config.train.iterations, "keep_checkpoints": 2}
-    record = config.record.model_copy(update={"loggers": ()})
+    record = config.record.model_copy(update={"loggers": (), "evaluate": ()})
     config = config.model_copy(
         update={"train": config.train.model_copy(update=schedule), "record": record}
     )
@@ -175,7 +175,10 @@ def _train_again(run: Path, segment: Segment, root: Path) -> Path:
             raise IntegrityFailure("the checkpoint is damaged, as a rank says above")
         raise SystemExit(code)
     if not is_sealed(checkpoint_path(again.path, end)):
-        raise Interrupted("stopped before all segments were trained again")
+        raise Interrupted(
+            "the replay was stopped before it had trained the drawn parts of the run again: nothing"
+            " of it is kept, and the same command draws parts anew"
+        )
     return again.path
 
 

@@ -71,12 +71,13 @@ class Computed:
     """Squared norm that the optimizer finds for a gradient that is 1 in one parameter, by
     parameter."""
     shares: Mapping[str, list[Array]] = field(default_factory=dict)
-    """Gradient of each parameter after each microbatch of the first iteration; only for a serial
-    program."""
+    """Gradient of each parameter as accumulated after each microbatch of the first iteration; only
+    for a serial program."""
     outputs: dict[str, Array] = field(default_factory=dict)
     """First output of each module, in order of computation."""
     masks: list[tuple[str, bytes, bytes]] = field(default_factory=list)
-    """Module, digest of the input and digest of the mask of every dropout of an iteration."""
+    """A tuple for every dropout of an iteration: the module's name, the digests of its input and
+    its mask."""
 
     def take(
         self, engine: Engine, reference: Reference, keeps: bool = False
@@ -104,8 +105,9 @@ def train(
     at_the_end: bool = False,
 ) -> Computed:
     """Train on one rank, and compare every tensor with the reference, or with `at_the_end` the
-    final weights alone; return what the rank computed. If `draw` is not 0, weights are moved by up
-    to a rounding before each iteration. Forked ranks inherit the reference."""
+    final weights alone; return a Computed: the numbers of each iteration, and the differences. If
+    `draw` is not 0, weights are moved by up to a rounding before each iteration. Forked ranks
+    inherit the reference."""
     engine = kind(work, layout)
     computed = Computed()
     if work.initial:
@@ -211,13 +213,16 @@ def on_ranks(
     if refused := outcome.failure.partition("failed: BadInput: ")[2]:
         raise BadInput(refused)
     if outcome.failure:
-        raise Diverged(f"{getattr(kind, '__name__', kind)}: {outcome.failure}")
+        raise Diverged(
+            f"{getattr(kind, '__name__', kind)}, the engine's class, did not end its training:"
+            f" {outcome.failure}"
+        )
     return outcome
 
 
 def table_row(outcome: Outcome, result: str) -> str:
-    """Return a layout's row below `TABLE_HEAD`, as text: its name, its largest difference,
-    `result`, its seconds, and the tensor that has that difference."""
+    """Return a layout's row below `TABLE_HEAD`, as text: its name, its largest difference, the word
+    `result`, such as `ok`, its seconds, and the tensor that has that difference."""
     worst = max(outcome.rows, default=None)
     tensor = worst.tensor if worst and worst.largest else "-"
     largest = f"{worst.largest:.1e}" if worst else "-"
@@ -243,7 +248,10 @@ def run_parity(
     for reason, layouts in others.items():
         print(f"does not fit: {reason}: {', '.join(layout.name for layout in layouts)}")
     if not chosen:
-        raise BadInput(f"no layout of at most {ranks} ranks fits but the serial run")
+        raise BadInput(
+            f"no layout of at most {ranks} ranks fits the configuration, for the reasons above:"
+            " change it, or raise --ranks"
+        )
     model = config.model
     half = (memory_bytes() or 0) / 2
     outputs = (
@@ -292,7 +300,8 @@ def run_parity(
     if wrong:
         raise Diverged(
             wrong[0]
-            + f" ({len(wrong) - 1} more of {len(chosen)} layouts differ)" * (len(wrong) > 1)
+            + f" ({len(wrong) - 1} more of {len(chosen)} layouts differ or fail, see above)"
+            * (len(wrong) > 1)
         )
     print(
         f"{len(chosen)} layouts compute what the serial run computes, within {TOLERANCE:.0e} in"

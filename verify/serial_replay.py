@@ -90,7 +90,8 @@ class RecordedRun:
         first = self.begin.iteration + 1
         if list(self.steps) != list(range(first, first + len(self.steps))) or not self.steps:
             raise BadInput(
-                f"{path} does not have a line of metrics for each iteration from {first} on"
+                f"{path} cannot be replayed: its metrics.jsonl does not have a line for each"
+                f" iteration from {first} on"
             )
 
     @property
@@ -145,8 +146,9 @@ class SerialReplay(Trainer, Guard):
         is_moved: bool = False,
         fault: KnownFault = NO_FAULT,
     ) -> None:
-        """Build the model and load its start; with `is_moved` master weights are moved by up to
-        half a unit in their last place, and `fault` is planted."""
+        """Build the model in the number format `precision` and load its start; with `is_moved`
+        master weights are moved by up to half a unit in their last place, and `fault` is
+        planted."""
         config = recorded.config
         changed = {"precision": precision, **fault.train}
         train = config.train.model_copy(update=changed)
@@ -167,10 +169,7 @@ class SerialReplay(Trainer, Guard):
             if start.is_whole and precision == "fp64":
                 start_from(*own, is_whole=False)
                 optimizer.steps = self.state.optimizer_steps
-        updated = self.state.updated_samples
-        self.updated_samples = (
-            self.schedule.samples_before(start.iteration) if updated is None else updated
-        )
+        self._count_samples(start.iteration)
         self.scaler = LossScaler(**self.state.loss_scaler or {"scale": train.initial_loss_scale})
         """Loss scale that follows from the run's overflows alone, compared with the recorded
         one."""

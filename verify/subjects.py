@@ -72,7 +72,8 @@ def subject(asked: Asked, seed: int) -> Iterator[tuple[Kind, Work, str, str]]:
     train = {"microbatch_size": LARGEST_BATCH // count} if count else {}
     if count and LARGEST_BATCH % count:
         raise BadInput(
-            f"--microbatches {count} does not divide the batch of {LARGEST_BATCH} sequences"
+            f"--microbatches {count} does not divide the batch of {LARGEST_BATCH} sequences: give"
+            " 1, 2, 4 or 8"
         )
     texts = dict(text.partition("=")[::2] for text in given)
     if name == "megatron-core":
@@ -110,7 +111,8 @@ def subject(asked: Asked, seed: int) -> Iterator[tuple[Kind, Work, str, str]]:
     else:
         if given:
             raise BadInput(
-                f"--with is for megatron-core, transformers and torch; {name} has no fields to set"
+                f"--with is for megatron-core, transformers and torch: leave it out with {name},"
+                " which has no fields to set"
             )
         build = function_of(name)
         beside = vars(sys.modules[build.__module__])
@@ -130,7 +132,9 @@ def _module(path: str, name: str) -> Any:
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     except Exception as error:
-        raise BadInput(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+        raise BadInput(
+            f"{path!r} cannot be imported as a Python module: {type(error).__name__}: {error}"
+        ) from error
     return module
 
 
@@ -169,8 +173,8 @@ def small_work(
 
 
 def core_fields(texts: Mapping[str, str]) -> JSON:
-    """Return the values of fields of Megatron-Core's configurations from their texts, by name, with
-    two of its fusions off by default.
+    """Return, by name, the values of fields of Megatron-Core's configurations, read from `texts`,
+    which has them as texts by name. Two of its fusions are off unless `texts` sets them.
 
     Raises BadInput for an unknown field, with the nearest name, for a field that the layout sets,
     and for a value of another type.
@@ -187,7 +191,7 @@ def core_fields(texts: Mapping[str, str]) -> JSON:
     fields: JSON = {"bias_activation_fusion": False, "bias_dropout_fusion": False}
     for name, text in texts.items():
         if re.fullmatch(LAYOUTS, name):
-            raise BadInput(f"{name} is set by --layouts")
+            raise BadInput(f"{name} is set by the names of --layouts: leave it out of --with")
         if name not in hints:
             raise BadInput(
                 f"Megatron-Core has no field {name!r}:"
@@ -202,7 +206,7 @@ def _typed(name: str, text: str, hint: Any) -> Any:
         function = vars(torch.nn.functional).get(text.removeprefix("F."))
         if callable(function):
             return function
-        raise BadInput(f"{name}={text}: torch.nn.functional has no such function")
+        raise BadInput(f"{name}={text} in --with: torch.nn.functional has no such function")
     value = literal(text)
     try:
         return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(
@@ -210,4 +214,6 @@ def _typed(name: str, text: str, hint: Any) -> Any:
         )
     except ValidationError as error:
         wanted = inspect.formatannotation(hint).replace("typing.", "")
-        raise BadInput(f"{name}={text}: the field must be {wanted}, not {value!r}") from error
+        raise BadInput(
+            f"{name}={text} in --with: the field must be {wanted}, not {value!r}"
+        ) from error

@@ -119,8 +119,8 @@ class Decoder(nn.Module):
 
 
 def training(texts: Mapping[str, str], seed: int, microbatches: int) -> HeldTraining:
-    """Return the training of the small model with the fields that `texts` gives, by name, on random
-    tokens. Raises BadInput for an unknown field or an unfit value."""
+    """Return the HeldTraining of the small model of torch's blocks on random tokens. `texts` maps
+    names of its `Fields` to texts. Raises BadInput for an unknown field or an unfit value."""
     fields = parse_config(dict(texts), Fields, "--with")
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(WORDS, (ROWS, LENGTH + 1), generator=generator)
@@ -143,9 +143,10 @@ def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def clip(own: Mapping[str, nn.Parameter], stages: bool = False) -> torch.Tensor:
-    """Clip to `CLIP` by torch's functions, which take no parameters of several meshes at once;
-    return the norm of the whole gradient before that, with `stages` over the parameters of all
-    ranks. A collective."""
+    """Clip in place the gradient of the parameters `own`, given by name, to the norm `CLIP`, by
+    torch's functions, which take no parameters of several meshes at once. Return the norm of the
+    whole gradient before that, as a tensor; with `stages` it is over the parameters of all ranks. A
+    collective."""
     groups: dict[Any, list[nn.Parameter]] = {}
     for parameter in own.values():
         if parameter.grad is not None:
@@ -178,7 +179,10 @@ class Builder:
             or layout.shard_optimizer
             or layout.pp > 1 != layout.world_size // layout.pp > 1
         ):
-            raise BadInput("torch's blocks are run with tp, sp, fsdp and dp, or with pp alone")
+            raise BadInput(
+                "torch's blocks are run with tp, sp, fsdp and dp, or with pp alone: leave the other"
+                " parts out of the layout's name"
+            )
         torch.manual_seed(self.seed)
         model = Decoder(self.fields.tied)
         if layout.pp > 1:
@@ -207,7 +211,8 @@ class Builder:
         }
         if self.fields.tied:
             raise BadInput(
-                "torch's blocks with tp cannot have the embedding as head: --with tied=False"
+                "torch's blocks with tp cannot have the embedding as output head: leave --with"
+                " tied=True out, or layouts with tp"
             )
         if sequence_parallel:
             plan["norm"] = SequenceParallel()

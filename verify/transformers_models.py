@@ -28,11 +28,12 @@ LENGTH = 12
 
 @contextmanager
 def training(texts: Mapping[str, str], seed: int, microbatches: int) -> Iterator[HeldTraining]:
-    """Context manager: yield the training of a small model of `model_type`, saved with its own
-    initial values, which each rank loads for its layout.
+    """Context manager: yield the HeldTraining of a small model of transformers, which is saved with
+    random initial values in a temporary folder, and of which each rank loads its part. `texts` has
+    fields of its configuration as texts by name, and among them its architecture, `model_type`.
 
     Raises BadInput for an architecture, or a field of its configuration, that transformers does not
-    have.
+    have, and for a model that it cannot build.
     """
     transformers, _, _ = (
         import_extra(name, "bench")  # once, before ranks are forked
@@ -58,9 +59,9 @@ def training(texts: Mapping[str, str], seed: int, microbatches: int) -> Iterator
 
 
 def configured(transformers: Any, texts: Mapping[str, str]) -> Any:
-    """Return transformers' configuration of a small model, by the fields that `texts` gives. Raises
-    BadInput for a name that transformers does not have, and for an architecture that cannot be made
-    small."""
+    """Return transformers' configuration of a small model; `texts` has fields of it as texts by
+    name, and among them its architecture, `model_type`. Raises BadInput for a name that
+    transformers does not have, and for an architecture that cannot be made small."""
     kind, sizes = sizes_of(transformers, texts)
     try:
         return type(transformers.CONFIG_MAPPING[kind]().get_text_config())(**sizes)
@@ -71,9 +72,10 @@ def configured(transformers: Any, texts: Mapping[str, str]) -> Any:
 
 
 def sizes_of(transformers: Any, texts: Mapping[str, str]) -> tuple[str, JSON]:
-    """Return an architecture's `model_type` and the settings of its small configuration. `texts`
-    maps names of fields to texts: `model_type`, by default qwen3, and settings that replace the
-    small ones. Raises BadInput for an architecture or a field that transformers does not have."""
+    """Return an architecture's `model_type` and the settings of its small configuration, a dict by
+    name. `texts` maps names of fields to texts, which are read as Python literals: `model_type`, by
+    default qwen3, and settings that replace the small ones. Raises BadInput for an architecture or
+    a field that transformers does not have."""
     fields = dict(texts)
     kind = fields.pop("model_type", "qwen3")
     causal = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -138,7 +140,10 @@ def axes_of(layout: ParityLayout) -> dict[str, int]:
     """Return the layout as keyword arguments of transformers' DistributedConfig, by name. Raises
     BadInput if they cannot state it."""
     if layout.pp * layout.cp > 1 or layout.sequence_parallel or layout.shard_optimizer:
-        raise BadInput("transformers is run with tp, ep, fsdp and dp (copies of what fsdp divides)")
+        raise BadInput(
+            "transformers is run with tp, ep, fsdp and dp (copies of what fsdp divides): leave the"
+            " other parts out of the layout's name"
+        )
     if layout.ep > 1 and layout.fsdp == 1:
         return {"tp_size": layout.tp, "fsdp_size": layout.dp, "ep_size": layout.ep}
     return {

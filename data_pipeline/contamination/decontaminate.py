@@ -24,8 +24,8 @@ SENTENCE_END = ".!?"
 
 
 def split_and_keep(text: str, ngrams: Ngrams, margin: int = 200, min_part: int = 200) -> list[str]:
-    """Return, in order, the parts of the text that are left when its matches with `ngrams` are cut
-    out; `[text]` if there is no match.
+    """Return a list of the parts, in order, of the text that are left when its matches with
+    `ngrams` are cut out; `[text]` if there is no match.
 
     At the first match, the left part ends with the last sentence end at least `margin` characters
     before it, and the right part starts after the first sentence end at least `margin` characters
@@ -80,7 +80,8 @@ WIKITEXT_TITLE = re.compile(r" = [^=].*[^=] = ")
 
 
 def read_documents(path: Path) -> list[list[str]]:
-    """Return the documents of a test-set file, each a list of passages.
+    """Return a list of the documents of a test-set file, each a list of its passages, which are
+    texts.
 
     A document is the `text` of a line of a `.jsonl` file, an article of WikiText's `.tokens`, whose
     lines are its passages, or a line of any other file. Every passage is divided at `<unk>`. Raises
@@ -89,7 +90,9 @@ def read_documents(path: Path) -> list[list[str]]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"the test set {path} cannot be read: {cause(error)}") from error
+        raise BadInput(
+            f"the test set {path} cannot be read as UTF-8 text: {cause(error)}"
+        ) from error
     if path.suffix == ".jsonl":
         grouped = [
             [_text(path, number, line)] for number, line in enumerate(lines, 1) if line.strip()
@@ -126,7 +129,8 @@ def _text(path: Path, number: int, line: str) -> str:
         record = None
     if not isinstance(record, dict) or not isinstance(record.get("text"), str):
         raise BadInput(
-            f"the test set {path}, line {number}, is not a JSON object with a string `text`"
+            f"the test set {path}, line {number}, is not a JSON object with a string `text`, as"
+            " each line of a .jsonl test set must be"
         )
     return str(record["text"])
 

@@ -81,13 +81,16 @@ def find_test_set(name: str) -> Path:
         return _find(TEST_SETS[name])
     path = Path(name.partition(":")[2])
     if not path.is_file():
-        raise BadInput(f"test set {name!r}: there is no file {path}")
+        raise BadInput(
+            f"test set {name!r}: there is no file {path}, which `decontaminate.test_sets` or"
+            " `overlap.test_sets` names"
+        )
     return path
 
 
 def find_gpt2_vocabulary() -> tuple[Path, Path]:
-    """Return the paths of GPT-2's `vocab.json` and `merges.txt`, downloaded if this machine does
-    not have them. Raises DataMissing if they cannot be found or downloaded."""
+    """Return a pair, the paths of GPT-2's `vocab.json` and `merges.txt`, downloaded if this machine
+    does not have them. Raises DataMissing if they cannot be found or downloaded."""
     vocabulary, merges = map(_find, GPT2_FILES)
     return vocabulary, merges
 
@@ -115,8 +118,9 @@ def fetch_published(out: Path) -> Iterator[Path]:
             write_bytes(path, content)
         if sha256_file(path) != file.sha256:
             raise IntegrityFailure(
-                f"{path} is not the published file: remove it, and in MLM_DATA_DIR and"
-                " ~/.cache/mlm-repro the file that it was copied from"
+                f"{path} is not the published file, by its SHA-256: remove it, and {file.place} in"
+                " MLM_DATA_DIR and ~/.cache/mlm-repro, from which it may have been copied, and run"
+                " `mlm-data fetch` again"
             )
         written.append(file)
         yield path
@@ -145,20 +149,21 @@ def _find(file: PublishedFile) -> Path:
         content = _download(file)
         if hashlib.sha256(content).hexdigest() != file.sha256:
             raise DataMissing(
-                f"the hub's {file.repository} does not give the published {file.place}:"
-                f" {_remedy(file)}"
+                f"the hub's {file.repository} does not give the published {file.place}: the"
+                f" download has another SHA-256 and was not saved; {_remedy(file)}"
             )
         write_bytes(path, content)
     return path
 
 
 def _download(file: PublishedFile) -> bytes:
-    """Return the content of a published file, downloaded from the Hugging Face hub: the file
-    itself, or rows of text that are joined into it. Raises DataMissing if that fails for any
-    reason."""
+    """Return the content of a published file as bytes, downloaded from the Hugging Face hub: the
+    file itself, or rows of text that are joined into it. Raises DataMissing if the download fails
+    for any reason; the content is not compared with the published SHA-256 here."""
     if not hub_is_reachable():
         raise DataMissing(
-            f"{file.place} is not here and the Hugging Face hub cannot be reached: {_remedy(file)}"
+            f"{file.place} is neither in MLM_DATA_DIR nor in ~/.cache/mlm-repro, and the Hugging"
+            f" Face hub cannot be reached: connect, or {_remedy(file)}"
         )
     try:
         if file.rows == "file":
@@ -171,9 +176,10 @@ def _download(file: PublishedFile) -> bytes:
         return "".join(map(ROWS[file.rows], rows["text"])).encode("utf-8")
     except Exception as error:  # the hub's client raises errors of many libraries
         raise DataMissing(
-            f"{file.repository} could not be read from the hub ({error}): {_remedy(file)}"
+            f"{file.place} could not be downloaded from {file.repository} on the Hugging Face hub"
+            f" ({error}): {_remedy(file)}"
         ) from error
 
 
 def _remedy(file: PublishedFile) -> str:
-    return f"put the file at {file.place} in a directory and name that directory in MLM_DATA_DIR"
+    return f"put the file at {file.place} in a folder, and name that folder in MLM_DATA_DIR"

@@ -19,8 +19,9 @@ SPACED = {
     (False, True): re.compile(LINK),
     (True, True): re.compile(f"{TAG}|{LINK}"),
 }
-"""Patterns of tags and link targets, by whether a text contains `<` and whether it contains `](`. A
-pattern of one kind matches faster than a pattern of both."""
+"""Dict of the patterns of tags and link targets; a key is a pair, True if a text contains `<` and
+True if it contains `](`. A text with neither has no pattern. A pattern of one kind matches faster
+than a pattern of both."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Ngrams:
 
     @cached_property
     def ngrams(self) -> frozenset[str]:
-        """Distinct n-grams of the texts, each as its words joined by one space."""
+        """Frozenset of the n-grams of the texts, each as its words joined by one space."""
         runs = (runs_of(text.split(" "), self.words) for text in self.texts)
         return frozenset(chain.from_iterable(runs))
 
@@ -53,8 +54,9 @@ class Ngrams:
         )
 
     def matches(self, text: str) -> Iterator[tuple[int, str]]:
-        """Yield the character position in `text` and the n-gram of each match, from left to right.
-        At one position the longest comes first.
+        """Yield a pair for each match in `text`, from left to right: its character position in
+        `text` and the n-gram, lower-cased words joined by one space. At one position the longest
+        comes first.
 
         The case of letters and the signs between words do not matter. Soft hyphens, tags and the
         targets of links hide no match.
@@ -81,14 +83,15 @@ class Ngrams:
 
     @cached_property
     def index(self) -> NgramIndex:
-        """A hash index of every run of n words in the texts, where n is the length of the shortest
-        n-gram."""
+        """An NgramIndex, a hash index, of every run of n words in the texts, where n is the length
+        of the shortest n-gram."""
         return NgramIndex(self.texts, self.lengths[-1])
 
     def search(self, text: str) -> Iterator[tuple[int, str]]:
-        """Yield the character position and the n-gram of each match, from left to right, and at one
-        position the longest first. A tag, a link's target or a soft hyphen within a match hides it
-        here. The index proposes positions; the words there are compared."""
+        """Yield a pair for each match in `text`, from left to right: its character position and the
+        n-gram; at one position the longest comes first. A tag, a link's target or a soft hyphen
+        within a match hides it here, unlike in `matches`. The index proposes positions; the words
+        there are compared."""
         for start in self.index.candidates(text):
             words = [
                 word.group().lower() for word in islice(WORD.finditer(text, start), self.lengths[0])
@@ -111,13 +114,14 @@ def _without_marks(text: str) -> list[tuple[int, str]]:
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text in order, lower-cased, repetitions included. A word is a run of
-    letters, digits and underscores."""
+    """Return a list of the words of a text in order, lower-cased, repetitions included. A word is a
+    run of letters, digits and underscores."""
     return [word.lower() for word in WORD.findall(text)]
 
 
 def runs_of(words: list[str], length: int) -> list[str]:
-    """Return every run of `length` consecutive words in order, each as a text with spaces between
-    the words. Fewer words are one run, and no word at all is one empty text."""
+    """Return a list of every run of `length` consecutive words in order, each as a text with spaces
+    between the words. Fewer words than `length` are one run, and no word at all is one empty
+    text."""
     length = min(length, len(words))
     return [" ".join(words[start : start + length]) for start in range(len(words) - length + 1)]

@@ -27,13 +27,14 @@ WORD_BYTES = 8
 
 Words = NDArray[np.uint64]
 Buckets = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""Documents of all buckets, back to back, and the start of each bucket; the last start is the
-total."""
+"""Two arrays: the documents of all buckets, back to back, and the start of each bucket; the last
+start is the total."""
 
 
 def fingerprints(texts: Sequence[str], config: DeduplicateConfig) -> NDArray[np.uint64]:
-    """Return the MinHash fingerprint of each text, a row of 64-bit words: one key for each band,
-    then the sketch, which is the lowest byte of every minimum, [texts, bands + sketch words]."""
+    """Return the MinHash fingerprints of the texts as uint64 [texts, bands + sketch words]. A row
+    has one key for each band, then the sketch, which is the lowest byte of every minimum of the
+    text's signature."""
     minima = np.empty((len(texts), config.num_permutations), np.uint32)
     for row, text in zip(minima, texts, strict=True):
         row[:] = signature(text, config.num_permutations, config.shingle_characters)
@@ -41,7 +42,8 @@ def fingerprints(texts: Sequence[str], config: DeduplicateConfig) -> NDArray[np.
 
 
 def fingerprint_words(config: DeduplicateConfig) -> int:
-    """Return the length of a fingerprint in 64-bit words."""
+    """Return the length of a fingerprint in 64-bit words under the settings `config`: one word for
+    each band, and the words of the sketch."""
     return config.banding[0] + -(-config.num_permutations // WORD_BYTES)
 
 
@@ -66,9 +68,9 @@ def band_keys(minima: NDArray[np.uint32], bands: int) -> NDArray[np.uint64]:
 
 
 def buckets(keys: NDArray[np.uint64]) -> Buckets:
-    """Return the buckets of one band, each of two or more documents that have the same key: the
-    documents bucket by bucket, as indices of `keys` and ascending in each bucket, and the start of
-    each bucket; the last start is the total.
+    """Return the buckets of one band, each of two or more documents that have the same key, as two
+    arrays: the documents bucket by bucket, as indices of `keys` and ascending in each bucket, and
+    the start of each bucket, [buckets + 1]; the last start is the total.
 
     `keys` [documents] may be a memory map. Needs up to 32 bytes for each document.
     """
@@ -105,9 +107,9 @@ def required_agreement(config: DeduplicateConfig) -> int:
 
 @compiled
 def runs(documents: NDArray[np.int64], keys: NDArray[np.uint64]) -> Buckets:
-    """Return the documents of each run of two or more equal keys, ascending in each run, and the
-    starts of these runs. The last start is the total. `keys` are sorted, and `documents[n]` has the
-    key `keys[n]`."""
+    """Return two arrays: the documents of each run of two or more equal keys, run by run and
+    ascending in each, and the starts of these runs, [runs + 1]. The last start is the total. `keys`
+    [documents] are sorted, and `documents[n]` has the key `keys[n]`."""
     shared = np.empty(documents.shape[0], np.int64)
     starts = np.zeros(documents.shape[0] // 2 + 1, np.int64)
     start = 0
@@ -131,7 +133,8 @@ HISTOGRAM_BINS = 20
 
 
 def recall(similarity: float, bands: int, rows: int, min_agreement: int = 0) -> float:
-    """Return the probability that a pair of this Jaccard similarity is compared.
+    """Return the probability that a pair of documents of the Jaccard similarity `similarity` is
+    compared, with signatures of `bands` bands of `rows` minima each.
 
     The pair must share a whole band and agree in at least `min_agreement` of all bands x rows
     minima. A minimum agrees with the probability `similarity`.
@@ -156,17 +159,18 @@ class Compared(NamedTuple):
     on the pairs that it did not."""
 
     by_similarity: NDArray[np.int64]
-    """Number of pairs in HISTOGRAM_BINS equal bins of [0, 1]."""
+    """Number of compared pairs in each of HISTOGRAM_BINS equal bins of similarity over [0, 1],
+    [HISTOGRAM_BINS]."""
     partly: int = 0
     """Number of documents that were not compared with every earlier document in their buckets."""
     left: int = 0
-    """Upper bound on the number of pairs that these documents left uncompared."""
+    """Upper bound on the number of pairs left uncompared by the documents that `partly` counts."""
 
 
 def describe(config: DeduplicateConfig, compared: Compared) -> NearDuplicates:
-    """Return the ledger's entry on the search for near-duplicates: the numbers of bands and rows,
-    the S-curve and the expected recall that follow from them, and the counts of pairs that were
-    compared and left out."""
+    """Return a NearDuplicates, the ledger's entry on the search for near-duplicates: the numbers of
+    bands and rows, the S-curve and the expected recall that follow from them, and the counts of
+    pairs that were compared and left out."""
     bands, rows = config.banding
     found_at = partial(recall, bands=bands, rows=rows, min_agreement=config.min_agreement)
     return NearDuplicates(

@@ -34,8 +34,9 @@ Forest = NDArray[np.int64]
 
 @compiled
 def merge(forest: Forest, documents: Forest, others: Forest) -> None:
-    """Join the set of `documents[n]` with the set of `others[n]` for each n, in the union-find
-    `forest`, which is changed."""
+    """Join the set of document `documents[n]` with the set of document `others[n]` for each n, in
+    the union-find `forest`, which is changed. The arrays `documents` and `others` are of one
+    length."""
     for pair in range(documents.shape[0]):
         join(forest, documents[pair], others[pair])
 
@@ -43,7 +44,8 @@ def merge(forest: Forest, documents: Forest, others: Forest) -> None:
 @compiled
 def flatten(forest: Forest) -> Forest:
     """Let each entry of the union-find `forest` [documents] be the first document of its set, in
-    place, and return the forest."""
+    place, and return the same array. Each entry must be an earlier document of the set, or the
+    document itself."""
     for document in range(forest.shape[0]):
         forest[document] = forest[forest[document]]
     return forest
@@ -153,7 +155,8 @@ def link(
 LISTED_ABOVE = 0.5
 """Similarity above which Megatron-LM's find_duplicates.py lists a pair."""
 GIVEN_BACK = 1 << 12
-"""Number of members after which the pages of mapped files are given back to the system."""
+"""Number of members of components, decided one by one, after which the pages of mapped files are
+given back to the system."""
 PLACE_BITS = 32
 DECISION = np.dtype([("document", np.int64), ("survivor", np.int64), ("jaccard", np.float64)])
 """Record of a dropped document: its survivor, which is an earlier document, and the exact
@@ -166,20 +169,23 @@ class Linked(NamedTuple):
     documents, and their texts, sketches and keys."""
 
     members: NDArray[np.int64]
-    """Documents, component by component, in order in each."""
+    """Numbers of the components' documents, component by component and ascending in each,
+    [members]."""
     starts: NDArray[np.int64]
-    """Start of each component among the members; the last start is the total."""
+    """Start of each component among the members, [components + 1]; the last start is the total."""
     keys_of: Callable[[int], Words]
-    """Returns the members' keys of a band, [members]."""
+    """Function that returns the members' keys of the band with a given number, from 0,
+    [members]."""
     sketches: Words
-    """Sketches of all documents, [documents, words]."""
+    """Sketches of all documents, members or not, [documents, words]."""
     text_of: Callable[[int], str]
-    """Returns the text of a document."""
+    """Function that returns the text of the document with the given number."""
     copies: NDArray[np.int64] | None = None
-    """Number of exact copies of each member; the member's pairs count once for each copy too."""
+    """Number of exact copies of each member, [members], or None if there are no copies; the
+    member's pairs count once for each copy too."""
     pages: mmap | None = None
-    """Memory map of the file with the sketches. While documents are compared, its pages in memory
-    are given back to the system now and then."""
+    """Memory map of the file with the sketches, or None if they are in memory. While documents are
+    compared, its pages in memory are given back to the system now and then."""
 
 
 class Resolution(NamedTuple):
@@ -187,16 +193,17 @@ class Resolution(NamedTuple):
     and how many pairs were compared or left uncompared."""
 
     decisions: NDArray[Any]
-    """A DECISION for each dropped document, component by component; in a component the documents
-    are in input order."""
+    """Array with a DECISION record for each dropped document, component by component; in a
+    component the documents are in input order."""
     compared: NDArray[np.int64]
     """Number of pairs whose texts were compared, by similarity, in HISTOGRAM_BINS equal bins of [0,
     1], the last one closed."""
     partly: NDArray[np.int64]
-    """Documents that were not compared with every earlier document in their buckets."""
+    """Numbers of the documents that were not compared with every earlier document in their
+    buckets."""
     uncompared: int
-    """Upper bound on the number of pairs that these documents left uncompared. A pair counts once
-    for each bucket that it shares."""
+    """Upper bound on the number of pairs that the documents in `partly` left uncompared. A pair
+    counts once for each bucket that it shares."""
     offered: int
     """Number of times that a bucket offered an earlier document for comparison, repetitions
     included."""
@@ -237,13 +244,11 @@ class _Held:
         self._seen = np.full(size, -1, np.int32)
 
     def candidates(self, place: int) -> tuple[list[int], int, int]:
-        """Return the indices of the kept documents, ascending, that share a bucket with the
-        document of index `place` and agree with it in enough minima. Of more than MOST_COMPARED,
-        return the ones that agree in the most.
-
-        Return also an upper bound on the number of such documents that are left out, and how many
-        times a bucket offered a document.
-        """
+        """Return three values. The first is a list of the kept documents, as ascending indices
+        among the members, that share a bucket with the document of index `place` and agree with it
+        in enough minima; of more than MOST_COMPARED, the ones that agree in the most. The second is
+        an upper bound on the number of such documents that are left out, the third how many times a
+        bucket offered a document."""
         where = (self._buckets, self._slots, self._linked.sketches, self._linked.members)
         ranked, left, offered = _candidates(
             place, *where, self._required, self._most, self._found, self._seen
@@ -280,10 +285,11 @@ def _candidates(
     found: Forest,
     seen: NDArray[np.int32],
 ) -> tuple[Forest, int, int]:
-    """Return the candidates for the document `place`, [candidates], each as its index with the
-    number of its differing sketch bytes in the bits above PLACE_BITS; the number of documents that
-    full buckets did not offer; and the number that buckets offered. `found`, of which the
-    candidates are a part, and `seen` are working memory and are changed."""
+    """Return three values: the candidates for the document whose index among the members is
+    `place`, [candidates], each as its own index with the number of its differing sketch bytes in
+    the bits above PLACE_BITS; the number of documents that full buckets did not offer; and the
+    number that buckets offered. `found`, of which the candidates are a part, and `seen` are working
+    memory and are changed."""
     count = 0
     left = 0
     every = 0
@@ -327,7 +333,8 @@ def resolve(
     linked: Linked, config: DeduplicateConfig, held_before: int = 0, scratch: Path | None = None
 ) -> Resolution:
     """Decide which of the linked documents are dropped, component by component and in input order
-    within each, and return the decisions.
+    within each. Returns a Resolution: the decisions and the counts of compared and uncompared
+    pairs.
 
     Buckets lie in files in `scratch`, or in the system's temporary folder: a member takes 40 bytes
     of memory and, for each band, 10 of disk.

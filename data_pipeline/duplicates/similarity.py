@@ -89,8 +89,9 @@ def compare(own: Keys, keys: Keys, spans: NDArray[np.int64], enough: float) -> N
 
 
 class ShingledTexts:
-    """Computes similarities of texts by their numbers. A text is read with `text_of`, and the keys
-    of its shingles are cached; a cache that would exceed `most` keys is emptied first."""
+    """Computes similarities of texts by their numbers. A text is read by its number with the
+    function `text_of`, and the keys of its shingles are cached; a cache that would exceed `most`
+    keys is emptied first."""
 
     def __init__(
         self, text_of: Callable[[int], str], characters: int, most: int = MOST_REMEMBERED

@@ -29,8 +29,9 @@ def checked(
     samples: Iterable[T],
     same: Callable[[R, R], bool] = eq,
 ) -> Callable[[T], R]:
-    """Return the function that `fast` makes if it agrees with `reference` on every sample, else
-    `reference`, also if an error is raised meanwhile.
+    """Return the function that `fast()` makes if its results agree, by the function `same`, with
+    `reference` on every sample, else `reference`, also if an error is raised meanwhile. `name` is
+    for the message.
 
     A rejected function is announced on standard error; results are the same either way.
     """
@@ -46,7 +47,7 @@ def checked(
             return candidate
         reason = f"differs on {differing!r:.80}"
     print(
-        f"warning: the fast {name} {reason}; its reference is used, which is slower",
+        f"warning: the fast {name} {reason}; its slower reference is used, with the same results",
         file=sys.stderr,
     )
     return reference

@@ -5,7 +5,7 @@ ftfy repairs each line (each million characters of a longer line) by itself, wit
 passes, repeated until none changes it. Most lines need none of the repairs, or only ligatures and
 wide characters replaced, straight quotes and Unicode normalization:
 
-* Characters of `PLAIN` are touched by no repair, so a line is looked at only if it has another one.
+* A repair of characters is made only if one of its characters is there.
 * An ampersand matters only where an entity starts, and only before the line with the first `<`,
   from which on ftfy leaves entities alone.
 * Encodings are repaired only if `BADNESS_RE` matches; a line in which it does gets ftfy's repair of
@@ -18,10 +18,10 @@ quadratic time.
 """
 
 import re
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from itertools import chain
-from string import printable
 from typing import Any, Literal
 from unicodedata import combining, is_normalized, normalize
 
@@ -36,10 +36,6 @@ from mlm_repro.data_pipeline.document import Unfit
 from mlm_repro.data_pipeline.fast.exact import LAST_LETTER, checked
 from mlm_repro.lineage.loops import call_first, compiled
 
-LAST = 0xFFFF
-"""Code point that stands for itself and all larger ones; ftfy's sets of characters hold none of
-them."""
-
 Codes = NDArray[np.uint32]
 
 
@@ -48,13 +44,23 @@ def as_codes(text: str) -> Codes:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
+LAST_OF_ASCII = 0x7F
+AMPERSAND, TRANSLATED, QUOTE, REPAIRED, MARK, MOJIBAKE, CLOSE = (1 << bit for bit in range(7))
+"""Kinds of characters; CLOSE stands for two adjacent ones beyond ASCII, whichever these are, and
+for one that is mojibake by itself."""
+
+
 @compiled
 def _kinds_of(codes: Codes, kinds: NDArray[np.uint8]) -> int:
     """Return the kinds of characters that a text has, as bits of one number. `codes` are the text's
     code points; `kinds` has the bits of each code point, which may be several."""
     present = 0
+    before = np.uint32(0)
     for code in codes:
-        present |= int(kinds[min(code, np.uint32(LAST))])
+        present |= int(kinds[code])
+        if min(code, before) > LAST_OF_ASCII:
+            present |= CLOSE
+        before = code
     return present
 
 
@@ -65,13 +71,6 @@ SEGMENT = TextFixerConfig().max_decode_length
 BLOCK = 1 << 12
 """Approximate number of characters in a block, whose lines are examined together. Only if a block
 may need further repairs is each of its lines examined by itself."""
-PLAIN = set(printable) - set("&\r\v")
-"""ASCII characters that no repair touches: the printable ones and white space, but not the
-ampersand, the carriage return and the vertical tab."""
-PLAIN_CHARACTER, AMPERSAND, TRANSLATED, QUOTE, REPAIRED, OTHER, MARK, MOJIBAKE = (
-    1 << bit for bit in range(8)
-)
-UNTOUCHED = PLAIN_CHARACTER | AMPERSAND
 LINE_BREAKS_AND_ESCAPE = "\r\x1b\x85\u2028\u2029"
 MOST_PASSES = 64
 """Largest number of passes of all repairs over one line."""
@@ -96,11 +95,13 @@ RARE = "".join(
     members for name, members in MOJIBAKE_CATEGORIES.items() if not name.endswith("common")
 )
 """Characters of mojibake that are neither those letters nor common punctuation, also as a set."""
+ALONE = "ŒœÂÃÎÐØÙЂ√"
+"""Characters that are a part of a match of `BADNESS_RE` beside a character of ASCII too."""
 SUSPECT = re.compile(
-    f"[{LETTERS}{RARE}](?:(?<=[ŒœÂÃÎÐØÙЂ√])|(?=[{RARE}])|(?<=[{RARE}])(?=[{LETTERS}]))"
+    f"[{LETTERS}{RARE}](?:(?<=[{ALONE}])|(?=[{RARE}])|(?<=[{RARE}])(?=[{LETTERS}]))"
 )
-"""Finds a character of each match of `BADNESS_RE` that has no C1 control: one of ten, or the first
-of two adjacent ones of which one is rare. It takes a fiftieth of the time of `BADNESS_RE`."""
+"""Finds a character of each match of `BADNESS_RE` that has no C1 control: one of ALONE, or the
+first of two adjacent ones of which one is rare. It takes a fiftieth of the time of `BADNESS_RE`."""
 BADNESS_WIDTH = 7
 """Largest number of characters of a match of `BADNESS_RE`."""
 find_badness = re.compile(BADNESS_RE.pattern, BADNESS_RE.flags | re.MULTILINE).search
@@ -155,29 +156,26 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
     version of ftfy that this was not derived from.
     """
     if not ftfy.__version__.startswith(SUPPORTED):
-        raise RuntimeError(f"ftfy {ftfy.__version__} is not {SUPPORTED}x")
+        raise RuntimeError(
+            f"fast cleaning is written for ftfy {SUPPORTED}x, and ftfy {ftfy.__version__} is"
+            " installed"
+        )
     decoded_once: Callable[[str, TextFixerConfig], tuple[str, object]] = vars(ftfy)[
         "_fix_encoding_one_step_and_explain"
     ]
     config = TextFixerConfig()
-    repaired = set(
-        map(chr, chain(chardata.CONTROL_CHARS, range(0x80, 0xA0), range(0xD800, 0xE000)))
-    )
-    repaired |= set(LINE_BREAKS_AND_ESCAPE)
-    characters = "".join(map(chr, range(LAST)))
-    quotes = [
-        *chardata.SINGLE_QUOTE_RE.findall(characters),
-        *chardata.DOUBLE_QUOTE_RE.findall(characters),
-    ]
+    controls = chain(chardata.CONTROL_CHARS, range(0x80, 0xA0), range(0xD800, 0xE000))
+    repaired = chain(map(chr, controls), LINE_BREAKS_AND_ESCAPE)
+    characters = "".join(map(chr, range(0x10000)))  # ftfy's sets have none beyond these
+    quote = f"{chardata.SINGLE_QUOTE_RE.pattern}|{chardata.DOUBLE_QUOTE_RE.pattern}"
+    quotes = re.findall(quote, characters)
     after_decoding = [FIXERS[repair] for repair in AFTER_DECODING if repair not in left_out]
     widths = {} if "fix_character_width" in left_out else chardata.WIDTH_MAP
-    kinds = np.zeros(LAST + 1, np.uint8)
+    kinds = np.zeros(sys.maxunicode + 1, np.uint8)
     translated = map(chr, (*chardata.LIGATURES, *widths))
-    marks = {min(mark, chr(LAST)) for mark in MARKS}
-    rare = re.findall(f"[{RARE}Ђ]", characters)
-    for bit, members in enumerate((PLAIN, "&", translated, quotes, repaired, (), marks, rare)):
+    rare = re.findall(f"[{RARE}{ALONE}]", characters)
+    for bit, members in enumerate(("&", translated, quotes, repaired, MARKS, rare, ALONE)):
         kinds[[ord(character) for character in members]] |= np.uint8(1 << bit)
-    kinds[kinds == 0] = OTHER
     call_first(_kinds_of, as_codes(""), kinds)
     straightened = [(character, uncurl_quotes(character)) for character in quotes]
     find_entity = chardata.HTML_ENTITY_RE.search
@@ -189,17 +187,19 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
         kinds_here = _kinds_of(as_codes(text), kinds)
         if entities and kinds_here & AMPERSAND and find_entity(text):
             return None
-        if kinds_here & REPAIRED or (kinds_here & MOJIBAKE and may_be_decoded(text)):
+        is_suspect = kinds_here & MOJIBAKE and kinds_here & CLOSE
+        if kinds_here & REPAIRED or (is_suspect and may_be_decoded(text)):
             return None
         return kinds_here
 
-    def normalized(text: str) -> str:
-        """Return the text in the chosen Unicode normal form. Raises Unfit for too many marks in a
-        row."""
-        if _kinds_of(as_codes(text), kinds) & MARK and any(
-            len(run.group()) > MOST_MARKS for run in FIND_MARKS(text)
-        ):
-            raise Unfit(f"more than {MOST_MARKS:,} marks on one character")
+    def normalized(text: str, kinds_here: int = MARK) -> str:
+        """Return the text, whose kinds of characters are `kinds_here`, in the chosen Unicode normal
+        form. Raises Unfit for too many marks in a row."""
+        if kinds_here & MARK and any(len(run.group()) > MOST_MARKS for run in FIND_MARKS(text)):
+            raise Unfit(
+                f"more than {MOST_MARKS:,} accents or other marks on one character, which would"
+                " take too long to clean: the document goes to quarantine"
+            )
         return text if is_normalized(normalization, text) else normalize(normalization, text)
 
     def settle(text: str, entities: bool) -> str | None:
@@ -207,17 +207,16 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
         changing, and return it. Return None if the text may need another repair, before or after
         them."""
         while (kinds_here := needs(text, entities)) is not None:
-            if not kinds_here & ~UNTOUCHED:
-                return text
             fixed = text
             if kinds_here & TRANSLATED:
                 fixed = fixed.translate(chardata.LIGATURES).translate(widths)
             if kinds_here & QUOTE and "uncurl_quotes" not in left_out:
                 for curly, straight in straightened:
                     fixed = fixed.replace(curly, straight)
-            fixed = normalized(fixed)
             if fixed == text:
-                return fixed
+                fixed = normalized(text, kinds_here)
+            if fixed == text:
+                return text
             text = fixed
         return None
 
@@ -278,12 +277,15 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
 def _passes() -> Iterator[int]:
     """Yield a number for each of MOST_PASSES allowed passes over a line, then raise Unfit."""
     yield from range(MOST_PASSES)
-    raise Unfit(f"not repaired after {MOST_PASSES} passes")
+    raise Unfit(
+        f"a line is not repaired after {MOST_PASSES} passes of cleaning: its document goes to"
+        " quarantine"
+    )
 
 
 def _segments(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield start and end in `text` of each of ftfy's segments, which are lines or parts of long
-    lines, between the positions `start` and `end`."""
+    """Yield a pair, start and end in `text`, for each of ftfy's segments, which are lines or parts
+    of long lines, between the positions `start` and `end`."""
     while start < end:
         after = text.find("\n", start, min(start + SEGMENT, end)) + 1 or min(start + SEGMENT, end)
         yield start, after
@@ -291,9 +293,9 @@ def _segments(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _blocks(text: str, tagged: int) -> Iterator[tuple[int, int]]:
-    """Yield start and end of the blocks of a text: whole segments of about BLOCK characters, or one
-    longer segment. A block starts at `tagged`, where the segment with the first tag starts; if it
-    is the text's length there is none."""
+    """Yield a pair, start and end, for each block of a text, in order: whole segments of about
+    BLOCK characters, or one longer segment. A block starts at `tagged`, where the segment with the
+    first tag starts; if it is the text's length there is none."""
     start = 0
     while start < len(text):
         stop = tagged if start < tagged else len(text)

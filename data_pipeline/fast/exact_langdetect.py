@@ -28,14 +28,12 @@ from mlm_repro.lineage.loops import call_first, compiled
 
 Bytes4 = NDArray[np.uint32]
 Words = NDArray[np.uint64]
-Places = NDArray[np.int64]
-Rows = NDArray[np.int32]
 Classes = NDArray[np.uint16]
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Detection = tuple[str | None, tuple[float, ...]]
-"""A language (None for a text without features), and the probability of each language in the order
-of the profiles."""
+"""A pair: a language (None for a text without features), and the probability of each language in
+the order of the profiles."""
 
 SUPPORTED = "1.0.9"
 TRIALS = 7
@@ -45,26 +43,34 @@ PADDED = 56
 NOTHING, SPACE, LOWER, UPPER = range(4)
 """Classes: the padding before the first character of a short n-gram; a space; a character in no
 profile, lower-case or upper-case by `str.isupper`."""
-DENSE = 64
+DENSE = np.uint64(64)
 """Number of the first classes, A-Z and a-z among them, whose known n-grams are bits."""
 SLOTS_LOG2 = 18
+CLASS_BITS = np.uint64(15)
+"""Bits of a class in the key of an n-gram, which is its three classes side by side."""
+ROW_BITS = np.uint64(18)
+"""Bits of a row of probabilities beside the key of an n-gram: together they fit 63 bits."""
+ROW = np.uint64((1 << 18) - 1)
+"""Bits of the row in an entry."""
+FREE = np.uint64(0xFFFFFFFFFFFFFFFF)
+"""Free entry in the table of n-grams."""
+ONE = np.uint64(1)
 
 
 def tables_of(factory: DetectorFactory) -> dict[str, NDArray[Any]]:
-    """Return, by name, the arrays that `fast_detect`, the fast detection of languages, needs,
-    computed from the profiles of langdetect's `factory`. Probabilities are stored sparsely: the
-    values that are not 0, and their positions."""
+    """Return a dict name → array of the tables that `fast_detect`, the fast detection of languages,
+    needs, computed from the profiles of langdetect's `factory`. Probabilities are stored sparsely:
+    the values that are not 0, and their positions."""
     chances = np.zeros((len(factory.word_lang_prob_map), PADDED))
     chances[:, : len(factory.langlist)] = list(factory.word_lang_prob_map.values())
     classes, upper = _character_classes(factory)
-    known, keys, rows = _gram_tables(factory)
+    known, entries = _gram_tables(factory)
     return {
         "languages": np.array(factory.langlist),
         "classes": classes,
         "upper": upper,
         "known": known,
-        "keys": keys,
-        "rows": rows,
+        "entries": entries,
         "shape": np.array(chances.shape),
         "places": np.flatnonzero(chances),
         "chances": chances[chances != 0],
@@ -82,11 +88,13 @@ def fast_detect(tables: dict[str, NDArray[Any]]) -> Callable[[str], Detection]:
     languages = tables["languages"].tolist()
     if version("langdetect") != SUPPORTED or len(languages) >= PADDED:
         raise RuntimeError(
-            f"langdetect {version('langdetect')} is not {SUPPORTED} with its {PADDED - 1} profiles"
+            f"fast detection of languages is written for langdetect {SUPPORTED} with at most"
+            f" {PADDED - 1} languages, and langdetect {version('langdetect')} with {len(languages)}"
+            " is installed"
         )
     probabilities = np.zeros(tables["shape"])
     probabilities.flat[tables["places"]] = tables["chances"]
-    looked_up = [tables[name] for name in ("classes", "upper", "known", "keys", "rows")]
+    looked_up = [tables[name] for name in ("classes", "upper", "known", "entries")]
     given = (*looked_up, probabilities, _draws(), len(languages), sys.version_info >= (3, 12))
 
     def detect(text: str) -> Detection:
@@ -107,15 +115,15 @@ def fast_detect(tables: dict[str, NDArray[Any]]) -> Callable[[str], Detection]:
 
 
 def _letters(factory: DetectorFactory) -> dict[str, int]:
-    """Return a class, a small number, for each character that occurs in a profile, in order of code
-    point; a space has the class SPACE."""
+    """Return a dict from each character that occurs in a profile to its class, a small number, in
+    order of code point; a space has the class SPACE."""
     letters = sorted(set(chain.from_iterable(factory.word_lang_prob_map)) - {" "})
     return {" ": SPACE} | {letter: number for number, letter in enumerate(letters, UPPER + 1)}
 
 
 def _character_classes(factory: DetectorFactory) -> tuple[Classes, Flags]:
-    """Return the class of each code point after langdetect's normalisation, [0x110000], and for
-    each class whether it is upper-case, [classes].
+    """Return two arrays: the class of each code point after langdetect's normalisation, [0x110000],
+    and for each class True if it is upper-case, [classes].
 
     langdetect normalises nothing outside the basic plane.
     """
@@ -132,18 +140,19 @@ def _character_classes(factory: DetectorFactory) -> tuple[Classes, Flags]:
     return classes, upper
 
 
-def _gram_tables(factory: DetectorFactory) -> tuple[Words, Places, Rows]:
-    """Return three arrays. The first has bits that tell which n-grams of the first DENSE classes
-    are known: bit `third` of the word `first * DENSE + second`. The keys and the rows are a hash
-    table with open addressing from n-grams to rows of probabilities; free slots are -1.
+def _gram_tables(factory: DetectorFactory) -> tuple[Words, Words]:
+    """Return two arrays. The first has bits that tell which n-grams of the first DENSE classes are
+    known: bit `third` of the word `first * DENSE + second`. The second is a hash table with open
+    addressing from n-grams to rows of probabilities: an entry is the key of the n-gram and, in its
+    last ROW_BITS bits, the row; a free one is FREE.
 
     langdetect begins anew at a space, so it looks up no n-gram with a space in the middle, nor two
     spaces.
     """
     letters = _letters(factory)
-    known = np.zeros(DENSE**2, np.uint64)
-    keys = np.full(1 << SLOTS_LOG2, -1, np.int64)
-    rows = np.full(1 << SLOTS_LOG2, -1, np.int32)
+    known = np.zeros(int(DENSE) ** 2, np.uint64)
+    entries = np.full(1 << SLOTS_LOG2, FREE)
+    bits = int(CLASS_BITS)
     for row, word in enumerate(factory.word_lang_prob_map):
         if not 1 <= len(word) <= NGram.N_GRAM or word in (" ", "  ") or word[1:-1] == " ":
             continue
@@ -151,14 +160,13 @@ def _gram_tables(factory: DetectorFactory) -> tuple[Words, Places, Rows]:
             letters[letter] for letter in word
         ]
         if max(first, second, third) < DENSE:
-            known[first * DENSE + second] |= np.uint64(1 << third)
-        key = (first << 32) | (second << 16) | third
+            known[first * int(DENSE) + second] |= np.uint64(1 << third)
+        key = (((first << bits) | second) << bits) | third
         slot = ((key * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF) >> (64 - SLOTS_LOG2)
-        while keys[slot] >= 0:
-            slot = (slot + 1) & (len(keys) - 1)
-        keys[slot] = key
-        rows[slot] = row
-    return known, keys, rows
+        while entries[slot] != FREE:
+            slot = (slot + 1) & (len(entries) - 1)
+        entries[slot] = (key << int(ROW_BITS)) | row
+    return known, entries
 
 
 def _draws() -> Bytes4:
@@ -179,21 +187,20 @@ def _draws() -> Bytes4:
 
 
 @compiled
-def _lookup(key: int, keys: Places, rows: Rows) -> int:
-    """Return the row of probabilities of the n-gram with this key, or -1 if no profile has it.
-    `keys` and `rows` are a hash table with open addressing, whose free slots are -1."""
-    slot = np.int64((np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - SLOTS_LOG2))
-    while keys[slot] >= 0:
-        if keys[slot] == key:
-            return rows[slot]
-        slot = (slot + 1) & (len(keys) - 1)
-    return -1
+def _lookup(key: np.uint64, entries: Words) -> np.uint64:
+    """Return the entry in the hash table `entries` of the n-gram with this key, or FREE if no
+    profile has it."""
+    last = np.uint64(len(entries) - 1)
+    slot = (key * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - SLOTS_LOG2)
+    while entries[slot] != FREE and entries[slot] >> ROW_BITS != key:
+        slot = (slot + ONE) & last
+    return entries[slot]
 
 
 @compiled
 def _features(
-    characters: Bytes4, classes: Classes, upper: Flags, known: Words, keys: Places, rows: Rows
-) -> Places:
+    characters: Bytes4, classes: Classes, upper: Flags, known: Words, entries: Words
+) -> Words:
     """Return the keys of the text's n-grams that a profile has, [n-grams], in order, repetitions
     included (`append`, `cleaning_text` and `_extract_ngrams` of langdetect's Detector).
     `characters` are the text's code points; `classes` and `upper` are by code point and class, and
@@ -216,23 +223,25 @@ def _features(
         previous = character
     latin_is_dropped = latin * 2 < other
 
-    features = np.empty(3 * length + 3, np.int64)
-    count: Any = 0
-    first = second = np.int64(SPACE)
+    # Numbers without a sign need no test whether they count from the end of an array.
+    features = np.empty(3 * length + 3, np.uint64)
+    count = np.uint64(0)
+    nothing = np.uint64(NOTHING)
+    first = second = np.uint64(SPACE)
     for position in range(length):
         character = text[position]
         if latin_is_dropped and 65 <= character <= 122:
             continue
-        third = np.int64(classes[character])
+        third = np.uint64(classes[character])
         if not (upper[second] and upper[third]):
-            for before, middle in ((NOTHING, NOTHING), (NOTHING, second), (first, second)):
+            is_dense = max(first, second, third) < DENSE
+            for before, middle in ((nothing, nothing), (nothing, second), (first, second)):
                 # A key that is not counted is overwritten by the next, which needs no branch.
-                features[count] = (before << 32) | (middle << 16) | third
-                if max(before, middle, third) < DENSE:
-                    bits = known[before * DENSE + middle] >> np.uint64(third)
-                    count += np.int64(bits & np.uint64(1))
+                features[count] = (((before << CLASS_BITS) | middle) << CLASS_BITS) | third
+                if is_dense:
+                    count += (known[before * DENSE + middle] >> third) & ONE
                 else:
-                    count += _lookup(features[count], keys, rows) >= 0
+                    count += np.uint64(_lookup(features[count], entries) != FREE)
         first = second
         second = third
     return features[:count]
@@ -240,8 +249,8 @@ def _features(
 
 @compiled
 def _sum(values: Floats, count: int, compensated: bool) -> float:
-    """Return the sum of the first `count` values as `sum()` adds floats: from Python 3.12 on with
-    Neumaier's compensation."""
+    """Return the sum of the first `count` values as Python's `sum()` adds floats: if `compensated`,
+    with Neumaier's compensation, as from Python 3.12 on."""
     total = compensation = 0.0
     for j in range(count):
         value = values[j]
@@ -260,8 +269,7 @@ def _probabilities(
     classes: Classes,
     upper: Flags,
     known: Words,
-    keys: Places,
-    rows: Rows,
+    entries: Words,
     probabilities: Floats,
     draws: Bytes4,
     languages: int,
@@ -270,7 +278,7 @@ def _probabilities(
     """Return the probability of each language, [languages], that langdetect's
     `Detector._detect_block` gives for the text with the code points `characters`; an empty array
     for a text without features. `draws` are the random numbers, and the other arrays the tables."""
-    features = _features(characters, classes, upper, known, keys, rows)
+    features = _features(characters, classes, upper, known, entries)
     mean = np.zeros(PADDED)
     if len(features) == 0:
         return mean[:0]
@@ -305,7 +313,7 @@ def _probabilities(
             while choice >= len(features):
                 choice = draws[draw] >> shift
                 draw += 1
-            row = probabilities[_lookup(features[choice], keys, rows)]
+            row = probabilities[_lookup(features[choice], entries) & ROW]
             for j in range(PADDED):
                 current[j] *= weight + row[j]
             if step % 5 == 0:

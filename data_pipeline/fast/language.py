@@ -56,9 +56,9 @@ def probability(text: str) -> float:
 
 
 def reference_detection(text: str) -> Detection:
-    """Return the language, or "unknown", and the probability of each language that langdetect
-    itself finds, with seed 0 and ordered profiles; None and an empty tuple for a text without
-    features."""
+    """Return a pair: the language, or "unknown", and the tuple of the probability of each language
+    that langdetect itself finds, with seed 0 and ordered profiles; None and an empty tuple for a
+    text without features."""
     detector = language_factory().create()
     detector.append(text)
     try:

@@ -22,13 +22,14 @@ Places = NDArray[np.int64]
 LONGEST = 55
 """Largest string, in bytes, that fits one SHA-1 block with its padding."""
 LANES = 32
-"""Number of strings that are hashed together."""
+"""Number of strings whose SHA-1 is computed together."""
 WORDS = 16
-"""Number of words in a block of SHA-1."""
+"""Number of 32-bit words in a block of SHA-1."""
 ROUNDS = 80
 """Number of rounds over a block of SHA-1."""
 OPENING = (0x0F4B87C3, 0x40C951D8, 0x62EB73FA, 0xEFCDAB89, 0x67452301)
-"""FIPS 180-4's e, d and c, rotated left by 2, then b and a."""
+"""Initial values of SHA-1's variables in FIPS 180-4: e, d and c, each rotated left by 2, then b and
+a."""
 
 
 def working_space() -> tuple[Numbers, Numbers]:

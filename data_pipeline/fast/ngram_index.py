@@ -28,11 +28,13 @@ ZERO, ONE, SIX, HALF, LOW_SIX = (np.uint64(number) for number in (0, 1, 6, 32, 6
 Codes = NDArray[np.uint8] | NDArray[np.uint32]
 Numbers = NDArray[np.uint64]
 HASHES = 0
-"""Row of the word array that has the hash of each word."""
+"""Row of the array from `_word_arrays` that has the hash of each word."""
 STARTS = 1
-"""Row of the word array that has the position of each word in the text, in characters."""
+"""Row of the array from `_word_arrays` that has the position of each word in the text, in
+characters."""
 MATCHES = 2
-"""Row of the word array that has the positions of the matches."""
+"""Row of the array from `_word_arrays` that has the positions in the text, in characters, of the
+runs of words that the index has."""
 
 
 class NgramIndex:
@@ -120,7 +122,11 @@ def fold_table() -> NDArray[np.uint32]:
     if (fold[fold[members]] != fold[members]).any() or any(
         WORD.search(letter, 1) for letter in lower
     ):
-        raise ValueError("this Python's lower case is not a fold of single characters")
+        raise ValueError(
+            "the search for test sets cannot run on this Python, in whose Unicode data a"
+            " lower-case letter has another lower case, or a letter's lower case is several"
+            " letters: use another version of Python"
+        )
     return fold
 
 

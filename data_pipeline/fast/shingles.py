@@ -19,8 +19,8 @@ _HALF = np.uint64(32)
 
 
 def shingles(text: str, characters: int = 5) -> frozenset[str]:
-    """Return the distinct runs of `characters` characters of a text. A text that is shorter is its
-    own only shingle."""
+    """Return a frozenset of the runs of `characters` characters of a text. A text that is shorter
+    is its own only shingle."""
     return frozenset(
         text[start : start + characters] for start in range(max(1, len(text) - characters + 1))
     )
@@ -43,8 +43,8 @@ def width(lead: int) -> int:
 
 @compiled
 def first_end(data: NDArray[np.uint8], characters: int) -> int:
-    """Return the end of the first shingle, in bytes; past the end of the data if it holds too few
-    characters."""
+    """Return the end, in bytes, of the first shingle of `characters` characters in `data`, a text
+    in UTF-8; an end past the data if it holds too few characters."""
     end = 0
     for _ in range(characters):
         end += width(data[end]) if end < data.shape[0] else 1
@@ -60,16 +60,16 @@ def pack(
     starts: NDArray[np.int64],
     ends: NDArray[np.int64],
 ) -> tuple[int, int, int]:
-    """Write the keys of shingles to `keys`, and their first and end bytes to `starts` and `ends`,
-    from the shingle `data[start:end]` on, as many as fit there.
+    """Write the keys of shingles of `data`, a text in UTF-8, to `keys`, and their first and end
+    bytes to `starts` and `ends`, from the shingle `data[start:end]` on, as many as fit there.
 
     A shingle of at most eight bytes is its own key: among shingles of one number of characters no
     two share it, because that number restores leading NULs. A longer one has a hash as its key, in
     a range that no short one reaches (no character begins with the byte 0xFE), and equal keys of
     long shingles must be compared byte by byte.
 
-    Returns the number that was written, and start and end of the next shingle. An end past the data
-    means that there is no next one.
+    Returns three numbers: how many keys were written, and start and end of the next shingle. An end
+    past the data means that there is no next one.
     """
     size = data.shape[0]
     recent = np.uint64(0)

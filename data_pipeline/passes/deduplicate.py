@@ -52,7 +52,8 @@ BUCKETS_AT_ONCE = 1 << 10
 ROWS_AT_ONCE = 1 << 10
 OPEN_SHARDS = 128
 COPY = np.dtype([("document", np.int64), ("first", np.int64)])
-"""A document and an earlier one with the same text, by their numbers in the corpus."""
+"""Record of a document and the first document with the same text, by their numbers in the
+corpus."""
 COPIES = "copies.npy"
 FIRSTS = "firsts.npy"
 STARTS = "starts.npy"
@@ -68,9 +69,9 @@ COMPARED = "compared.npy"
 
 
 class Corpus:
-    """Reads a document that the token filters kept by its number in the corpus, `corpus[number]`:
-    only such documents are counted, through all shards. `prepared` and `measured` are the folders
-    of the two passes, and `starts` has each shard's first number."""
+    """Reads a Document that the token filters kept by its number in the corpus, `corpus[number]`:
+    only such documents are counted, from 0 and through all shards. `prepared` and `measured` are
+    the folders of the two passes, and `starts` has each shard's first number, then the total."""
 
     def __init__(self, prepared: Path, measured: Path, starts: NDArray[np.int64]) -> None:
         self._prepared = prepared
@@ -84,8 +85,8 @@ class Corpus:
         return documents[int(numbers[number - self._starts[shard]])]
 
     def _open_shard(self, shard: int) -> tuple[DocumentShard, NDArray[np.int64]]:
-        """Return the documents of a shard, and the numbers in it of the ones that the token filters
-        kept."""
+        """Return the documents of the shard with number `shard`, as a DocumentShard, and the array
+        of the indices in it of the documents that the token filters kept."""
         numbers = np.load(self._measured / f"{shard:05d}" / NUMBERS, mmap_mode="r")
         return DocumentShard(self._prepared / f"{shard:05d}"), numbers
 
@@ -97,11 +98,12 @@ def find_duplicates(
     config: DeduplicateConfig,
     held: int = 0,
 ) -> tuple[Finished, Compared]:
-    """Decide, by tasks, which documents of the finished passes are near-duplicates. Returns the
-    finished stage with all decisions, and the counts of compared pairs.
+    """Decide, by tasks of the workspace, which documents of the finished passes `prepared` and
+    `measured` are near-duplicates. Returns the Finished stage whose `decisions.npy` has all
+    decisions, and a Compared with the counts of compared pairs.
 
-    The first `held` documents are kept without a comparison. Prints a warning if pairs were left
-    out.
+    The first `held` documents are kept without a comparison. Prints a warning to standard error if
+    pairs were left out.
     """
     corpus_settings = {
         "config": config.model_dump(mode="json"),
@@ -155,12 +157,12 @@ def find_copies(settings: Settings, inputs: list[Path], directory: Path) -> Coun
     `starts.npy`, the number of each shard's first document and the total.
 
     The first `held` documents are not looked at. The rule `megatron-2019` compares equal texts like
-    any others, so that no copy is written under it. Returns the number of copies.
+    any others, so that no copy is written under it. Settings: `config`, `counts` (for each shard
+    the number of documents that the token filters kept) and `held`. The input is all shards after
+    the pass `measure`. Returns the number of copies as `documents`.
     """
     held = settings["held"]
-    np.save(
-        directory / STARTS, np.concatenate([[0], np.cumsum(settings["counts"], dtype=np.int64)])
-    )
+    np.save(directory / STARTS, np.cumsum([0, *settings["counts"]]))
     counts = settings["counts"] if settings["config"]["rule"] == "verified" else []
     # Texts are grouped by the first word of their digests; the second confirms each copy, so that
     # one word of all digests is in memory at a time.
@@ -195,8 +197,9 @@ def _digests(measured: Path, counts: Sequence[int], word: int) -> Words:
 
 def lay_side_by_side(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: write binary files on the documents that are no copies, in order: `distinct.bin`, their
-    numbers in the corpus; `sketches.bin`, their sketches; and for each band a file of their keys.
-    Returns the number of these documents."""
+    numbers in the corpus; `sketches.bin`, their sketches; and for each band a file `band-NNNN.bin`
+    of their keys. Settings are those of `find_copies`; inputs are all shards after the pass
+    `measure`, and the copies. Returns the number of these documents as `documents`."""
     config = DeduplicateConfig(**settings["config"])
     measured = inputs[0]
     copies = np.load(inputs[1] / "00000" / COPIES, mmap_mode="r")["document"]
@@ -242,7 +245,8 @@ def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Count
 
     Documents that were compared with only a part of a bucket are written to `partly.npy`. Sketches
     are read through a map whose pages are given back after every BUCKETS_AT_ONCE buckets. Returns
-    the numbers of pairs that were not compared and of compared pairs that do not agree.
+    `uncompared`, the number of pairs that were not compared, and `unlike`, that of compared pairs
+    that do not agree.
     """
     config = DeduplicateConfig(**settings["config"])
     folder = inputs[0] / "00000"
@@ -266,8 +270,8 @@ def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Count
 def gather_components(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: unite the forests of all link tasks, and write the components of two or more documents:
     `members.npy`, their documents component by component, and `components.npy`, the start of each
-    and the total. Returns ranges of components with about equal numbers of documents, one range for
-    each task that follows."""
+    and the total. Returns `tasks`, a list of pairs [first, end], ranges of components with about
+    equal numbers of documents, one range for each task that follows."""
     forest = np.arange(settings["documents"])
     for task in range(settings["tasks"]):
         merge(forest, *np.load(inputs[0] / f"{task:05d}" / FOREST, mmap_mode="r"))
@@ -276,7 +280,7 @@ def gather_components(settings: Settings, inputs: list[Path], directory: Path) -
     members = np.flatnonzero(sizes[first] > 1)
     members = members[np.argsort(first[members], kind="stable")]
     sizes = sizes[sizes > 1]
-    starts = np.concatenate([[0], np.cumsum(sizes)])
+    starts = np.cumsum(np.append(0, sizes))
     np.save(directory / MEMBERS, members)
     np.save(directory / COMPONENTS, starts)
     of_task = starts[:-1] // MEMBERS_OF_A_TASK
@@ -286,9 +290,11 @@ def gather_components(settings: Settings, inputs: list[Path], directory: Path) -
 
 def resolve_components(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: decide which documents of the components from `first` to before `last` are dropped.
-    Write these decisions, the number of compared pairs by similarity, and the documents that were
-    compared with only a part of a bucket. Returns the numbers of pairs left uncompared, offered
-    documents, compared pairs and members, and the seconds."""
+    Write these decisions to `decisions.npy`, the numbers of compared pairs by similarity to
+    `compared.npy`, and the documents that were compared with only a part of a bucket to
+    `partly.npy`. Documents are numbered without copies. Returns the numbers of pairs left
+    `uncompared`, documents `offered` by buckets, pairs `compared` and `members`, and the
+    `seconds`."""
     components, laid, copied = (folder / "00000" for folder in inputs[:3])
     config = DeduplicateConfig(**settings["config"])
     starts = np.load(components / COMPONENTS, mmap_mode="r")[
@@ -324,8 +330,9 @@ def resolve_components(settings: Settings, inputs: list[Path], directory: Path) 
 def collect_decisions(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: write all decisions, also the ones about copies, in order of document, to
     `decisions.npy`, and the number of each shard's first document to `starts.npy`. Documents have
-    their numbers in the corpus here. Returns the numbers of decisions, of compared pairs by
-    similarity, and of partly compared documents."""
+    their numbers in the corpus here. Returns `documents`, the number of decisions; `compared`, a
+    list of the numbers of compared pairs by similarity, to which each copy of a kept document adds
+    one pair; and `partly`, the number of partly compared documents."""
     folders = [inputs[0] / f"{task:05d}" for task in range(settings["tasks"])]
     numbers = np.memmap(inputs[1] / "00000" / DISTINCT, np.int64, "r")
     copies = np.load(inputs[2] / "00000" / COPIES, mmap_mode="r")

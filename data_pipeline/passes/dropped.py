@@ -3,9 +3,7 @@ with stage and reason."""
 
 from pathlib import Path
 
-import orjson
-
-from mlm_repro.data_pipeline.document import Document
+from mlm_repro.data_pipeline.document import Document, json_line
 from mlm_repro.data_pipeline.files import StageAttrition
 
 DROPPED = "dropped.jsonl"
@@ -20,10 +18,10 @@ def drop(
     tokens: int = 0,
 ) -> None:
     """Count a dropped document, which has `size` bytes and `tokens` tokens as it came to the stage,
-    under a reason in the stage's ledger entry. With a `folder`, append it to `dropped.jsonl`
-    there."""
+    under a reason in `entry`, the stage's ledger entry, which is changed. With a `folder`, append
+    the document with the keys `stage` and `reason` as a JSON line to `dropped.jsonl` there."""
     entry.drop(document, reason, size, tokens)
     if folder:
         row = document.to_json() | {"stage": entry.name, "reason": reason}
         with (folder / DROPPED).open("ab") as file:
-            file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+            file.write(json_line(row))

@@ -35,13 +35,14 @@ def slice_documents(documents: int, size: int) -> int:
 
 def choose_order(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: write the order of the remaining documents, for each split a file `order-SPLIT.npy` of
-    numbers, and `starts.npy`, the number of each shard's first document and the total.
+    their numbers, counted from 0 through all shards, and `starts.npy`, the number of each shard's
+    first document and the total.
 
     Settings: `counts`, documents left in each shard; `splits`, the split of each shard, "" before
     splitting; `shuffle`, section and seed of the split, or None for the order of the input. Returns
-    the number of documents in each split.
+    under `documents` a dict split → number of its documents.
     """
-    starts = np.concatenate([[0], np.cumsum(settings["counts"], dtype=np.int64)])
+    starts = np.cumsum([0, *settings["counts"]])
     np.save(directory / STARTS, starts)
     orders = {}
     if shuffle := settings["shuffle"]:
@@ -75,12 +76,12 @@ def split(
 
 def gather_slice(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: write the documents from `first` to before `last` in the order of a split, as JSON
-    lines and as a token file.
+    lines to `documents.jsonl` and as the token file `tokens`.
 
     Only the shards that hold one of them are opened, and only their own bytes are read. Settings:
     `split`, `first`, `last`, `lines` (True if texts are wanted), `dtype` of tokens, or None if no
     token file is wanted. Inputs: the order, and all shards after each pass and after selection.
-    Returns the numbers of documents, bytes and tokens.
+    Returns the numbers of `documents`, their `bytes` of text and `tokens`.
     """
     order = np.load(inputs[0] / "00000" / f"order-{settings['split']}.npy", mmap_mode="r")
     numbers = np.array(order[settings["first"] : settings["last"]])

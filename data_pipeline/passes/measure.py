@@ -20,7 +20,7 @@ import orjson
 from numpy.typing import NDArray
 
 from mlm_repro.data_pipeline.contamination.decontaminate import ngrams_of_files
-from mlm_repro.data_pipeline.document import Document, size_bytes
+from mlm_repro.data_pipeline.document import Document, json_line, size_bytes
 from mlm_repro.data_pipeline.duplicates.lsh import fingerprints
 from mlm_repro.data_pipeline.fast.shingles import as_bytes
 from mlm_repro.data_pipeline.files import StageAttrition
@@ -40,8 +40,8 @@ FINGERPRINTS = "fingerprints.bin"
 DIGESTS = "digests.bin"
 MATCHES = "matches.jsonl"
 BATCH_CHARACTERS = 1 << 20
-"""Characters encoded, hashed and searched at a time, so that the tables stay in the processor's
-cache."""
+"""Number of characters that are encoded, hashed and searched at a time, so that the tables stay in
+the processor's cache."""
 DOCUMENT_CHARACTERS = 64
 """Smallest number of characters that a document counts for in a batch, so that empty documents do
 not fill the memory."""
@@ -56,8 +56,9 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     Settings: `filters`, pairs of a TokenFilter's name and its section of the recipe; `deduplicate`
     and `decontaminate`, the keys of their sections that change the result, or None; `test_sets`,
     paths; `tokenizer`, a digest or None; `keep_dropped`, True if dropped documents are written too.
-    The inputs are the shard and the tokenizer. Returns the filters' ledger entries, the numbers of
-    documents, bytes and tokens that are kept, and the seconds of each measurement.
+    The inputs are the shard and the tokenizer. Returns `stages`, the filters' ledger entries; the
+    numbers of `documents`, `bytes` and `tokens` that are kept; and the `seconds` of each
+    measurement.
     """
     tokenizer = (
         load_once(inputs[1] / "00000", settings["tokenizer"]) if settings["tokenizer"] else None
@@ -119,7 +120,7 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
                 for number, ngrams in enumerate(matching, len(numbers) - len(long)):
                     if ngrams:
                         row = {"document": number, "ngrams": dict(ngrams)}
-                        matches.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+                        matches.write(json_line(row))
     np.save(directory / NUMBERS, np.array(numbers))
     np.save(directory / SIZES, np.array(sizes).reshape(-1, 2))
     for entry in entries[:1]:
@@ -134,13 +135,15 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 
 def encode(tokenizer: Tokenizer, text: str) -> NDArray[np.int32]:
-    """Return the token ids of a text with the end-of-text token appended, [tokens]."""
+    """Return the token ids of a text with the end-of-text token appended, an int32 array
+    [tokens]."""
     return np.concatenate([tokenizer.encode_ids(text), np.array([tokenizer.end_of_text], np.int32)])
 
 
 def read_matches(directory: Path) -> Iterator[tuple[int, dict[str, int]]]:
-    """Yield each document of a measured shard that has test-set n-grams, in order: its number in
-    the shard, and how often it has each n-gram, by n-gram. `directory` is the shard's."""
+    """Yield a pair for each document of a measured shard that has test-set n-grams, in order: its
+    number, counted from 0 among the documents of the shard that the token filters kept, and a dict
+    n-gram → how often the document has it. `directory` is the shard's."""
     with (directory / MATCHES).open("rb") as file:
         for line in file:
             row = orjson.loads(line)
@@ -171,8 +174,9 @@ def _is_kept(
     folder: Path | None,
 ) -> bool:
     """Apply the filters to a document, and count it in the ledger entry of each, up to the filter
-    that drops it. Return True if none drops it. With a `folder`, a dropped document is written
-    there."""
+    that drops it. Return True if none drops it. With a `folder`, a dropped document is appended to
+    `dropped.jsonl` there. `size` and `tokens` are the document's bytes and tokens; `entries[n]`
+    belongs to `filters[n]`."""
     for token_filter, entry in zip(filters, entries, strict=True):
         entry.enter(size, tokens)
         if outcome := token_filter.apply(document.text, tokens):

@@ -38,7 +38,8 @@ RESULT = "overlap.json"
 
 def count_overlap(texts: Iterable[str], test_set: Path, words: int) -> tuple[int, set[str]]:
     """Read the texts, and return their number and the set of the n-grams, of `words` words, of the
-    test-set file `test_set` that they contain. `<unk>` divides a text."""
+    test-set file `test_set` that they contain. `<unk>` divides a text. Raises BadInput if the test
+    set cannot be read."""
     ngrams = ngrams_of_files((test_set,), words, words)
     read = 0
     contained = set[str]()
@@ -50,12 +51,13 @@ def count_overlap(texts: Iterable[str], test_set: Path, words: int) -> tuple[int
 
 
 def overlap(found: set[str], test_set: Path, words: int) -> JSON:
-    """Return the statistic of a test-set file from the n-grams of it that were `found` in all
-    shards. `percent` and `occurrences` count every n-gram in the test set, as the papers do: how
-    many there are and how many were found.
+    """Return the statistic of a test-set file as a dict, from the n-grams of it, of `words` words
+    each, that were `found` in all shards. `percent` and `occurrences` count every n-gram in the
+    test set, as the papers do: `occurrences` has how many there are, `ngrams`, and how many of them
+    were found, `found`.
 
-    `distinct` counts different n-grams, and `documents` has a pair of these two numbers for each
-    document of the test set, in order.
+    `distinct` has these two numbers for different n-grams, and `documents` the pair [ngrams, found]
+    for each document of the test set, in order. Raises BadInput if the test set cannot be read.
     """
     documents = []
     for document in read_documents(test_set):
@@ -84,9 +86,10 @@ def measure_overlap(
     workspace: Workspace,
     directory: Path,
 ) -> None:
-    """Search the sources for the test sets' n-grams, in tasks, and write `overlap.json`, the share
-    of each test set's n-grams that the sources contain, to `directory`. Raises BadInput if the
-    sources have no documents."""
+    """Search the sources for the n-grams of the test sets, a dict name → path, in tasks of the
+    workspace. Write `overlap.json`, which has the share of each test set's n-grams that the sources
+    contain, to `directory`. Raises BadInput if the sources have no documents or a test set cannot
+    be read, and the errors of reading the sources."""
     shards = sources.shards(workspace, choose_shard_bytes(config.shard_bytes, sources.total_bytes))
     words = config.overlap.ngram_words
     results: JSON = {}
@@ -115,8 +118,10 @@ def measure_overlap(
 
 
 def count_shard(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write the n-grams, of `words` words, of the test set that a shard of the input
-    contains, sorted, one a line, to `found.txt`. Returns the number of texts in the shard."""
+    """Task: write the n-grams, of `words` words, of the test-set file `test_set` that a shard of
+    the input contains, sorted, one a line, to `found.txt`. The shard is the list `pieces`. Returns
+    the number of texts in the shard as `texts`. Raises Damaged if an input file cannot be read,
+    BadInput if the test set cannot."""
     items = read_pieces(settings["pieces"], settings["max_line_bytes"])
     texts = (item.text for item in items if isinstance(item, Document))
     read, present = count_overlap(texts, Path(settings["test_set"]), settings["words"])

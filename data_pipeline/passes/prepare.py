@@ -6,9 +6,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-import orjson
-
-from mlm_repro.data_pipeline.document import Document, Drop, Malformed, Unfit, size_bytes
+from mlm_repro.data_pipeline.document import Document, Drop, Malformed, Unfit, json_line, size_bytes
 from mlm_repro.data_pipeline.files import StageAttrition
 from mlm_repro.data_pipeline.passes.dropped import drop
 from mlm_repro.data_pipeline.reading.pieces import Piece
@@ -28,8 +26,10 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
     Settings: `pieces`, `max_line_bytes`, `goes_on` (True if the rest of a damaged file is skipped),
     `filters`: pairs of a TextFilter's name and its section of the recipe, and `keep_dropped` (True
-    if dropped documents are written too). Returns the ledger entries of the source and the filters,
-    the numbers of documents, malformed lines and blank lines, and a sentence on each damaged file.
+    if dropped documents are written too). Returns `stages`, the ledger entries of the source and
+    the filters; the numbers of `documents` that are kept, `malformed` lines and `blank` lines; and
+    `damaged`, a sentence on each damaged file. Without `goes_on`, Damaged is raised for such a
+    file.
     """
     filters = [TEXT_FILTERS[name](**section) for name, section in settings["filters"]]
     folder = directory if settings.get("keep_dropped") else None
@@ -43,7 +43,7 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     def set_aside(item: Malformed) -> None:
         nonlocal bad
         bad += item.line > 0  # a damaged file is reported as line 0 and is not a malformed line
-        quarantine.write(orjson.dumps(item, option=orjson.OPT_APPEND_NEWLINE))
+        quarantine.write(json_line(item))
 
     start = time.perf_counter()
     with DocumentWriter(directory) as documents, (directory / QUARANTINE).open("wb") as quarantine:
@@ -91,7 +91,7 @@ def _read(
 def join_lists(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: write one file, `name` in the task's directory: the files of that name of every stage
     in `inputs`, stage by stage and in each by shard, from 0 to `shards` - 1. Missing files are
-    skipped."""
+    skipped. Returns no counts."""
     stages_and_shards = product(inputs, range(settings["shards"]))
     paths = (stage / f"{n:05d}" / settings["name"] for stage, n in stages_and_shards)
     with (directory / settings["name"]).open("wb") as joined:
@@ -105,9 +105,11 @@ def _filter(
     entries: Sequence[StageAttrition],
     folder: Path | None,
 ) -> Document | None:
-    """Apply the filters in turn to a document, and count it in the ledger entries, without tokens.
-    Return the document that comes out, or None if a filter drops it. With a `folder`, a dropped
-    document is written there. If a filter raises Unfit, nothing is counted."""
+    """Apply the filters in turn to a document, and count it in the ledger entries, without tokens;
+    the first entry is the source's, the others belong to the filters in order. Return the document
+    that comes out, or None if a filter drops it. With a `folder`, a dropped document is appended to
+    `dropped.jsonl` there. If a filter raises Unfit, nothing is counted, and the error is passed
+    on."""
     # All filters run before anything is counted, because Unfit must leave the ledger as it was.
     outcomes: list[str | Drop] = [document.text]
     for text_filter, entry in zip(filters, entries[1:], strict=True):

@@ -6,12 +6,11 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from mlm_repro.data_pipeline.contamination.decontaminate import decontaminate
 from mlm_repro.data_pipeline.contamination.words import Ngrams
-from mlm_repro.data_pipeline.document import Drop, size_bytes
+from mlm_repro.data_pipeline.document import Drop, json_line, size_bytes
 from mlm_repro.data_pipeline.files import StageAttrition
 from mlm_repro.data_pipeline.passes.deduplicate import DECISIONS
 from mlm_repro.data_pipeline.passes.dropped import drop
@@ -27,10 +26,12 @@ LEFT_IN = "left_in.jsonl"
 
 
 def find_rare_ngrams(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write to `rare.txt`, one a line, the test sets' n-grams that occur fewer than
-    `frequent` times in documents that are not duplicates; all that occur there if it is None.
-    Returns the number of these documents that have test-set n-grams, and the number of n-grams that
-    are too frequent and not written."""
+    """Task: write to `rare.txt`, one a line and sorted, the test sets' n-grams that occur fewer
+    than `frequent` times in documents that are not duplicates; all that occur there if `frequent`
+    is None. Settings: `counts`, documents of each shard that the token filters kept, and
+    `frequent`. Inputs: all shards after the pass `measure`, then the decisions if duplicates were
+    searched for. Returns `documents`, the number of those documents that have test-set n-grams, and
+    `common`, the number of n-grams that are too frequent and not written."""
     measured, *decisions = inputs
     frequency: Counter[str] = Counter()
     documents = start = 0
@@ -59,8 +60,9 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
     that is written is an empty list), `start` (the shard's first number in the corpus), `count`,
     `deduplicate` (True if it was done), `decontaminate` (section or None), `tokenizer`,
     `keep_dropped` (True if dropped documents are written too). Inputs: the shard after each pass,
-    then decisions, n-grams and tokenizer if the recipe has them. Returns the stages' ledger entries
-    and the numbers of remaining and of listed documents.
+    then decisions, n-grams and tokenizer if the recipe has them. Returns `stages`, the stages'
+    ledger entries, the number of remaining `documents`, and `left_in`, the number of documents in
+    that list.
     """
     prepared, measured, *more = inputs
     section = settings["decontaminate"]
@@ -94,7 +96,7 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
     ngrams = Ngrams.of(rare.read_text(encoding="utf-8").split("\n")[:-1] if rare else ())
     test_text = 0
     index = array("q")
-    tokens_before = np.concatenate([[0], np.cumsum(sizes[:, 1])])
+    tokens_before = np.cumsum(np.append(0, sizes[:, 1]))
     encoded = 0
     with (
         DocumentWriter(directory) as parts,
@@ -119,7 +121,7 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
                 if share := _share(part.text, others):
                     test_text += 1
                     row = {"id": part.id, "share": round(share, 4)}
-                    left_in.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+                    left_in.write(json_line(row))
             if remains is None or remains == [document]:
                 line = documents.starts[numbers[number] : numbers[number] + 2].tolist()
                 index.extend((0, *line, *tokens_before[number : number + 2].tolist(), size))
@@ -147,7 +149,8 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
 
 
 def _share(text: str, ngrams: Ngrams) -> float:
-    """Return the share, from 0 to 1, of a text's characters that these n-grams cover."""
+    """Return the share, from 0 to 1, of a text's characters that the n-grams of `ngrams` cover; a
+    character that several cover counts once."""
     covered = end = 0
     for start, ngram in ngrams.matches(text):
         covered += max(0, start + len(ngram) - max(start, end))
@@ -156,9 +159,10 @@ def _share(text: str, ngrams: Ngrams) -> float:
 
 
 def _dropped(decisions: list[Path], start: int, count: int) -> NDArray[np.bool_]:
-    """Return for each of the `count` documents of the corpus from number `start` on whether it is
-    dropped as a duplicate, [count]. `decisions` has the folder of the task that collected the
-    decisions, or nothing if no duplicates were searched for."""
+    """Return a boolean array [count], True for each document that is dropped as a duplicate, of the
+    `count` documents of the corpus from number `start` on. `decisions` is a list of one folder,
+    below which `00000/decisions.npy` has all decisions, or an empty list if no duplicates were
+    searched for."""
     gone = np.zeros(count, bool)
     for folder in decisions:
         documents = np.load(folder / "00000" / DECISIONS, mmap_mode="r")["document"]

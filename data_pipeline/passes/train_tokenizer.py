@@ -14,9 +14,11 @@ training."""
 
 
 def train(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write a tokenizer of `vocab_size` tokens: of words if `kind` is `words`, else
-    byte-level BPE. It is trained on documents of the first pass, from the first to before the
-    second of the two shard numbers in `shards`, which have `bytes` in all."""
+    """Task: write `tokenizer.json` and `tokenizer_config.json` of a tokenizer of `vocab_size`
+    tokens: of words if `kind` is `words`, else byte-level BPE. It is trained on documents that the
+    first pass kept, in the shards from the first to before the second of the two numbers in
+    `shards`; the texts have `bytes` bytes in all. Returns no counts. Raises BadInput if the text is
+    too small for that many tokens."""
     make = Tokenizer.of_words if settings["kind"] == "words" else Tokenizer.train
     make(
         _sample(inputs[0], range(*settings["shards"]), settings["bytes"]), settings["vocab_size"]
@@ -25,8 +27,10 @@ def train(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 
 def copy(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write the tokenizer at `path`, with `end_of_text` if that is not None, or without a
-    path GPT-2's, from its two `files`."""
+    """Task: write `tokenizer.json` and `tokenizer_config.json` of the tokenizer at `path`, with
+    `end_of_text` as the token that ends a text if that is not None; if `path` is None, of GPT-2's,
+    from its two `files`. Returns no counts. Raises BadInput or IntegrityFailure if the files cannot
+    be used."""
     tokenizer = (
         Tokenizer.open(Path(settings["path"]), settings["end_of_text"])
         if settings["path"]
@@ -37,9 +41,9 @@ def copy(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 
 def _sample(prepared: Path, shards: range, size: int) -> Iterator[str]:
-    """Yield the texts of the documents in the `shards` of the first pass, in order. If `size`,
-    their bytes in all, is large, only texts with a low checksum are taken, so that sharding changes
-    nothing."""
+    """Yield the texts of the documents in the shards with the numbers `shards`, in order;
+    `prepared` is the folder of the first pass. If `size`, their bytes in all, is large, only texts
+    with a low checksum are taken, so that sharding changes nothing."""
     below = (TRAINING_BYTES << 32) // max(size, 1)
     for shard in shards:
         for document in DocumentShard(prepared / f"{shard:05d}"):

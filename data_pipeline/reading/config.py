@@ -2,7 +2,7 @@
 
 import difflib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
@@ -19,14 +19,16 @@ ENDINGS = {
     "text": (".txt", ".md", ".rst"),
     "documents": (".jsonl", ".parquet"),
 }
-"""Kinds of files, with the endings that the names of such files have without compression."""
+"""Dict from each kind of files to the endings that the names of such files have without
+compression."""
 HUB = "hub:"
 INSTALLED_DOCS = "installed-docs"
 
 
 def check_source_name(name: str) -> None:
-    """Raise ValueError, with the nearest known name, if no kind of source has this name, or if a
-    kind of files lacks its path. The source itself is not looked for."""
+    """Raise ValueError, with the nearest known name, if `name`, a source as a recipe writes it, is
+    of no known kind, or if a kind of files lacks its path, as in `jsonl:`. The source itself is not
+    looked for."""
     kind, colon, path = name.partition(":")
     is_known = name in (*HUB_NAMES, INSTALLED_DOCS) or (name.startswith(HUB) and "/" in path)
     if is_known or (path and kind in ENDINGS):
@@ -85,6 +87,11 @@ class SourcesConfig(Config):
     max_bad_fraction: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Largest share of the lines that may be malformed; above it the run stops and says why."""
 
+    @property
+    def piece_keys(self) -> dict[str, Any]:
+        """The fields of a Piece that name keys of a line: `text_key`, `id_key` and `keep`."""
+        return {"text_key": self.text_key, "id_key": self.id_key, "keep": self.metadata}
+
     @field_validator("split", mode="before")
     @classmethod
     def _one_split_is_a_list(cls, split: object) -> object:
@@ -97,6 +104,7 @@ class SourcesConfig(Config):
             check_source_name(name)
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(
-                f"source {twice!r} is named twice, and its documents would have the same ids"
+                f"source {twice!r} is named twice, and its documents would have the same ids: name"
+                " it once in `sources.names`"
             )
         return names

@@ -40,7 +40,7 @@ from mlm_repro.data_pipeline.reading.splits import SHARD, TRAIN, choose_splits, 
 from mlm_repro.data_pipeline.work.workspace import Workspace
 from mlm_repro.lineage.digest import is_sealed, sealed_files, sha256_json
 from mlm_repro.lineage.environment import available_cores
-from mlm_repro.lineage.errors import BadInput, IntegrityFailure, cause, refuse_non_text
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure, refuse_non_text
 from mlm_repro.lineage.progress import Progress
 from mlm_repro.lineage.remembered import stamp_of
 
@@ -84,11 +84,7 @@ class FileSource:
         self._wanted = config.split if config else ()
         self._left_out = ""
         if config and self.kind not in ("text", "documents"):
-            self._keys = {
-                "text_key": config.text_key,
-                "id_key": config.id_key,
-                "keep": config.metadata,
-            }
+            self._keys = config.piece_keys
 
     @property
     def _root(self) -> Path:
@@ -97,14 +93,17 @@ class FileSource:
 
     @cached_property
     def _spool(self) -> Any:
-        """A temporary file for the content of a pipe; it is removed with the source."""
+        """A named temporary file, open for writing, for the content of a pipe; it is removed with
+        the source."""
         return tempfile.NamedTemporaryFile(prefix="mlm-data-")
 
     @cached_property
     def files(self) -> Files:
-        """List of the name and path of each file that is read, in order. At first access standard
-        input or a pipe is copied to a temporary file, and the files that are left out are printed.
-        Raises BadInput if there are none."""
+        """List of pairs, the name and the Path or Remote of each file that is read, in order. At
+        first access standard input or a pipe is copied to a temporary file, and the files that are
+        left out are printed to standard error. Raises BadInput if there are none, or if a split or
+        a link is wrong; IntegrityFailure if the directory of `documents` is not complete; for
+        remote files also the errors of Remote."""
         path = self._root
         if "://" in self._path:
             return self._elsewhere(Remote(self._path))
@@ -119,7 +118,7 @@ class FileSource:
             return [("stdin", Path(self._spool.name))]
         if path.is_dir():
             root = path
-            files = list(self._below(path))
+            files = [*self._below(path)]
         else:
             matching = [Path(file) for file in sorted(glob.glob(str(path), recursive=True))]
             fixed = itertools.takewhile(lambda part: not glob.has_magic(part), path.parts[:-1])
@@ -127,35 +126,35 @@ class FileSource:
             files = [
                 (file.relative_to(root).as_posix(), file) for file in matching if file.is_file()
             ]
-        if not files:
-            raise BadInput(
-                f"source {self.name}: there is no such file, and no folder with files of this kind"
-            )
         return self._of_splits(root, [*files])
 
     def _elsewhere(self, remote: Remote) -> Files:
-        """Return name and address of each file below or at a remote address that is of this kind,
-        and warn of other files; a single file, or one that matches a pattern, may have any ending.
-        Raises BadInput if there are none, and for `documents`."""
+        """Return a list of pairs, the name and Remote of each file below or at a remote address
+        that is of this kind, and warn of other files on standard error; a single file, or one that
+        matches a pattern, may have any ending. Raises BadInput if there are none, and for
+        `documents`."""
         if self.kind == "documents":
             raise BadInput(
-                f"source {self.name}: a dataset is read from this machine; copy it first"
+                f"source {self.name}: `documents:` takes a folder on this machine and no address:"
+                " copy the dataset here, and name the copy"
             )
         listed = remote.files()
         endings = "" if len(listed) == 1 or "*" in remote.url else SUFFIXES[self.kind]
         files: Files = [file for file in listed if file[0].lower().endswith(endings)]
         self._warn_of(sorted({name for name, _ in listed} - {name for name, _ in files}))
-        if not files:
-            raise BadInput(
-                f"source {self.name}: there is no such file, and no folder with files of this kind"
-            )
         return self._of_splits(None if "*" in remote.url else remote, files)
 
     def _of_splits(self, root: Path | Remote | None, files: Files) -> Files:
-        """Return the files of the splits to read, split by split. Files of other splits are left
-        out, which is printed and becomes part of the source's description. `root` is the folder
-        that the files' names start from, or None if they have no common one. Raises BadInput for a
-        name that is not UTF-8 text, and for a split that the files do not have."""
+        """Return a list of the `files`, pairs of a name and a Path or Remote, that belong to the
+        splits to read, split by split. Files of other splits are left out, which is printed to
+        standard error and becomes part of the source's description. `root` is the folder that the
+        files' names start from, or None if they have no common one. Raises BadInput if there are no
+        files, for a name that is not UTF-8 text, and for a split that the files do not have."""
+        if not files:
+            raise BadInput(
+                f"source {self.name}: there is no file of that path or pattern, and no folder of"
+                f" that path with {self.kind} files in it, by the endings of their names"
+            )
         refuse_non_text(name for name, _ in files)
         if self.kind == "text":
             return files
@@ -169,7 +168,7 @@ class FileSource:
             count = sum(split in others for split in split_of_files)
             self._left_out = f"{read}, without {count:,} files of {', '.join(others)}"
             print(
-                f"note: {self.name} gives {self._left_out}; sources.split names others",
+                f"note: {self.name} gives {self._left_out}; sources.split can name others",
                 file=sys.stderr,
             )
         pairs = list(zip(files, split_of_files, strict=True))
@@ -180,7 +179,8 @@ class FileSource:
 
     @cached_property
     def total_bytes(self) -> int:
-        """Approximate bytes of text; compressed files and Parquet tables count by their content."""
+        """Approximate number of bytes of text in the source's files; compressed files and Parquet
+        tables count by their content."""
         return sum(
             (
                 _content_bytes(path)
@@ -193,7 +193,8 @@ class FileSource:
     @property
     def document_bytes(self) -> float:
         """Mean bytes of a document: of a line in the first megabyte of the first file for JSON
-        lines, else of the texts of the first 100 documents."""
+        lines, else of the texts of the first 100 documents. That much of the files is read at each
+        access."""
         path = self.files[0][1]
         if self.kind in ("jsonl", "documents") and path.suffix != ".parquet":
             with suppress(OSError, EOFError, zlib.error, lzma.LZMAError), open_bytes(path) as file:
@@ -208,21 +209,25 @@ class FileSource:
 
     def fingerprint(self) -> str:
         """Return a digest of the names and the content of all files to read. The files are read for
-        it, once."""
+        it, once. Raises BadInput if one cannot be read, IntegrityFailure if a file of `documents`
+        differs from its seal."""
         return sha256_json([[piece.name, piece.sha256] for piece, *_ in self._surveyed])
 
     def describe(self) -> str:
         """Return a description for people: the source's name, the number of its files if it has
-        several, and a note of the splits that are left out. The files are listed for it."""
+        several, and a note of the splits that are left out. The files are listed for it. Raises the
+        errors of `files`, such as BadInput if there are none."""
         notes = [f"{len(self.files):,} files"] * (len(self.files) > 1) + [self._left_out] * bool(
             self._left_out
         )
         return f"{self.name} ({'; '.join(notes)})" if notes else self.name
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
-        """Yield pieces of the files in order: lines and frames cut to about `shard_bytes`, Parquet
-        tables by row groups, other files whole. Prints a note of a large compressed file that
-        cannot be cut."""
+        """Yield the source's files in order as Pieces: lines and frames cut to about `shard_bytes`,
+        Parquet tables by row groups, other files whole. The files are read for their digests first,
+        once; `workspace` is not used. Prints to standard error a note of a large compressed file of
+        JSON lines that cannot be cut. Raises BadInput if a file cannot be read or a table lacks the
+        text's column, IntegrityFailure if a file of `documents` differs from its seal."""
         for piece, newlines, cuts in self._surveyed:
             if is_table(piece):
                 yield from _cut_table(piece, shard_bytes)
@@ -244,16 +249,18 @@ class FileSource:
                 yield piece
 
     def sample(self) -> Iterator[Item]:
-        """Yield the documents, the malformed input and the blank lines (None) in order, without
-        computing a digest of their files beforehand."""
+        """Yield the documents, the malformed input and the blank lines (None) of all files in
+        order, without computing a digest of their files beforehand. Raises Damaged if a file cannot
+        be read to its end, BadInput if a table lacks the text's column."""
         for name, path in self.files:
             piece = Piece(self.kind, name, str(path), "", path.stat().st_size, **self._keys)
             yield from read_pieces(_cut_table(piece, 1) if is_table(piece) else [piece])
 
     def _below(self, path: Path) -> Iterator[tuple[str, Path]]:
-        """Yield name and path of the files of this kind below a directory, in order of path, and
-        warn of other files at the end; hidden files and folders are skipped. Raises BadInput for a
-        link that leads out of it or to nothing."""
+        """Yield a pair of name and Path for each file of this kind below the directory `path`, in
+        order of path, and warn of other files on standard error at the end; a name is the path
+        below the directory; hidden files and folders are skipped. Raises BadInput for a link that
+        leads out of it or to nothing."""
         resolved = path.resolve()
         others = []
         snapshots = [
@@ -276,12 +283,13 @@ class FileSource:
             # A link out of the directory is refused without telling whether its target exists.
             if not any(map(file.resolve().is_relative_to, roots)):
                 raise BadInput(
-                    f"source {self.name}: {file} is a link out of the directory; name its"
-                    " target as the source"
+                    f"source {self.name}: {file} is a link out of the directory; name its target as"
+                    " a source of its own, or remove the link"
                 )
             if not file.exists():
                 raise BadInput(
-                    f"source {self.name}: {file} is a link to {file.readlink()}, which is not there"
+                    f"source {self.name}: {file} is a link to {file.readlink()}, which is not"
+                    " there: restore that file, or remove the link"
                 )
             yield file.relative_to(path).as_posix(), file
         self._warn_of([file.name for file in others])
@@ -290,30 +298,40 @@ class FileSource:
         if others and self.kind != "documents":
             names = ", ".join(others[:3])
             print(
-                f"warning: {self.name} leaves {len(others):,} other files out: {names}",
+                f"warning: {self.name} leaves {len(others):,} other files out, such as {names}",
                 file=sys.stderr,
             )
 
     def _written_by_a_verb(self, path: Path) -> Files:
-        """Return name and path of each file of documents in a directory that mlm-data wrote. Raises
-        BadInput if it has none, IntegrityFailure if it is not complete."""
+        """Return a list of pairs, the name and Path of each file of documents in the directory
+        `path` that mlm-data wrote. Raises BadInput if it has none, IntegrityFailure if it is not
+        complete."""
         if not path.is_dir():
-            raise BadInput(f"source {self.name}: there is no such directory")
+            raise BadInput(
+                f"source {self.name}: there is no such directory; a source `documents:PATH`, and a"
+                " path in `deduplicate.against`, is a dataset or what a verb of `mlm-data` wrote"
+            )
         below = [*self._below(path)]
         shards: Files = [(name, file) for name, file in below if file.name.startswith("shard-")]
         shards = shards or [(name, file) for name, file in below if name.startswith("documents/")]
         if shards and not is_sealed(path):
-            raise IntegrityFailure(f"{path} is not complete: run again the command that made it")
+            raise IntegrityFailure(
+                f"{path} is not complete, so that its documents are not read: run again the command"
+                " that made it"
+            )
         if not shards:
-            raise BadInput(f"{path} holds no documents: it has no shard-*.jsonl and no documents/")
+            raise BadInput(
+                f"{path} holds no documents: it has no shard-*.jsonl and no documents/, which"
+                " `mlm-data run` and the verbs but `import`, `tokenize` and `overlap` write"
+            )
         return shards
 
     @cached_property
     def _surveyed(self) -> list[tuple[Piece, list[int], list[Cut]]]:
-        """Each file as a Piece with its SHA-256, and the positions at which it can be cut, two
-        lists: the number of newlines before each grain of GRAIN_BYTES, and its compressed frames.
-        The files are read at first access. Raises BadInput if one cannot be read, IntegrityFailure
-        if a file of `documents` differs from the seal of its directory."""
+        """List of a triple for each file: a Piece with its SHA-256, and two lists of the positions
+        at which the file can be cut, the number of newlines before each grain of GRAIN_BYTES, and
+        its compressed frames. The files are read at first access. Raises BadInput if one cannot be
+        read, IntegrityFailure if a file of `documents` differs from the seal of its directory."""
         try:
             size = sum(path.stat().st_size for _, path in self.files)
             with (
@@ -324,15 +342,16 @@ class FileSource:
                     *threads.map(lambda file: self._survey(file[0], file[1], progress), self.files)
                 ]
         except OSError as error:
-            raise BadInput(f"source {self.name} cannot be read: {cause(error)}") from error
+            raise BadInput(f"a file of the source {self.name} cannot be read: {error}") from error
 
     def _survey(
         self, name: str, path: Path | Remote, progress: Progress
     ) -> tuple[Piece, list[int], list[Cut]]:
-        """Read a file once, and return it as a Piece with its SHA-256, and the positions at which
-        it can be cut: newlines before each grain of GRAIN_BYTES, and compressed frames, empty lists
-        where there are none. Raises IntegrityFailure for a file of `documents` that differs from
-        the seal of its directory."""
+        """Read the file at `path` once, and return a triple: a Piece with its SHA-256, and two
+        lists of the positions at which the file can be cut, the number of newlines before each
+        grain of GRAIN_BYTES and the Cuts of its compressed frames; a list is empty where there are
+        none. `progress` counts the bytes. Raises IntegrityFailure for a file of `documents` that
+        differs from the seal of its directory."""
         size = path.stat().st_size
         split = name.split("/")[0] if self.kind == "documents" and "/" in name else ""
         split = SHARD.sub("", Path(name).stem) if split == "documents" else split
@@ -357,7 +376,10 @@ class FileSource:
         is_of_lines = self.kind in ("jsonl", "documents") and not is_table(piece)
         digest, newlines, cuts = survey(path, is_of_lines, progress.advance)
         if self.kind == "documents" and digest != self._sealed_digests.get(name):
-            raise IntegrityFailure(f"{path} was changed after it was written")
+            raise IntegrityFailure(
+                f"{path} is not as it was sealed by the command that wrote its directory: restore"
+                " it, or remove that directory and run the command again"
+            )
         return replace(piece, sha256=digest), newlines, cuts
 
     @cached_property
@@ -377,8 +399,8 @@ def _cut_frames(piece: Piece, shard_bytes: int, cuts: list[Cut]) -> Iterator[Pie
 
 
 def _content_bytes(path: Path | Remote) -> int:
-    """Return the uncompressed bytes of a Parquet table by its metadata, or the file's size if they
-    cannot be read."""
+    """Return the number of uncompressed bytes of the Parquet table at `path`, from its metadata, or
+    the file's size if the metadata cannot be read."""
     import pyarrow
     from pyarrow import parquet
 
@@ -452,6 +474,6 @@ def _check_column(piece: Piece, schema: Any) -> None:
         )
         columns = ", ".join(f"{field.name} ({field.type})" for field in schema)
         raise BadInput(
-            f"{piece.path} {has}, and sources.text_key must name one of text or bytes; its"
+            f"{piece.path} {has}, and sources.text_key must name a column of text or bytes; its"
             f" columns: {columns}"
         )

@@ -84,7 +84,9 @@ def asking_for(what: str) -> Iterator[None]:
         ]
         if any(isinstance(cause, errors.GatedRepoError) for cause in causes):
             raise DataMissing(
-                f"{what} is behind a gate on the hub: accept its terms there and set HF_TOKEN"
+                f"{what} on the Hugging Face hub is given only to accounts that accept its terms:"
+                " accept them on its page there, and set the environment variable HF_TOKEN to a"
+                " token of that account"
             ) from error
         absent = (
             errors.RepositoryNotFoundError,
@@ -92,13 +94,14 @@ def asking_for(what: str) -> Iterator[None]:
             errors.EntryNotFoundError,
         )
         if any(isinstance(cause, absent) for cause in causes):
-            raise DataMissing(f"the Hugging Face hub has no {what}") from error
-        sentence = (
-            f"{what} could not be read from the Hugging Face hub:"
-            f" {str(error).partition(chr(10))[0]}"
-        )
+            raise DataMissing(
+                f"the Hugging Face hub has no {what}, or keeps it private: correct the name, its"
+                " subset or its revision, or set HF_TOKEN"
+            ) from error
         raise Interrupted(
-            f"{sentence}; run the same command again: files that arrived are kept"
+            f"{what} could not be read from the Hugging Face hub:"
+            f" {str(error).partition(chr(10))[0]}; run the same command again: files that arrived"
+            " are kept"
         ) from error
 
 
@@ -128,24 +131,22 @@ WITHDRAWN = ("realnews", "cc-stories")
 
 
 class HubSource:
-    """One corpus on the hub. Each of its files is streamed into a local file first."""
+    """Source of one corpus on the Hugging Face hub, `wikipedia`, `openwebtext` or `hub:OWNER/NAME`.
+    Each of its files is streamed into a local file by a task before documents are read from
+    there."""
 
     def __init__(self, name: str, config: SourcesConfig | None = None) -> None:
         self.name = name
         self._keys: dict[str, Any] = {}
         self._splits = (config.split if config else ()) or (TRAIN,)
         if config and name.startswith(HUB):
-            self._keys = {
-                "text_key": config.text_key,
-                "id_key": config.id_key,
-                "keep": config.metadata,
-            }
+            self._keys = config.piece_keys
 
     @cached_property
     def _location(self) -> Location:
-        """Repository, subset and revision. A corpus that the user names is looked up on the hub;
-        without a revision it has the one that is newest today. Raises DataMissing if the hub does
-        not have it, Interrupted if it cannot be asked."""
+        """Location of the corpus, looked up at first access. A corpus that the user names is looked
+        up on the hub; without a revision in its name it has the one that is newest today. Raises
+        DataMissing if the hub does not have it, Interrupted if it cannot be asked."""
         if self.name in LOCATIONS:
             return LOCATIONS[self.name]
         from huggingface_hub import HfApi
@@ -163,13 +164,15 @@ class HubSource:
 
     def fingerprint(self) -> str:
         """Return a digest of the corpus's repository, subset, revision and splits. A corpus that
-        the user names is looked up on the hub for it; its files are not read."""
+        the user names is looked up on the hub for it; its files are not read. Raises DataMissing if
+        the hub does not have it, Interrupted if the hub cannot be asked."""
         more = {"splits": self._splits} if self._splits != (TRAIN,) else {}
         return sha256_json(asdict(self._location) | more)
 
     def describe(self) -> str:
         """Return a description for the ledger: the corpus's name with its repository, subset and
-        the splits that are read, if they are not `train` alone."""
+        the splits that are read, if they are not `train` alone. A corpus that the user names is
+        looked up on the hub for it, with the same errors as `fingerprint`."""
         location = self._location
         splits = "" if self._splits == (TRAIN,) else f", {' and '.join(self._splits)}"
         return (
@@ -179,8 +182,9 @@ class HubSource:
 
     @cached_property
     def total_bytes(self) -> int:
-        """Approximate bytes of text, from the sizes of the subset's compressed files; LARGE_BYTES
-        if the hub does not answer or gives no sizes."""
+        """Approximate number of bytes of text, from the sizes of the subset's compressed files;
+        LARGE_BYTES if the hub does not answer or gives no sizes. Raises DataMissing if the hub does
+        not have a corpus that the user names."""
         from huggingface_hub import HfApi
 
         location = self._location
@@ -196,8 +200,8 @@ class HubSource:
         return TEXT_PER_BYTE * sum(sizes) or LARGE_BYTES
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
-        """Stream each file of the corpus into a local file, a task each, and yield pieces of about
-        `shard_bytes` of the local files. Raises DataMissing if the hub does not have the corpus,
+        """Stream each file of the corpus into a local file, a task each, and yield the local files
+        in Pieces of `shard_bytes`. Raises DataMissing if the hub does not have the corpus,
         Interrupted if it cannot be read, and BadInput for a split that the corpus does not have."""
         with asking_for(self.name):
             streams = _open(self._location)
@@ -219,7 +223,7 @@ class HubSource:
 def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: download one file of a corpus, number `file` of the `files` of a `split`, and write it
     as JSON lines to `documents.jsonl`: its documents, and records of its malformed rows. Raises
-    DataMissing if the hub does not have it, Interrupted if it cannot be read."""
+    DataMissing if the hub does not have it, Interrupted if it cannot be read. Returns no counts."""
     name = settings["name"]
     number = settings["file"]
     split = settings["split"]

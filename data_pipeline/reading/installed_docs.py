@@ -19,10 +19,9 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
-import orjson
 from packaging.requirements import Requirement
 
-from mlm_repro.data_pipeline.document import Document, Malformed
+from mlm_repro.data_pipeline.document import Document, Malformed, json_line
 from mlm_repro.data_pipeline.reading.config import INSTALLED_DOCS, SourcesConfig
 from mlm_repro.data_pipeline.reading.pieces import Piece, cut_lines
 from mlm_repro.data_pipeline.reading.readers import (
@@ -55,7 +54,8 @@ COMMENT_SIGN = re.compile(r"^[ \t]*#+[:!]? ?", re.MULTILINE)
 HARVESTED = "documents.jsonl"
 
 Place = tuple[str, str, Path]
-"""Distribution, path inside it, path on disk."""
+"""A file as a triple: the name of its distribution, its path inside the distribution, its path on
+disk."""
 
 
 class InstalledDocs:
@@ -80,14 +80,14 @@ class InstalledDocs:
 
     @cached_property
     def places(self) -> list[Place]:
-        """Distribution, path inside it and path on disk of each file to read documentation from:
-        Python files, package descriptions and texts of the distributions and the standard library,
-        except legal texts and lists of changes."""
+        """List of a triple (name of the distribution, path inside it, path on disk) for each file
+        to read documentation from: Python files, package descriptions and texts of the
+        distributions and, last, the standard library, except legal texts and lists of changes."""
         return [*_distribution_files(self._distributions), *_standard_library_files()]
 
     @property
     def versions(self) -> dict[str, str]:
-        """Version of each distribution that is read, and of Python."""
+        """Dict name → version of each distribution that is read, and of Python."""
         installed = {
             name: installed_distribution.version
             for name, installed_distribution in sorted(self._distributions.items())
@@ -95,7 +95,8 @@ class InstalledDocs:
         return {**installed, PYTHON: platform.python_version()}
 
     def fingerprint(self) -> str:
-        """Return a digest of the versions of Python and of the distributions that are read."""
+        """Return a digest of the versions of Python and of the distributions that are read. The
+        files are not read for it."""
         versions = [
             f"{name}=={version}" for name, version in self.versions.items() if name != PYTHON
         ]
@@ -113,12 +114,14 @@ class InstalledDocs:
 
     @property
     def total_bytes(self) -> int:
-        """Approximate bytes of text: the recipe's limit, or a typical size."""
+        """Approximate number of bytes of text: the recipe's limit `max_bytes` or, without a limit,
+        a typical size of 60 MB."""
         return self._config.max_bytes or 60_000_000
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
-        """Write the documentation to one file of the workspace by a task, and yield that file in
-        pieces of at most `shard_bytes`."""
+        """Write the documentation, or the sample within the recipe's limits, to one file of the
+        workspace by a task, and yield that file in Pieces of `shard_bytes`, the last one shorter.
+        Raises DataMissing if this package itself is not installed."""
         settings = {
             "places": [(owner, inside, str(path)) for owner, inside, path in self.places],
             "seed": self._seed,
@@ -138,15 +141,19 @@ class InstalledDocs:
 
 
 def run_time_distributions(package: str) -> dict[str, Distribution]:
-    """Return the installed distributions that `package` needs to run, directly or not, by
-    normalised name, without `package` itself. Extras, and what is not installed, are left out.
+    """Return a dict normalised name → Distribution of the installed distributions that `package`
+    needs to run, directly or not, without `package` itself. Extras, and what is not installed, are
+    left out.
 
     Raises DataMissing if `package` itself is not installed.
     """
     try:
         queue = [distribution(package)]
     except PackageNotFoundError as error:
-        why = f"{package} is not installed, so its documentation cannot be found: pip install -e ."
+        why = (
+            f"{package} is not installed, so that installed-docs cannot tell which packages it"
+            " needs: run `pip install -e .` in its checkout"
+        )
         raise DataMissing(why) from error
     needed: dict[str, Distribution] = {}
     while queue:
@@ -180,8 +187,8 @@ def _distribution_files(distributions: dict[str, Distribution]) -> Iterator[Plac
 
 
 def _standard_library_files() -> Iterator[Place]:
-    """Yield distribution ("python"), path inside it and path on disk of each Python file and text
-    of the standard library, sorted by path, except legal texts and lists of changes."""
+    """Yield a triple ("python", path below the library's folder, path on disk) for each Python file
+    and text of the standard library, sorted by path, except legal texts and lists of changes."""
     root = Path(sysconfig.get_path("stdlib"))
     paths: list[PurePosixPath] = []
     for folder, folders, names in os.walk(root):
@@ -195,8 +202,10 @@ def _standard_library_files() -> Iterator[Place]:
 
 def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: write the documents and malformed input of all installed documentation files, or of a
-    random sample of them, in the order of the files, as JSON lines to `documents.jsonl`. Returns
-    the number of files that gave a line and whether they are a sample."""
+    random sample of them, in the order of the files, as JSON lines to `documents.jsonl`. Settings:
+    `places`, triples as in `InstalledDocs.places`; `seed`; `max_documents` and `max_bytes`, which
+    limit a sample; `max_line_bytes`. Returns `files`, the number of files that gave a line, and
+    `sampled`, True if a limit was reached."""
     places = [(owner, inside, Path(path)) for owner, inside, path in settings["places"]]
     order = list(range(len(places)))
     if settings["max_documents"] or settings["max_bytes"]:
@@ -207,9 +216,7 @@ def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     taken = {}
     for number in order:
         items = takewhile(limit.admits, extract(places[number], settings["max_line_bytes"]))
-        if lines := b"".join(
-            orjson.dumps(item, option=orjson.OPT_APPEND_NEWLINE) for item in items
-        ):
+        if lines := b"".join(map(json_line, items)):
             taken[number] = lines
         if limit.reached:
             break
@@ -218,9 +225,9 @@ def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 
 def extract(place: Place, max_line_bytes: int = MAX_LINE_BYTES) -> list[Document | Malformed]:
-    """Return the documents in one file: a Python module, a package description or plain text; none
-    for a file without text. A file that cannot be read, is too long or is not UTF-8 gives one
-    record of malformed input."""
+    """Return a list of the documents in one file, `place` (distribution, path inside it, path on
+    disk): a Python module, a package description or plain text; none for a file without text. A
+    file that cannot be read, is too long or is not UTF-8 gives one record of malformed input."""
     owner, inside, path = place
     name = mend_surrogates(f"{owner}:{inside}")
     try:
@@ -260,8 +267,8 @@ def _paragraphs_in_python(code: str) -> Iterator[str]:
 
 
 def _topics(name: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Yield id and text of the language reference's entries, which `help()` shows, from the syntax
-    tree of their module. An id is `name:TOPIC`."""
+    """Yield a pair, id and text, for each entry of the language reference that `help()` shows, from
+    `tree`, the syntax tree of the module that holds them. An id is `name:TOPIC`."""
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
             for topic, text in sorted(ast.literal_eval(node.value).items()):

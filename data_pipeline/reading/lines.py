@@ -39,8 +39,8 @@ class Cut(NamedTuple):
 
 
 def _expand(chunks: Iterable[bytes], kind: str) -> Iterator[tuple[bytes, int]]:
-    """Yield the content of a compressed file's frames in pieces, each with the byte of the file at
-    which its frame begins. `chunks` are the bytes of the file, and `kind` is `.zst` or `.gz`.
+    """Yield pairs: a piece of the decompressed content of a file, and the byte of the file at which
+    its compressed frame begins. `chunks` are the bytes of the file, and `kind` is `.zst` or `.gz`.
 
     Chunks are small, so that a piece fits in memory whatever it expands to. Raises EOFError if the
     file is cut off, OSError or zlib.error if it is damaged.
@@ -61,14 +61,16 @@ def _expand(chunks: Iterable[bytes], kind: str) -> Iterator[tuple[bytes, int]]:
             chunk = frame.unused_data
             yield content, start
     if frame is None or not frame.eof:
-        raise EOFError("the file is cut off")
+        raise EOFError("the file is cut off: its compressed content does not come to an end")
 
 
 def survey(
     path: Path | Remote, is_of_lines: bool, advance: Callable[[int], object]
 ) -> tuple[str, list[int], list[Cut]]:
-    """Return the SHA-256 of a file and, for a file of lines, the newlines before each grain or, if
-    it is compressed, its cuts. `advance` is called with the number of bytes of each read.
+    """Return three values for a file, which is read once: its SHA-256; for an uncompressed file of
+    lines, the list of the numbers of newlines before each grain of GRAIN_BYTES; for a compressed
+    one, the list of its Cuts. A list is empty where it does not apply; without `is_of_lines` both
+    are. `advance` is called with the number of bytes of each read.
 
     The last cut is the end of the file. A single frame and a damaged file have no cuts; nor has a
     file that is compressed by other means than gzip and Zstandard.
@@ -138,15 +140,16 @@ class _Zstandard(io.RawIOBase):
 @contextmanager
 def open_bytes(path: Path | Remote, start: int = 0) -> Iterator[BinaryIO]:
     """Context manager: yield a file opened as a stream of its decompressed bytes, from the
-    compressed frame, or the byte of a plain file, at `start`."""
+    compressed frame, or the byte of a plain file, at `start`. Reading a damaged or cut file raises
+    OSError, EOFError, zlib.error or lzma.LZMAError."""
     with path.open("rb", CHUNK_BYTES) as file:
         file.seek(start)
         yield _decompressed(file, compression(path))
 
 
 def expanded_bytes(path: Path | Remote) -> int:
-    """Return the size of a file's content in bytes, estimated from the first megabyte if it is
-    compressed."""
+    """Return the size of a file's decompressed content in bytes: the file's own size if it is not
+    compressed, else an estimate from its first megabyte."""
     size = path.stat().st_size
     kind = compression(path)
     content = 0
@@ -169,8 +172,8 @@ def _decompressed(file: Any, kind: str) -> Any:
 
 
 def read_lines(stream: BinaryIO, max_bytes: int) -> Iterator[tuple[bytes, int]]:
-    """Yield the lines of a stream with their lengths in bytes, newline included. A line of more
-    than `max_bytes` is cut to CHUNK_BYTES and comes with its whole length."""
+    """Yield pairs of a line of a binary stream and its length in bytes, newline included in each. A
+    line of more than `max_bytes` is cut to CHUNK_BYTES and comes with its whole length."""
     while line := stream.readline(max_bytes + 1):
         length = len(line)
         if length > max_bytes and not line.endswith(b"\n"):
@@ -180,8 +183,8 @@ def read_lines(stream: BinaryIO, max_bytes: int) -> Iterator[tuple[bytes, int]]:
 
 
 def skip_line(file: BinaryIO, most: float = math.inf) -> int:
-    """Read to the end of the line, or until at least `most` bytes were read, and return the number
-    of bytes read."""
+    """Read from the file's position to the end of the line, or until at least `most` bytes were
+    read, and return the number of bytes read."""
     length = 0
     while length < most and (chunk := file.readline(CHUNK_BYTES)):
         length += len(chunk)
@@ -191,8 +194,8 @@ def skip_line(file: BinaryIO, most: float = math.inf) -> int:
 
 
 def seek_line(file: BinaryIO, start: int, end: int) -> int | None:
-    """Move to the first line that begins in the bytes `[start, end)` of a file and return its
-    position, or None if no line begins there."""
+    """Move the file's position to the first line that begins in the bytes `[start, end)` of a file
+    and return its position, or None if no line begins there."""
     if start == 0:
         return 0 if end else None
     file.seek(start - 1)

@@ -29,30 +29,29 @@ class Piece:
     """End of the range in the file that begins at `start`: of bytes, for the lines that begin in
     it, or of row groups. An empty range is the whole file."""
     before: int = 0
-    """Newlines or rows before the range."""
+    """Number of newlines, or of a table's rows, in the file before the range."""
     text_key: str = "text"
     """Key of the text in a line or a row; dots lead to inner objects."""
     id_key: str | None = None
     """Key of the document's own id in a line or a row; None for ids made of the file's name and the
     line."""
     keep: tuple[str, ...] = ()
-    """Other keys that stay with a document."""
+    """Other keys of a line or a row that stay with its document as metadata."""
     owner: str = ""
     """Path of the dataset that these documents belong to, if a dataset is compared with it; their
     ids then begin with it."""
     is_inside: bool | None = None
-    """True if the first frame begins inside of a line. None if the piece does not consist of
-    compressed frames.
-
-    Otherwise `bytes` is the exact size of their content.
-    """
+    """True if the piece consists of compressed frames and the first one begins inside of a line,
+    False if it begins with a line. None if the piece does not consist of compressed frames. For
+    frames, `bytes` is the exact size of their content."""
     take: int | None = None
     """Number of documents after which the piece ends."""
     split: str = ""
-    """Split that the piece belongs to, for a corpus that is already split."""
+    """Name of the split that the piece belongs to, for a corpus that is already split; else
+    empty."""
     stamp: str = ""
-    """The result of `stamp_of` for the file when its digest was taken; empty for a file that a task
-    wrote."""
+    """Text by which a change of the file is noticed, which the function `stamp_of` gave when the
+    file's digest was taken; empty for a file that a task wrote."""
 
 
 def choose_shard_bytes(wanted: int | None, total_bytes: int) -> int:
@@ -64,8 +63,9 @@ def choose_shard_bytes(wanted: int | None, total_bytes: int) -> int:
 
 
 def cut_lines(piece: Piece, shard_bytes: int, newlines: list[int] | None = None) -> Iterator[Piece]:
-    """Yield pieces of a file of lines, each but the last of `shard_bytes`; none of an empty file.
-    `newlines` has the number of newlines before each grain, if ids need line numbers."""
+    """Yield the file of lines that `piece` stands for in Pieces, in order, each but the last of
+    `shard_bytes`; none of an empty file. A line belongs to the piece in which it begins. `newlines`
+    has the number of newlines before each grain, if ids need line numbers."""
     for start in range(0, piece.bytes, shard_bytes):
         end = min(start + shard_bytes, piece.bytes)
         before = newlines[start // GRAIN_BYTES] if newlines else 0
@@ -73,8 +73,8 @@ def cut_lines(piece: Piece, shard_bytes: int, newlines: list[int] | None = None)
 
 
 def pack(pieces: Iterable[Piece], shard_bytes: int) -> list[list[Piece]]:
-    """Group pieces, in order, into shards of at most `shard_bytes` or one piece. A shard never has
-    pieces of two splits."""
+    """Return the pieces grouped, in order, into shards, a list of lists: each shard has at most
+    `shard_bytes` bytes, or one piece. A shard never has pieces of two splits."""
     shards: list[list[Piece]] = []
     room = 0
     for piece in pieces:

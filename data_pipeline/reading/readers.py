@@ -34,7 +34,8 @@ EXCERPT_CHARACTERS = 300
 NAMES = 5
 """Largest number of a document's keys that an error names if the text's key is missing."""
 NAME_CHARACTERS = 20
-"""Number of characters to which an error cuts each of these keys."""
+"""Number of characters to which an error about a missing text key cuts each of the keys that it
+names."""
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 BATCH_ROWS = 64
 LONG_INTEGER = re.compile(rb"\d{19}")
@@ -43,21 +44,25 @@ MAX_DEPTH = 240
 ARROW_FILE = b"ARROW1"
 """First bytes of Arrow's file format."""
 MAX_LINE_BYTES = 256 << 20
-"""Longest line or text file that is read, if a recipe sets no other length."""
+"""Largest number of bytes of a line or text file that is read as a document, if a recipe sets no
+other."""
 BYTES = "surrogateescape"
 """Error handler by which bytes that are not UTF-8 pass through a text."""
-GO_ON = "; with sources.max_bad_files a build leaves out the rest of that many such files"
-AGAIN = "the same command reads it again, and what was finished of other files is kept"
+GO_ON = (
+    "; replace it, or set sources.max_bad_files to the number of such files whose rest a build may"
+    " leave out"
+)
 
 Row = JSON | str
-"""A row's fields by the names of their columns, or the reason why the row is not a document."""
+"""A dict of a row's fields by the names of their columns or, as a text, the reason why the row is
+not a document."""
 Item = Document | Malformed | None
-"""A document, malformed input, or None for a blank line."""
+"""A Document, a Malformed for malformed input, or None for a blank line."""
 
 
 class Damaged(BadInput):
-    """Raised if an input file cannot be read to its end. If the build goes on without the rest, the
-    message is written to the quarantine."""
+    """Raised, as a kind of BadInput, if an input file cannot be read to its end. If the build goes
+    on without the rest, the message is written to the quarantine."""
 
 
 class Limit:
@@ -89,9 +94,11 @@ class Limit:
 
 
 def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Item]:
-    """Yield the documents, malformed input and blank lines (None) of the pieces, in order.
+    """Yield the documents, malformed input and blank lines (None) of the pieces, in order. A line
+    or text file of more than `max_line_bytes` is malformed input.
 
-    Raises Damaged if a file cannot be read, Interrupted if it was changed or removed meanwhile.
+    Raises Damaged, a BadInput, if a file cannot be read to its end; Interrupted if it was changed
+    or removed meanwhile; ExtraMissing if a library that its format or address needs is missing.
     """
     for piece in pieces:
         is_of_rows = is_table(piece) or piece.kind in ("csv", "warc")
@@ -109,14 +116,19 @@ def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -
             # A file with a stamp was read once already, for its digest: it is not damaged.
             if piece.stamp and isinstance(error, OSError) and error.errno:
                 raise Interrupted(
-                    f"{piece.path} can no longer be read ({error.strerror}); {AGAIN}"
+                    f"the input file {piece.path} can no longer be read ({error.strerror}): restore"
+                    " it and run the same command again, which keeps what was finished of other"
+                    " files"
                 ) from error
-            raise Damaged(f"{piece.path} cannot be read: {error}{GO_ON}") from error
+            raise Damaged(
+                f"the input file {piece.path} cannot be read to its end: {error}{GO_ON}"
+            ) from error
 
 
 def _read_rows(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
-    """Yield the documents and malformed rows of a table, CSV file or archive. Raises Damaged for
-    anything that its library cannot read."""
+    """Yield the documents and malformed rows of a table, CSV file or archive; a text of more than
+    `max_line_bytes` characters is malformed. Raises Damaged for anything that its library cannot
+    read."""
     try:
         for number, row in {"csv": _csv_rows, "warc": _warc_rows}.get(piece.kind, _table_rows)(
             piece
@@ -133,7 +145,9 @@ def _read_rows(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
     except (OSError, EOFError, zlib.error, lzma.LZMAError, UserError):
         raise
     except Exception as error:  # libraries of tables and archives have errors of their own
-        raise Damaged(f"{piece.path} is not a readable table or archive: {error}{GO_ON}") from error
+        raise Damaged(
+            f"the input file {piece.path} cannot be read as {piece.kind}: {error}{GO_ON}"
+        ) from error
 
 
 def _csv_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
@@ -157,7 +171,8 @@ def _csv_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
 def _warc_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
     """Yield a pair for each document of an archive: its number, and its headers with its plain text
     under the text's key, as in Common Crawl's WET files. A document of another content type has a
-    reason instead; other records, such as requests, are counted and skipped."""
+    reason instead; other records, such as requests, are counted and skipped. Raises ExtraMissing
+    without the library warcio."""
     iterator = import_extra("warcio.archiveiterator", "remote").ArchiveIterator
     with open_bytes(place_of(piece.path)) as file:
         for number, record in enumerate(iterator(file), 1):
@@ -183,12 +198,16 @@ def is_table(piece: Piece) -> bool:
 
 def _check_stamp(piece: Piece) -> None:
     if piece.stamp and stamp_of(place_of(piece.path)) != piece.stamp:
-        raise Interrupted(f"{piece.path} was changed while it was read; {AGAIN}")
+        raise Interrupted(
+            f"the input file {piece.path} was changed while it was read, and changed content makes"
+            " another dataset: run the command again when the file stays as it is"
+        )
 
 
 def pieces_within(limit: Limit, pieces: Iterable[Piece], max_line_bytes: int) -> Iterator[Piece]:
     """Yield the pieces up to the first document that `limit` refuses; the last piece ends before
-    it. The pieces are read here once, for the sizes of their documents, which `limit` counts."""
+    it. The pieces are read here once, for the sizes of their documents, which `limit` counts.
+    Raises the errors of `read_pieces`: Damaged, Interrupted, ExtraMissing."""
     for piece in pieces:
         before = limit.documents
         if all(map(limit.admits, read_pieces([piece], max_line_bytes))):
@@ -210,15 +229,16 @@ def mend_surrogates(text: str) -> str:
 
 
 def malformed(name: str, line: int, reason: str, content: bytes) -> Malformed:
-    """Return a record of malformed input: the name of its file, its line, the reason, and the first
-    EXCERPT_CHARACTERS characters of `content`."""
+    """Return a Malformed: the name of the input's file, its line, the reason, and as excerpt the
+    first EXCERPT_CHARACTERS characters of the bytes `content`."""
     excerpt = content[: 4 * EXCERPT_CHARACTERS].decode("utf-8", "replace")[:EXCERPT_CHARACTERS]
     return Malformed(name, line, reason, excerpt)
 
 
 def _read_lines(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
-    """Yield the documents and malformed input of the lines that begin in the piece, and None for
-    each blank line."""
+    """Yield a Document or a Malformed for each line that begins in the piece, in order, and None
+    for each blank line. A line of more than `max_line_bytes` is malformed. Errors of reading and
+    decompressing are passed on."""
     number = piece.before
     is_framed = piece.is_inside is not None
     end = piece.bytes if is_framed else piece.end
@@ -247,8 +267,9 @@ def _read_lines(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
 
 
 def _parse(piece: Piece, number: int, line: bytes, row: JSON | None = None) -> Item:
-    """Return the document of a line, or of a row if one is given, or a record of malformed input
-    with the reason. `number` is its line or row in the file."""
+    """Return a Document of `line`, JSON in bytes, or of `row` if one is given; or a Malformed with
+    the reason if that is not possible. `number` is the line's or row's number in the file. A
+    harvested line may also be a stored Malformed, which is returned."""
     value: Any = ""
     try:
         value = (
@@ -275,20 +296,23 @@ def _parse(piece: Piece, number: int, line: bytes, row: JSON | None = None) -> I
 
 
 def document_of(piece: Piece, number: int, value: object) -> Document:
-    """Return the document of a line or a row, `value`, with the number `number` in its file. Raises
-    ValueError if it is not an object, has no text, or has metadata that is nested too deeply;
-    UnicodeDecodeError if its bytes are not UTF-8."""
+    """Return the Document of a line or a row with the number `number` in its file; `value` is its
+    JSON value, and `piece` has the keys of the text, the id and the metadata. Raises ValueError if
+    it is not an object, has no text, or has metadata that is nested too deeply; UnicodeDecodeError
+    if its bytes are not UTF-8."""
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     text = _value(value, piece.text_key)
     position = f"{piece.name}:{number}"
     if text is None and piece.text_key not in value:
         others = ", ".join(name[:NAME_CHARACTERS] for name in list(value)[:NAMES])
-        raise ValueError(f"no {piece.text_key}" + (f", but {others}" if others else ""))
+        raise ValueError(
+            f"no {piece.text_key}, the key of the text" + (f", but {others}" if others else "")
+        )
     if isinstance(text, bytes):
         text = text.decode("utf-8")
     if not isinstance(text, str):
-        raise ValueError(f"{piece.text_key} is not a string")
+        raise ValueError(f"{piece.text_key} is not a string, as the text of a document must be")
     text = text if text.isascii() else mend_surrogates(text)
     if piece.kind in ("documents", "harvest"):
         own_id = value.get("id")
@@ -315,7 +339,10 @@ def plain(value: Any, depth: int = 0) -> Any:
     URL (RFC 2397) if they are not UTF-8. Raises ValueError for nesting deeper than MAX_DEPTH.
     """
     if depth > MAX_DEPTH:
-        raise ValueError(f"metadata is nested deeper than {MAX_DEPTH} levels")
+        raise ValueError(
+            f"metadata is nested deeper than {MAX_DEPTH} levels in a key that sources.metadata"
+            " names"
+        )
     if isinstance(value, dict):
         return {mend_surrogates(str(key)): plain(inner, depth + 1) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -360,8 +387,8 @@ def table_bytes(path: str) -> Any:
 
 
 def _batches(piece: Piece) -> Iterator[Any]:
-    """Yield batches of at most BATCH_ROWS rows of a Parquet or Arrow table, in order, with only the
-    columns that documents are made from."""
+    """Yield pyarrow's record batches of at most BATCH_ROWS rows of a Parquet or Arrow table, in
+    order, with only the columns that documents are made from."""
     from pyarrow import parquet
 
     columns = [piece.text_key, *([piece.id_key] if piece.id_key else []), *piece.keep]
@@ -382,8 +409,8 @@ def _batches(piece: Piece) -> Iterator[Any]:
 
 
 def open_arrow(file: Any) -> tuple[Any, Iterator[Any]]:
-    """Return the schema and an iterator of the batches of a table in Arrow's stream format, which
-    `save_to_disk` writes, or in its file format."""
+    """Return the schema of a table and an iterator of its record batches, from the open binary file
+    of a table in Arrow's stream format, which `save_to_disk` writes, or in its file format."""
     import pyarrow
 
     if file.read(len(ARROW_FILE)) == ARROW_FILE:
@@ -400,8 +427,9 @@ def _read_text(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
 
 
 def text_document(name: str, content: bytes, max_line_bytes: int) -> Document | Malformed:
-    """Return a document from a text file's content, with `name` as its id, or a record of malformed
-    input if it is too long or not UTF-8. At most one byte more than the limit need be given."""
+    """Return a Document from `content`, a text file's bytes, with `name` as its id, or a Malformed
+    if it is longer than `max_line_bytes` or not UTF-8. At most one byte more than the limit need be
+    given."""
     if len(content) > max_line_bytes:
         return malformed(name, 1, f"longer than {max_line_bytes:,} bytes", content)
     try:

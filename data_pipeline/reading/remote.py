@@ -17,7 +17,7 @@ from mlm_repro.lineage.extras import ExtraMissing, install_command
 
 RANGE_BYTES = 4 << 20
 PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Pauses before a request is repeated."""
+"""Pauses in seconds before a failed request to a server is repeated, one for each repetition."""
 MARKS = (
     "ETag",
     "etag",
@@ -33,7 +33,8 @@ MARKS = (
 
 
 class Remote:
-    """A remote file or folder, with the methods of a Path that the readers use.
+    """Remote file or folder at an address with `://`. It has `name`, `suffix`, `stat` and `open` as
+    a Path has, and `files` for what lies below it or matches its pattern.
 
     Its methods raise BadInput if it does not exist or cannot be read at all, ExtraMissing without
     the library that its protocol needs, Interrupted if the server does not answer.
@@ -48,10 +49,10 @@ class Remote:
         return self.url
 
     def _ask(self, method: str, **more: int) -> Any:
-        """Call a method of fsspec's file system on this address and return its result. After an
-        error, or if too few bytes came, it is called again after each of PAUSES_SECONDS; then
-        Interrupted is raised. Raises BadInput at once if there is no such file, ExtraMissing if a
-        library is missing.
+        """Call the method called `method` of fsspec's file system on this address and return its
+        result; `more` are the `start` and `end` of a range of bytes. After an error, or if too few
+        bytes came, it is called again after each of PAUSES_SECONDS; then Interrupted is raised.
+        Raises BadInput at once if there is no such file, ExtraMissing if a library is missing.
 
         The file system is looked up at each call, because every process needs one of its own.
         """
@@ -69,34 +70,43 @@ class Remote:
                 )
             except ImportError as error:
                 raise ExtraMissing(
-                    f"{self.url} needs a library: {install_command('remote')} ({error})"
+                    f"{self.url} needs a library that is not installed ({error}); for s3:// and"
+                    f" gs:// it comes with {install_command('remote')}"
                 ) from error
             except Exception as error:  # the file systems raise errors of many libraries
                 # fsspec says so of an unknown protocol, and has no class of error for it.
                 if isinstance(error, ValueError) and "rotocol" in str(error):
                     raise BadInput(
-                        f"{self.url} is not an address that can be read: {error}"
+                        f"{self.url} is not an address that can be read, because of its protocol:"
+                        f" {error}"
                     ) from error
                 # fsspec's HTTP client raises FileNotFoundError for any failure of a connection too,
                 # with the failure as its cause.
                 if isinstance(error, FileNotFoundError) and isinstance(
                     error.__cause__, (FileNotFoundError, type(None))
                 ):
-                    raise BadInput(f"{self.url}: there is no such file") from error
+                    raise BadInput(
+                        f"{self.url}: there is no such file or folder at that address"
+                    ) from error
                 reason = str(error).partition("\n")[0] or type(error).__name__
             if pause is not None:
                 time.sleep(pause)
         where = f"broke off at byte {more['start']:,}" if more else "does not answer"
-        again = f"asked for {len(PAUSES_SECONDS) + 1} times; the same command continues"
-        raise Interrupted(f"{self.url} {where}: {reason}, {again}")
+        raise Interrupted(
+            f"{self.url} {where}: {reason}, after {len(PAUSES_SECONDS) + 1} attempts; run the same"
+            " command again, which keeps what was finished"
+        )
 
     def stat(self) -> SimpleNamespace:
-        """Return an object with the size, `st_size`, and, in the field of the inode, a digest of
-        the server's facts that change with the content. Raises BadInput if the server does not say
-        the size."""
+        """Return an object with the fields `st_size`, the file's size in bytes; `st_ino`, in place
+        of an inode a digest of the server's facts that change with the content; and `st_ctime_ns`,
+        0. Raises BadInput if the server does not say the size, or there is no such file."""
         facts = self._ask("info")
         if facts.get("size") is None:
-            raise BadInput(f"{self.url}: the server does not say its size; fetch the file first")
+            raise BadInput(
+                f"{self.url}: the server does not say the file's size, without which it is not"
+                " read; download it, and name the local file as the source"
+            )
         mark = sha256_json([str(facts.get(name)) for name in MARKS])
         return SimpleNamespace(st_ino=mark, st_size=int(facts["size"]), st_ctime_ns=0)
 
@@ -112,9 +122,9 @@ class Remote:
         return io.BufferedReader(file, buffering or io.DEFAULT_BUFFER_SIZE)
 
     def files(self) -> list[tuple[str, "Remote"]]:
-        """Return name and Remote of the file itself, or of all files that match its pattern or lie
-        below it, in order. Names are paths below the address, or below the folder before a
-        pattern."""
+        """Return a list of pairs, the name and Remote of the file itself, or of all files that
+        match its pattern or lie below it, in order. Names are paths below the address, or below the
+        folder before a pattern."""
         import fsspec
 
         if "*" in self.url:

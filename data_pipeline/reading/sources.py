@@ -34,7 +34,8 @@ class OpenedSources:
     """Sentence on the fallback source and the sources that it replaces; empty without a
     fallback."""
     _cuts: dict[str, str] = field(default_factory=dict)
-    """Words on how much of a source was read, by its name, if a limit cut it off."""
+    """Dict name of a source → words on how much of it was read; only sources that a limit cut off
+    have an entry."""
 
     def __post_init__(self) -> None:
         """List the files of all sources. If two sources have files of the same name, mark both, so
@@ -55,7 +56,8 @@ class OpenedSources:
 
     @property
     def packages(self) -> dict[str, str]:
-        """Version of each installed package whose documentation is read, Python among them."""
+        """Dict name → version of each installed package whose documentation is read, Python among
+        them; empty if `installed-docs` is no source."""
         versions = dict[str, str]()
         for source in self.sources:
             if isinstance(source, InstalledDocs):
@@ -63,8 +65,8 @@ class OpenedSources:
         return versions
 
     def fingerprints(self) -> dict[str, str]:
-        """Return the digest of each source and of each dataset that the build compares with, by
-        `source NUMBER NAME`; numbers count from 0. Files are read for it."""
+        """Return a dict `source NUMBER NAME` → digest of each source and of each dataset that the
+        build compares with; numbers count from 0. Files are read for it."""
         numbered = enumerate((*self.sources, *self.compared))
         return {
             f"source {number} {source.name}": source.fingerprint() for number, source in numbered
@@ -80,7 +82,8 @@ class OpenedSources:
 
     @property
     def total_bytes(self) -> int:
-        """Approximate bytes of text to read, within the limits."""
+        """Approximate number of bytes of text to read from all sources, within the recipe's limits;
+        the datasets to compare with are not counted."""
         config = self.config
         total = 0
         for size in (source.total_bytes for source in self.sources):
@@ -109,7 +112,8 @@ class OpenedSources:
         self, workspace: Workspace, shard_bytes: int, compared: bool = False
     ) -> list[list[Piece]]:
         """Return all pieces of all sources in order, or with `compared` of the datasets that the
-        build compares with, gathered into shards of about `shard_bytes`, a list of pieces each."""
+        build compares with, gathered into shards of about `shard_bytes`, as a list of lists of
+        Pieces. Files are read for their digests, and corpora of the hub are downloaded."""
         sources = self.compared if compared else self.sources
         pieces = (
             self._within_limits(source, source.pieces(workspace, shard_bytes)) for source in sources
@@ -117,8 +121,9 @@ class OpenedSources:
         return pack(chain.from_iterable(pieces), shard_bytes)
 
     def _within_limits(self, source: Source, pieces: Iterator[Piece]) -> Iterator[Piece]:
-        """Yield a source's pieces up to the recipe's limits, and remember for the description how
-        many documents were read if the source was cut off."""
+        """Yield `pieces`, the source's, up to the recipe's limits, and remember for the description
+        how many documents were read if the source was cut off. Datasets to compare with have no
+        limits, and installed documentation keeps them by itself."""
         config = self.config
         if (
             source in self.compared
@@ -134,8 +139,8 @@ class OpenedSources:
 
 
 def open_sources(config: SourcesConfig, seed: int) -> OpenedSources:
-    """Return the sources that a recipe names, opened. If the hub cannot be reached, the fallback
-    stands in for the sources on it, which is announced on standard error.
+    """Return an OpenedSources of the sources that a recipe names. If the hub cannot be reached, the
+    fallback stands in for the sources on it, which is announced on standard error.
 
     Raises DataMissing for a corpus that is withdrawn, or if the hub cannot be reached and there is
     no fallback; BadInput for a source without files.

@@ -19,7 +19,8 @@ WORDS = {
     "test": {"test", "testing", "eval", "evaluation"},
     TRAIN: {"train", "training"},
 }
-"""Words that tell a split. A name with words of two splits belongs to the held-out one."""
+"""Dict from each split to the words in a file's path that tell it. A name with words of two splits
+belongs to the held-out one."""
 SEPARATORS = re.compile(r"[-._ 0-9]+")
 SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 SHARDED = re.compile(r"data/([^/]+)-\d{5}-of-\d{5}[^/]*\.[^/]*")
@@ -51,7 +52,10 @@ def _listed(path: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise BadInput(f"{path} does not list the splits of its data set: {error}") from error
+        raise BadInput(
+            f"{path} does not list the splits of its data set under `splits` in JSON: {error};"
+            " restore it, or remove it, and the names of the files tell the splits"
+        ) from error
 
 
 def _cached(name: str, listed_in: dict[str, list[str]]) -> str:
@@ -93,6 +97,8 @@ def choose_splits(
         return splits
     chosen = [*wanted] or [TRAIN]
     if missing := [split for split in chosen if split not in splits]:
-        has = f"source {source} has no split {missing[0]}, but {', '.join(splits)}"
-        raise BadInput(f"{has}; sources.split names those to read")
+        raise BadInput(
+            f"source {source} has no split {missing[0]}, but {', '.join(splits)}: name the splits"
+            " to read in sources.split"
+        )
     return chosen

@@ -66,9 +66,12 @@ def own_stage(name: str) -> type[Stage]:
     try:
         filter_class: type[Stage] = getattr(import_module(module), class_name)
         if not issubclass(filter_class, TextFilter | TokenFilter):
-            raise TypeError("it is neither a TextFilter nor a TokenFilter")
+            raise TypeError("the class is neither a TextFilter nor a TokenFilter")
     except Exception as error:  # the user's code may raise anything
-        raise ValueError(f"the own stage {name!r} cannot be used: {error}") from error
+        raise ValueError(
+            f"the own stage {name!r} cannot be used: {error}; it must be MODULE:CLASS, found on"
+            " Python's path or in the working directory"
+        ) from error
     finally:
         sys.dont_write_bytecode = writes
     filter_class.name = name
@@ -76,8 +79,9 @@ def own_stage(name: str) -> type[Stage]:
 
 
 def own_code(names: Iterable[str]) -> dict[str, str]:
-    """Return a digest of the source of each stage of the user's own code among `names`, by
-    `NAME: code`: of its file, or of all files of its package."""
+    """Return a dict `NAME: code` → digest of the source of each stage of the user's own code among
+    `names`: of its file, or of all Python files of its folder and below if it is in a package.
+    Raises ValueError if such a stage cannot be imported or is not a filter."""
     facts = {}
     for name in filter(is_own, names):
         module = own_stage(name).__module__
@@ -89,7 +93,8 @@ def own_code(names: Iterable[str]) -> dict[str, str]:
 
 class Known(dict[str, type[Any]]):
     """The classes of the stages of a `kind`, such as TextFilter, by name. The user's own stages of
-    that kind are imported at first access, and are not listed by an iteration."""
+    that kind are imported at first access, which raises ValueError if they cannot be used, and are
+    not listed by an iteration."""
 
     def __init__(self, kind: type[Stage]) -> None:
         super().__init__({stage.name: stage for stage in STAGES if issubclass(stage, kind)})

@@ -17,9 +17,9 @@ signature length, and the smallest expected recall at the threshold."""
 
 @cache
 def choose_banding(threshold: float) -> tuple[int, int]:
-    """Return the numbers of bands and rows: the most rows, and then the fewest bands, that find a
-    pair at the threshold with a probability of at least CHOSEN_RECALL; MOST_PERMUTATIONS bands of
-    one row if no numbers within the limits do.
+    """Return a pair, the numbers of bands and rows: the most rows, and then the fewest bands, that
+    find a pair at the threshold with a probability of at least CHOSEN_RECALL; MOST_PERMUTATIONS
+    bands of one row if no numbers within the limits do.
 
     Each row fewer makes chance buckets of unrelated documents many times as frequent.
     """
@@ -61,8 +61,8 @@ class DeduplicateConfig(Stage):
 
     @property
     def banding(self) -> tuple[int, int]:
-        """Numbers of bands and rows: from the settings if they give them, else from the
-        threshold."""
+        """Pair of the numbers of bands and rows: each from the settings if they give it, else from
+        the threshold."""
         chosen = choose_banding(self.threshold)
         return self.bands or chosen[0], self.rows or chosen[1]
 
@@ -80,12 +80,15 @@ class DeduplicateConfig(Stage):
     @model_validator(mode="after")
     def _finds_pairs(self) -> Self:
         if self.against and self.rule != "verified":
-            raise ValueError("`against` can be used only with rule = verified")
+            raise ValueError(
+                "`deduplicate.against` can be used only with `deduplicate.rule` = verified"
+            )
         if self.rule == "verified" and round(self.expected_recall, 2) < self.min_recall:
             raise ValueError(
-                f"{self.banding[0]} bands of {self.banding[1]} rows find {self.expected_recall:.1%}"
-                f" of the pairs at threshold = {self.threshold}: leave bands and rows out, or"
-                " accept that with min_recall"
+                f"{self.banding[0]} bands of {self.banding[1]} rows are expected to find"
+                f" {self.expected_recall:.1%} of the pairs at threshold = {self.threshold}, and"
+                f" min_recall = {self.min_recall} in `deduplicate`: leave bands and rows out, raise"
+                " the threshold, or lower min_recall"
             )
         return self
 

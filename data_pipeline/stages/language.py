@@ -44,14 +44,16 @@ class Language(TextFilter):
         known = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
         for code in [keep] if isinstance(keep, str) else keep:
             if code not in known:
-                has = f"langdetect knows no language {code!r}, but {', '.join(known)}"
-                raise ValueError(f"{has}; to keep every language leave the stage out of `stages`")
+                raise ValueError(
+                    f"`language.keep` has {code!r}, which langdetect does not know, but"
+                    f" {', '.join(known)}; to keep every language leave the stage out of `stages`"
+                )
         return keep
 
     @classmethod
     def made_with(cls) -> dict[str, Any]:
-        """Return, by name, the version of langdetect, whose profiles decide, its seed, and the
-        version of Python, whose float sum changed in 3.12."""
+        """Return a dict of the version of langdetect, `langdetect`, whose profiles decide, its
+        `seed`, 0, and the version of Python, `python`, whose float sum changed in 3.12."""
         from importlib.metadata import version
 
         return {"langdetect": version("langdetect"), "seed": 0, "python": platform.python_version()}

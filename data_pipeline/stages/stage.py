@@ -36,9 +36,10 @@ class Stage(Config):
 
     @classmethod
     def made_with(cls) -> dict[str, Any]:
-        """Return the facts that the result depends on beside the settings, such as a library's
-        version, as name → JSON value. A stage that has such facts overrides this; by default there
-        are none. They stand in the data card, and a build with other facts is another run."""
+        """Return a dict name → JSON value of the facts that the result depends on beside the
+        settings, such as a library's version. A stage that has such facts overrides this method; by
+        default the dict is empty. The facts stand in the data card, and a build with other facts is
+        another run."""
         return {}
 
 
@@ -52,7 +53,8 @@ class TextFilter(Stage, ABC):
     def apply(self, text: str) -> str | Drop:
         """Return the text, a changed text, or a Drop with the reason. A build calls this for each
         document that the stages before have kept. The result must depend on the text and the
-        settings alone, so that the filter may run anywhere.
+        settings alone, so that the filter may run anywhere. May raise Unfit, for a text that it
+        cannot treat in reasonable time: the document then goes to quarantine.
 
         Libraries that are slow to import are imported here.
         """

@@ -36,8 +36,9 @@ class SampleIndex:
 def build_sample_index(
     sizes: NDArray[np.int32], num_samples: int, seq_length: int, seed: int
 ) -> SampleIndex:
-    """Return the index of at least `num_samples` samples over documents of `sizes` tokens. Raises
-    BadInput if all documents together are shorter than one sample.
+    """Return a SampleIndex of at least `num_samples` samples, of `seq_length` + 1 tokens each, over
+    documents of `sizes` tokens, [N]. Raises BadInput if all documents together are shorter than one
+    sample.
 
     When the last epoch would be used by less than 80 %, it is shuffled apart from the others, so
     that no document comes once more often than the rest before the others have come (Megatron-LM
@@ -45,7 +46,10 @@ def build_sample_index(
     """
     total = int(sizes.sum(dtype=np.int64))
     if total <= seq_length:
-        raise BadInput(f"the dataset has {total} tokens, fewer than one sample of {seq_length} + 1")
+        raise BadInput(
+            f"a token file of the dataset has {total} tokens, fewer than one sample of"
+            f" model.seq_length + 1 = {seq_length} + 1: use a larger dataset or shorter sequences"
+        )
     epochs = 1
     while (epochs * total - 1) // seq_length < num_samples:
         epochs += 1
@@ -59,7 +63,7 @@ def build_sample_index(
     for order_of_documents in orders_of_documents:
         random.shuffle(order_of_documents)
     documents = np.concatenate(orders_of_documents)
-    ends = np.concatenate([[0], np.cumsum(sizes[documents], dtype=np.int64)])
+    ends = np.cumsum(np.append(0, sizes[documents]))
     starts = np.arange(all_samples + 1, dtype=np.int64) * seq_length
     position = np.searchsorted(ends, starts, side="right") - 1
     samples = np.stack([position, starts - ends[position]], axis=1)
@@ -76,14 +80,15 @@ class SamplePiece(NamedTuple):
 
     document: int
     start: int
-    """Position in the document of the part's first token."""
+    """Position in the document of the first of `tokens`."""
     tokens: NDArray[Any]
     file: TokenFile
 
 
 class PackedSamples:
     """Samples of one token file, at least `num_samples`, of s + 1 consecutive tokens each, with s
-    the sequence length, in shuffled order. Samples run across documents."""
+    the sequence length, in shuffled order. Samples run across documents. Raises BadInput if all
+    documents together are shorter than one sample."""
 
     def __init__(self, token_file: TokenFile, num_samples: int, seq_length: int, seed: int) -> None:
         self._file = token_file
@@ -121,7 +126,8 @@ class PackedSamples:
 
 class BlendedSamples:
     """Samples of several token files, `num_samples` in all, each file drawn in proportion to its
-    weight."""
+    weight; `parts` are pairs of a file and its weight, in any scale. Raises BadInput if one file is
+    shorter than one sample."""
 
     def __init__(
         self, parts: Sequence[tuple[TokenFile, float]], num_samples: int, seq_length: int, seed: int
@@ -152,23 +158,27 @@ class BlendedSamples:
 def training_samples(
     parts: Sequence[tuple[TokenFile, float]], num_samples: int, seq_length: int, seed: int
 ) -> PackedSamples | BlendedSamples:
-    """Return at least `num_samples` samples, of `seq_length` + 1 tokens each, of one token file, or
-    of several in proportion to their weights, in the order of training."""
+    """Return the training samples, of `seq_length` + 1 tokens each, in the order of training: a
+    PackedSamples of the one token file, at least `num_samples`, or a BlendedSamples of several in
+    proportion to their weights, `num_samples` in all. `parts` are pairs of a token file and its
+    weight. Raises BadInput if a file is shorter than one sample."""
     if len(parts) == 1:
         return PackedSamples(parts[0][0], num_samples, seq_length, seed)
     return BlendedSamples(parts, num_samples, seq_length, seed)
 
 
 def known_tokens(tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64]:
-    """Return the tokens unchanged. Raises IntegrityFailure for a token that is negative or not
-    below `vocab_size`; every rank that meets one prints the error, not only rank 0.
+    """Return the array `tokens` of token ids unchanged. Raises IntegrityFailure for a token that is
+    negative or not below `vocab_size`; every rank that meets one prints the error, not only rank 0.
 
     A divided embedding would otherwise silently treat it as another rank's token.
     """
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         raise IntegrityFailure(
-            f"the dataset has the token {tokens.min() if tokens.min() < 0 else tokens.max()}, and"
-            f" its vocabulary ends at {vocab_size - 1}: build it again with `mlm-data run`",
+            "the dataset's token files have the token id"
+            f" {tokens.min() if tokens.min() < 0 else tokens.max()}, outside of the model's"
+            f" vocabulary, which ends at {vocab_size - 1}: move the dataset away, and make it again"
+            " with `mlm-data run` or `import`",
             on_every_rank=True,
         )
     return tokens

@@ -38,7 +38,7 @@ class PairSample(NamedTuple):
     token_types: Tokens
     """0 for [CLS] A [SEP], 1 for B [SEP], 0 for padding."""
     length: int
-    """Tokens before the padding."""
+    """Number of tokens before the padding."""
     is_swapped: int
     """1 if B came first in the document, else 0."""
 
@@ -109,8 +109,9 @@ class Masking:
 
 
 class PairSamples:
-    """BERT's samples of one token file: pairs of runs of sentences, for any number of passes over
-    it. Raises BadInput if no document has two sentences."""
+    """BERT's samples of one token file, pairs of runs of sentences, for any number of passes over
+    it; `sample` gives each as a PairSample of `seq_length` tokens. Raises BadInput if no document
+    has two sentences."""
 
     def __init__(self, file: TokenFile, vocabulary: Vocabulary, seq_length: int, seed: int) -> None:
         self._file = file
@@ -122,7 +123,8 @@ class PairSamples:
         self.index = self._map()
         if not len(self.index):
             raise BadInput(
-                "no document of the token file has two sentences, and a BERT is trained on pairs"
+                f"no document of the token file {file.prefix} has two sentences, and a BERT is"
+                " trained on pairs of them: build the dataset from other text"
             )
         self._order: tuple[int, NDArray[np.int64]] = (-1, np.empty(0, np.int64))
 
@@ -131,13 +133,14 @@ class PairSamples:
         return len(self.index)
 
     def sample(self, number: int) -> PairSample:
-        """Return the `number`-th sample. Each pass over the file has a new order and new masks."""
+        """Return the `number`-th sample, from 0, in training order as a PairSample. Each pass over
+        the file has a new order and new masks."""
         epoch, index = divmod(number, len(self))
         return self.make(int(self._epoch(epoch)[index]), number)
 
     def make(self, place: int, number: int) -> PairSample:
-        """Return sample number `place` in the file's order, split into its two parts and masked,
-        with random draws from the seed plus `number`."""
+        """Return as a PairSample the sample number `place` in the file's order, split into its two
+        parts and masked, with random draws from the seed plus `number`."""
         first, last, target = self.index[place].tolist()
         random = np.random.RandomState((self._seed + number) % 2**32)
         spans = zip(
@@ -168,8 +171,9 @@ class PairSamples:
         return self._order[1]
 
     def _map(self) -> NDArray[np.int64]:
-        """Return the first sentence, the sentence after the last, and the target length in tokens
-        of each sample, in the file's order, [samples, 3]."""
+        """Return an int64 array [samples, 3] with a row for each sample of one pass over the file,
+        in the file's order: the indices of its first sentence and of the sentence after its last,
+        and its target length in tokens."""
         sizes = self._sentences.ends - self._sentences.starts
         draws = (
             np.random.RandomState(self._seed)
@@ -186,8 +190,9 @@ class PairSamples:
 def _trim(
     a: Tokens, b: Tokens, target: int, random: np.random.RandomState
 ) -> tuple[Tokens, Tokens]:
-    """Return both parts, cut so that together they have at most `target` tokens: one token after
-    the other leaves the longer part, or `b` if they are equal, at a random end."""
+    """Return a pair, the arrays `a` and `b`, cut so that together they have at most `target`
+    tokens: one token after the other leaves the longer part, or `b` if they are equal, at a random
+    end."""
     spans = [[0, len(a)], [0, len(b)]]
     while sum(end - start for start, end in spans) > target:
         longer = spans[0] if spans[0][1] - spans[0][0] > spans[1][1] - spans[1][0] else spans[1]

@@ -40,7 +40,8 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self:
-        """Return the flags of a tokenizer's tokens, found by decoding each of them."""
+        """Return the Vocabulary of a tokenizer: flags of its tokens, found by decoding each of
+        them, and its special ids."""
         texts = [tokenizer.text_of(token) for token in range(tokenizer.vocab_size)]
 
         def flags(test: Any) -> Flags:
@@ -73,16 +74,17 @@ class Sentences:
     document."""
 
     starts: NDArray[np.int64]
-    """First token of each sentence, counted from the start of the file."""
+    """Index of the first token of each sentence among the file's tokens, [sentences]."""
     ends: NDArray[np.int64]
     documents: NDArray[np.int64]
-    """Index of the first sentence of each document, then the number of sentences."""
+    """Index of the first sentence of each document, then the number of sentences, [documents +
+    1]."""
 
     @classmethod
     def of(cls, file: TokenFile, vocabulary: Vocabulary, longest: int) -> Self:
-        """Return the sentences of a token file, found by the vocabulary's flags; each has at most
-        `longest` tokens."""
-        stops = np.concatenate([[0], np.cumsum(file.sizes, dtype=np.int64)])
+        """Return the Sentences of a token file, found by the vocabulary's flags; each sentence has
+        at most `longest` tokens."""
+        stops = np.cumsum(np.append(0, file.sizes))
         spans = [np.empty(0, np.int64)] * 2
         documents = np.zeros(len(file.document_index), np.int64)
         for _ in range(2):  # the first pass counts, the second fills arrays of that length

@@ -32,19 +32,20 @@ CHECKED_AT_ONCE = 1 << 20
 
 
 def token_dtype(vocab_size: int) -> "np.dtype[Any]":
-    """Return the dtype of a token file: uint16 for vocabularies under 65,500 tokens, int32 for
-    others (Megatron-LM's limit)."""
+    """Return the numpy dtype of a token file for a vocabulary of `vocab_size` tokens: uint16 for
+    vocabularies under 65,500 tokens, int32 for others (Megatron-LM's limit)."""
     return np.dtype(np.uint16 if vocab_size < 65_500 else np.int32)
 
 
 def token_paths(prefix: Path) -> tuple[Path, Path]:
-    """Return the paths of the `.bin` and the `.idx` of a prefix, whether they exist or not."""
+    """Return a pair, the paths of the `.bin` and the `.idx` of a prefix, whether they exist or
+    not."""
     return prefix.with_name(prefix.name + ".bin"), prefix.with_name(prefix.name + ".idx")
 
 
 def split_prefixes(directory: Path, split: str) -> list[Path]:
-    """Return the prefixes of a split's token files in a dataset: one for each shard, in order, or
-    the only one, whether it is there or not."""
+    """Return a list of the prefixes of a split's token files in the dataset `directory`: one for
+    each shard, in order, or the only one, whether it is there or not."""
     shards = sorted(directory.glob(f"{split}-*-of-*{TOKENS_OF}.bin"))
     return [path.with_suffix("") for path in shards] or [directory / f"{split}{TOKENS_OF}"]
 
@@ -57,8 +58,8 @@ def texts_of(prefix: Path) -> Path:
 
 
 def blend(prefixes: Sequence[Path], weight: float = 1.0) -> list[tuple[Path, float]]:
-    """Return the prefixes of one split's token files, each with a share of the weight in proportion
-    to the bytes of its `.bin`."""
+    """Return a list of pairs, each of `prefixes`, which lead to one split's token files, with its
+    share of `weight`, in proportion to the bytes of its `.bin`."""
     if len(prefixes) == 1:
         return [(prefixes[0], weight)]
     sizes = [token_paths(prefix)[0].stat().st_size for prefix in prefixes]
@@ -68,8 +69,9 @@ def blend(prefixes: Sequence[Path], weight: float = 1.0) -> list[tuple[Path, flo
 
 
 class TokenFile:
-    """A token file mapped into memory. Raises BadInput if a file is missing, IntegrityFailure if it
-    is damaged."""
+    """A token file mapped into memory, `prefix.bin` and `prefix.idx`; `file[number]` is the tokens
+    of one sequence, and `len(file)` the number of sequences. Raises BadInput if a file is missing,
+    IntegrityFailure if it is damaged."""
 
     sizes: NDArray[np.int32]
     """Length of each sequence in tokens, [N]."""
@@ -84,18 +86,29 @@ class TokenFile:
         bin_path, idx_path = token_paths(prefix)
         for path in (bin_path, idx_path):
             if not path.is_file():
-                raise BadInput(f"token file {path} does not exist")
+                raise BadInput(
+                    f"token file {path} does not exist: a prefix PREFIX stands for PREFIX.bin and"
+                    " PREFIX.idx"
+                )
         with idx_path.open("rb") as file:
             header = file.read(HEADER.size)
         if len(header) < HEADER.size:
-            raise IntegrityFailure(f"{idx_path} is too short to be a token index")
+            raise IntegrityFailure(
+                f"{idx_path} is too short to be the index of a token file: copy or make it again"
+            )
         magic, version, code, sequences, documents = HEADER.unpack(header)
         if magic != MAGIC or version != 1 or code not in DTYPES:
-            raise IntegrityFailure(f"{idx_path} is not a version 1 token index with integer tokens")
+            raise IntegrityFailure(
+                f"{idx_path} is not, by its first bytes, an index of Megatron-LM's token files,"
+                " version 1, with integer tokens"
+            )
         length = HEADER.size + 12 * sequences + 8 * documents
         # The longer form has a mode, one byte, for each sequence.
         if idx_path.stat().st_size not in (length, length + sequences):
-            raise IntegrityFailure(f"{idx_path} is not as long as its header says")
+            raise IntegrityFailure(
+                f"{idx_path} is not as long as its first bytes say: it was cut off or changed, so"
+                " copy or make it again"
+            )
         index = np.asarray(np.memmap(idx_path, np.uint8, "r"))[HEADER.size :]
         self.dtype = np.dtype(DTYPES[code]).newbyteorder("<")
         self.sizes = index[: 4 * sequences].view("<i4").copy()
@@ -129,11 +142,15 @@ class TokenFile:
             ends = end + np.cumsum(self.sizes[batch], dtype=np.int64) * self.dtype.itemsize
             expected = ends - self.sizes[batch].astype(np.int64) * self.dtype.itemsize
             if self.sizes[batch].min() < 0 or not np.array_equal(self._offsets[batch], expected):
-                raise IntegrityFailure(f"{idx_path} lists sequences that do not lie back to back")
+                raise IntegrityFailure(
+                    f"{idx_path} is damaged: the sequences that it lists leave gaps, overlap or"
+                    " have a negative length; copy or make it again"
+                )
             end = int(ends[-1])
         if end != bin_path.stat().st_size:
             raise IntegrityFailure(
-                f"{bin_path} does not hold the tokens that {idx_path.name} lists"
+                f"{bin_path} is longer or shorter than the tokens that {idx_path.name} lists: one"
+                " of the two is damaged or of another dataset"
             )
         if (
             not len(starts)
@@ -142,7 +159,8 @@ class TokenFile:
             or (starts[1:] < starts[:-1]).any()
         ):
             raise IntegrityFailure(
-                f"{idx_path} lists documents that do not cover its sequences in order"
+                f"{idx_path} is damaged: its documents do not cover all of its sequences in order;"
+                " copy or make it again"
             )
 
 
@@ -185,10 +203,13 @@ class TokenFileWriter:
         lengths = np.asarray(sizes, np.int32)
         fits = values.dtype == self._dtype or not values.size
         if not fits and (values.min() < self._limits.min or values.max() > self._limits.max):
-            raise ValueError(f"a token lies outside {self._dtype}")
+            raise ValueError(
+                f"a token id lies outside {self._dtype}, the numbers that the token file can hold"
+            )
         if lengths.sum(dtype=np.int64) != values.size or (lengths < 0).any():
             raise ValueError(
-                f"sizes add up to {lengths.sum(dtype=np.int64)} and not to {values.size} tokens"
+                f"sizes of sequences add up to {lengths.sum(dtype=np.int64)} and not to"
+                f" {values.size} tokens, or one is negative"
             )
         self._bin.write(np.ascontiguousarray(values, self._dtype).data)
         self._extend(
@@ -202,7 +223,7 @@ class TokenFileWriter:
         if other.dtype != self._dtype:
             raise BadInput(
                 f"token file {prefix} holds {other.dtype} tokens, and {self._paths[0].stem}"
-                f" {self._dtype}"
+                f" {self._dtype}: only files of one type can be joined"
             )
         join_files([token_paths(prefix)[0]], self._bin)
         self._extend(other.sizes, other.document_index[1:])
@@ -213,9 +234,8 @@ class TokenFileWriter:
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         try:
-            self._bin.flush()
-            os.fsync(self._bin.fileno())
             self._bin.close()
+            sync(self._partial[0])
             if kind is None:
                 self._write_index()
                 self._publish()
@@ -247,25 +267,26 @@ class TokenFileWriter:
                 np.array(self._document_ends, "<i8"),
             ):
                 column.tofile(file)
-            file.flush()
-            os.fsync(file.fileno())
+        sync(self._partial[1])
 
 
 def merge_token_files(prefixes: Sequence[Path], out: Path) -> None:
     """Write the token files at `prefixes`, one after the other, as one token file at the prefix
     `out`.
 
-    Raises BadInput if `prefixes` is empty or the tokens have different dtypes.
+    Raises BadInput if `prefixes` is empty, a file is missing or the tokens have different dtypes,
+    IntegrityFailure if a file is damaged.
     """
     if not prefixes:
-        raise BadInput(f"there are no token files to merge into {out}")
+        raise BadInput(f"no token files were given to merge into {out}")
     with TokenFileWriter(out, TokenFile(prefixes[0]).dtype) as writer:
         for prefix in prefixes:
             writer.add_file(prefix)
 
 
 def join_files(paths: Iterable[Path], out: BinaryIO) -> None:
-    """Append the content of files, one after the other, to `out`, in bounded memory."""
+    """Append the content of files, one after the other, to the open binary file `out`, in bounded
+    memory."""
     for path in paths:
         with path.open("rb") as file:
             shutil.copyfileobj(file, out, 1 << 20)

@@ -29,10 +29,6 @@ from mlm_repro.lineage.processes import heard
 END_OF_TEXT = "<|endoftext|>"
 FILE_NAME = "tokenizer.json"
 CONFIG_NAME = "tokenizer_config.json"
-FOR_SENTENCEPIECE = (
-    f"transformers makes {FILE_NAME} from a SentencePiece model: AutoTokenizer, then"
-    " save_pretrained"
-)
 OTHER_IDS = (
     "dropout",
     "continuing_subword_prefix",
@@ -79,7 +75,7 @@ class Tokenizer:
     end_of_text: int
     """Id of the token that ends a document."""
     first_tokens: tuple[int, ...] = ()
-    """Tokens to put before every text; this tokenizer has none."""
+    """Ids of tokens to put before every text; this tokenizer has none."""
 
     def __init__(self, backend: Backend, end_token: str = END_OF_TEXT) -> None:
         end_of_text = backend.token_to_id(end_token)
@@ -90,7 +86,10 @@ class Tokenizer:
                 if token.special
             ][:NAMES]
             others = f"; its special tokens are {', '.join(special)}" if special else ""
-            raise BadInput(f"the vocabulary has no {end_token} token to end a text{others}")
+            raise BadInput(
+                f"the vocabulary has no {end_token} token to end a text{others}: a recipe names"
+                " another one as tokenizer.end_of_text, and `mlm-data import` takes --end-of-text"
+            )
         self._backend: Any = backend
         self._backend.encode_special_tokens = True
         self._backend.no_truncation()
@@ -108,14 +107,17 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path) -> Self:
-        """Return the tokenizer in `tokenizer.json` in `directory`. Texts end with the token that
-        the files there name, else with `<|endoftext|>`.
+        """Return the tokenizer, an object of this class, in the file `tokenizer.json` in
+        `directory`. Texts end with the token that the files there name, else with `<|endoftext|>`.
 
         Raises BadInput if it is missing or lacks that token, IntegrityFailure if it is unreadable
         or makes a text many times longer.
         """
         if not (directory / FILE_NAME).is_file():
-            raise BadInput(f"there is no {FILE_NAME} in {directory}")
+            raise BadInput(
+                f"there is no {FILE_NAME} in {directory}, where a dataset or a checkpoint has its"
+                " tokenizer: restore it from a copy"
+            )
         return cls._read(directory / FILE_NAME)
 
     @classmethod
@@ -133,10 +135,17 @@ class Tokenizer:
             if file and file.name == "merges.txt":
                 return cls.from_gpt2_files(file.with_name("vocab.json"), file)
             if file is None or file.suffix != ".json":
-                raise BadInput(f"there is no {FILE_NAME} and no merges.txt. {FOR_SENTENCEPIECE}")
+                raise BadInput(
+                    f"it is neither a {FILE_NAME} nor a dataset or a folder with one, or with"
+                    f" merges.txt and vocab.json; transformers makes {FILE_NAME} from a"
+                    " SentencePiece model: AutoTokenizer, then save_pretrained"
+                )
             return cls._read(file, end_token)
         except (BadInput, IntegrityFailure) as error:
-            raise BadInput(f"tokenizer.path = {path}: {error}") from error
+            raise BadInput(
+                f"the tokenizer at {path} (tokenizer.path of a recipe, or --tokenizer) cannot be"
+                f" used: {error}"
+            ) from error
 
     @classmethod
     def _read(cls, path: Path, end_token: str | None = None) -> Self:
@@ -151,12 +160,17 @@ class Tokenizer:
                 backend.normalizer
                 and _growth(parse_json(backend.normalizer.__getstate__())) > MOST_GROWTH
             ):
-                raise IntegrityFailure(f"the normalizer in {path} makes a text many times longer")
+                raise IntegrityFailure(
+                    f"the normalizer in {path} may make a text over {MOST_GROWTH} times longer,"
+                    " which is refused: take another tokenizer"
+                )
             return cls(backend, end_token or _named_end(path.parent) or END_OF_TEXT)
         except (BadInput, IntegrityFailure):
             raise
         except Exception as error:  # the library raises bare Exception
-            raise IntegrityFailure(f"{path} is not a readable tokenizer: {error}") from error
+            raise IntegrityFailure(
+                f"{path} is not a tokenizer that the library `tokenizers` can read: {error}"
+            ) from error
 
     @classmethod
     def from_gpt2_files(cls, vocab_json: Path, merges_txt: Path) -> Self:
@@ -195,8 +209,8 @@ class Tokenizer:
         vocabulary: dict[str, int] = model["vocab"]
         if len(vocabulary) != vocab_size - 1:
             raise BadInput(
-                f"the text is too small for a vocabulary of {vocab_size:,}: it gives"
-                f" {len(vocabulary) + 1:,} tokens"
+                f"the text is too small for a vocabulary of {vocab_size:,} (tokenizer.vocab_size):"
+                f" it gives {len(vocabulary) + 1:,} tokens; lower that number, or add text"
             )
         vocabulary[END_OF_TEXT] = vocab_size - 1
         return cls(_byte_level(vocabulary, model["merges"]))
@@ -220,8 +234,8 @@ class Tokenizer:
         tokens += [word for word in by_rank if len(word) > 1]
         if len(tokens) < vocab_size:
             raise BadInput(
-                f"the text is too small for a vocabulary of {vocab_size:,}: it gives"
-                f" {len(tokens):,} bytes and words"
+                f"the text is too small for a vocabulary of {vocab_size:,} (tokenizer.vocab_size):"
+                f" it gives {len(tokens):,} bytes and words; lower that number, or add text"
             )
         return cls(
             _byte_level(
@@ -232,8 +246,8 @@ class Tokenizer:
         )
 
     def save(self, directory: Path) -> None:
-        """Write `tokenizer.json` into `directory`, and `tokenizer_config.json`, which tells
-        transformers which token ends a text."""
+        """Write into `directory` the files `tokenizer.json`, from which `load` reads the tokenizer,
+        and `tokenizer_config.json`, which tells transformers which token ends a text."""
         write_text(directory / FILE_NAME, self._content)
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self.end_token}
         write_json(directory / CONFIG_NAME, config | {"split_special_tokens": True})
@@ -248,7 +262,7 @@ class Tokenizer:
         )
 
     def encode_ids(self, text: str) -> NDArray[np.int32]:
-        """Return the token ids of a text, [tokens]; no token is added."""
+        """Return the token ids of a text as an int32 array [tokens]; no token is added."""
         return self._encode(text) if len(text) < LONG_TEXT else heard(lambda: self._encode(text))
 
     def encode(self, text: str) -> list[int]:
@@ -264,7 +278,7 @@ class Tokenizer:
         return str(self._backend.decode([int(token) for token in ids], skip_special_tokens=False))
 
     def text_of(self, token: int) -> str:
-        """Return the text that a token adds to the text before it.
+        """Return the text that the token with the id `token` adds to the text before it.
 
         WordPiece's decoding of a single token loses the space before a word; here the word begins
         with it.
@@ -317,8 +331,8 @@ class Tokenizer:
 
 
 def special_ids(backend: Any) -> tuple[int, ...]:
-    """Return the ids of [CLS], [SEP], [MASK] and [PAD], in this order, in a tokenizer of the
-    library: its own if it has all four, else the ids after its last."""
+    """Return a tuple of the ids of [CLS], [SEP], [MASK] and [PAD], in this order, in a tokenizer of
+    the library: its own if it has all four, else the ids after its last."""
     own_ids = tuple(map(backend.token_to_id, SPECIAL_TOKENS))
     size = max(backend.get_vocab().values()) + 1
     return tuple(range(size, size + len(SPECIAL_TOKENS))) if None in own_ids else own_ids
@@ -327,7 +341,8 @@ def special_ids(backend: Any) -> tuple[int, ...]:
 @lru_cache(maxsize=2)
 def load_once(directory: Path, digest: str) -> Tokenizer:
     """Return the tokenizer in `directory`, which is read once; the two last tokenizers are cached
-    in the process. `digest` tells contents of one directory apart."""
+    in the process. `digest` tells contents of one directory apart. Raises BadInput if it is missing
+    or lacks its end-of-text token, IntegrityFailure if it is unreadable."""
     return Tokenizer.load(directory)
 
 
@@ -373,7 +388,10 @@ def _check_ids(backend: Backend, path: Path) -> None:
     size = ids[-1] + 1
     # The library's serialization takes memory for every id up to the last, however few there are.
     if len({*ids}) < count or size > 2 * count or (size > count and _kind(backend) in _kinds()):
-        raise IntegrityFailure(f"{path}: its {len(ids)} token ids have gaps, or occur twice")
+        raise IntegrityFailure(
+            f"{path}: the ids of its {len(ids)} tokens have gaps, or one id belongs to two tokens;"
+            " take another tokenizer"
+        )
 
 
 def _growth(step: JSON) -> int:

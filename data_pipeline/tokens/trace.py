@@ -51,12 +51,16 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
 
     Every sequence of the global batch is shown with its index and, for a complete run, its
     data-parallel rank. Raises BadInput for a run without that iteration, with a batch that still
-    grows or without packed documents, DataMissing if its dataset is missing.
+    grows or without packed documents, DataMissing if its dataset is missing, IntegrityFailure if a
+    file of the run or the dataset is damaged.
     """
     manifest = RunDirectory.open(run, "training").manifest
     config = parse_document(manifest["config"], _Config, f"{run / MANIFEST}")
     if config.family != "gpt2":
-        raise BadInput(f"{run} trains a {config.family}, whose samples are not packed documents")
+        raise BadInput(
+            f"{run} trains a {config.family}, whose samples are not packed documents: `mlm-data"
+            " trace` shows the samples of a gpt2 alone"
+        )
     step, taken = _taken(run, iteration, config)
     datasets = trained_datasets(run)
     blended = (blend(split_prefixes(directory, "train"), weight) for directory, weight in datasets)
@@ -67,8 +71,9 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
     dp = read_document(summary, _Summary).dp if summary.is_file() else None
     if not step.batch_size <= step.samples <= taken:
         raise BadInput(
-            f"metrics.jsonl of {run} cannot be right: {step.samples:,} samples up to and with a"
-            f" batch of {step.batch_size:,}, and {taken:,} in the whole training"
+            f"metrics.jsonl of {run} cannot be right: after iteration {iteration:,} with a batch of"
+            f" {step.batch_size:,} it counts {step.samples:,} samples, and {taken:,} in the whole"
+            " training"
         )
     for index in range(step.batch_size):
         number = step.samples - step.batch_size + index
@@ -94,9 +99,9 @@ def _show(pieces: list[SamplePiece], tokenizer: Tokenizer) -> Iterator[str]:
 
 
 def _places(path: Path, documents: set[int]) -> dict[int, str]:
-    """Return by index a text on the origin of each of the `documents` of a token file: its id, its
-    source and its line in the file at `path`, the JSON lines or Parquet file with its documents.
-    Documents that this file lacks are left out."""
+    """Return a dict from each number in `documents`, indices in a token file, to a text on that
+    document's origin: its id, its source and its line in the file at `path`, the JSON lines or
+    Parquet file with the token file's documents. Documents that this file lacks are left out."""
     origins = {}
     rows = written_documents(path) if path.is_file() else iter(())
     for number, row in enumerate(islice(rows, max(documents) + 1)):
@@ -107,13 +112,13 @@ def _places(path: Path, documents: set[int]) -> dict[int, str]:
 
 
 def _taken(run: Path, iteration: int, config: _Config) -> tuple[_Batch, int]:
-    """Return the iteration's line in the run's metrics.jsonl, and the number of samples in the
-    whole training, which determines how they are shuffled. Raises BadInput if metrics.jsonl is
-    unreadable, has no such iteration, or does not yet determine that number."""
+    """Return a pair: the line of `iteration` in the run's metrics.jsonl as a _Batch, and the number
+    of samples in the whole training, which determines how they are shuffled. Raises BadInput if
+    metrics.jsonl is unreadable, has no such iteration, or does not yet determine that number."""
     try:
         lines = [orjson.loads(line) for line in read_bytes(run / "metrics.jsonl").splitlines()]
     except (OSError, ValueError) as error:
-        raise BadInput(f"{run} has no metrics that can be read: {error}") from error
+        raise BadInput(f"metrics.jsonl of {run} cannot be read: {error}") from error
     iterations = [line for line in lines if isinstance(line, dict) and line.get("kind") == "train"]
     steps = {
         step.iteration: step
@@ -121,12 +126,15 @@ def _taken(run: Path, iteration: int, config: _Config) -> tuple[_Batch, int]:
     }
     if iteration not in steps:
         raise BadInput(
-            f"{run} has no iteration {iteration:,}: its metrics go to {max(steps, default=0):,}"
+            f"{run} has no iteration {iteration:,}, which --step asks for: its metrics.jsonl goes"
+            f" to {max(steps, default=0):,}"
         )
     last = steps[max(steps)]
     left = config.iterations - last.iteration
     if left and last.batch_size != config.global_batch_size:
         raise BadInput(
-            f"{run} is not complete and its batch still grows: its samples are not known yet"
+            f"{run} is not complete and its batch still grows, so that its samples, which depend on"
+            " their number in the whole training, are not known yet: trace it when the batch has"
+            " its full size, or the run is complete"
         )
     return steps[iteration], last.samples + left * last.batch_size

@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 import orjson
 
-from mlm_repro.data_pipeline.document import Document
+from mlm_repro.data_pipeline.document import Document, json_line
 
 LINES = "documents.jsonl"
 STARTS = "documents.npy"
@@ -18,7 +18,8 @@ BUFFER_BYTES = 1 << 18
 
 class DocumentWriter:
     """Context manager that writes a shard of documents into a directory: `documents.jsonl`, their
-    JSON lines, and `documents.npy`, the byte at which each line starts."""
+    JSON lines, and `documents.npy`, the byte at which each line starts, then the size of the file.
+    Both are complete when the block ends."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -30,7 +31,7 @@ class DocumentWriter:
 
     def append(self, document: Document) -> None:
         """Append a document to the shard."""
-        line = orjson.dumps(document.to_json(), option=orjson.OPT_APPEND_NEWLINE)
+        line = json_line(document.to_json())
         self._file.write(line)
         self._starts.append(self.end + len(line))
 
@@ -48,8 +49,8 @@ class DocumentWriter:
 
 
 class DocumentShard:
-    """The documents in a directory that a DocumentWriter wrote, read in order by iteration, or by
-    number with `shard[number]`."""
+    """The documents in a directory that a DocumentWriter wrote: Documents, read in order by
+    iteration, or by number, from 0, with `shard[number]`."""
 
     def __init__(self, directory: Path) -> None:
         self.starts = np.asarray(np.load(directory / STARTS, mmap_mode="r"))

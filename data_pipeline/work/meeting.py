@@ -79,9 +79,9 @@ class Meeting:
             self._folder.parent.rmdir()
 
     def agree(self, facts: dict[str, str]) -> None:
-        """Add facts to the ones that this part shows the others, by name. Raises BadInput, with the
-        names of the facts that differ, if a living part works on other facts; a part with other
-        facts is watched for LOOK_SECONDS."""
+        """Add `facts`, texts by name such as a setting's value or a file's digest, to the ones that
+        this part shows the others. Raises BadInput, with the names of the facts that differ, if a
+        living part works on other facts; a part with other facts is watched for LOOK_SECONDS."""
         facts = self._sign["facts"] | facts
         until = time.monotonic() + LOOK_SECONDS
         before = read_signs(self._folder)
@@ -108,7 +108,7 @@ class Meeting:
     def wait_for(self, ready: Callable[[], T | None], part: int, state: Callable[[], str]) -> T:
         """Wait until `ready` returns another value than None, which the work of `part` makes
         possible, and return the value. `state` describes how far that part is, in a line that is
-        printed now and then.
+        printed to standard error now and then.
 
         Raises Interrupted if that part ends without it or gives no sign of life for
         MLM_JOIN_SECONDS, and BadInput if it works on other facts.
@@ -124,13 +124,14 @@ class Meeting:
             self._check(self._sign["facts"], before, signs)
             if ended := [sign["said"] for sign in signs.values() if sign["said"]]:
                 raise Interrupted(
-                    f"part {part} has ended: {ended[0]}; give the commands of all parts again"
+                    f"part {part} has ended: {ended[0]}; give the commands of all parts again,"
+                    " which keep what was finished"
                 )
             if now - heard > self._limit:
                 raise Interrupted(
                     f"part {part} of {self.parts} gave no sign of life for {self._limit} seconds"
-                    f" ({JOIN_SECONDS}), and {state()}: give its command again, and those of all"
-                    " parts that ended"
+                    f" ({JOIN_SECONDS} sets how many), and {state()}: give its command again, and"
+                    " those of all parts that ended; what was finished is kept"
                 )
             if now - began > told and not is_quiet():
                 print(
@@ -164,8 +165,8 @@ def _differing(facts: dict[str, str], sign: Sign) -> list[str]:
 
 
 def read_signs(folder: Path, part: int | str = "*") -> dict[str, Sign]:
-    """Return the JSON content of the sign files in a folder, by file name: of one part, or of all.
-    A file that is removed meanwhile is left out."""
+    """Return a dict file name → JSON content, as a dict, of the sign files in a folder: of the part
+    `part`, or of all parts. A file that is removed meanwhile is left out."""
     signs = {}
     for path in folder.glob(f"part-{part}-*.json"):
         with suppress(OSError):  # the first part has ended and removed it

@@ -15,9 +15,9 @@ LIBRARIES = ("ftfy", "langdetect", "tokenizers", "fastokens", "datasketch", "orj
 
 @cache
 def made_by() -> dict[str, str]:
-    """Return facts that decide a dataset's bytes, by name: `code`, the digest of the source files
-    of `data_pipeline` and `lineage`; `Unicode`, the version of Python's Unicode data; and the
-    version of each library, "absent" if it is not installed."""
+    """Return a dict name → text of facts that decide a dataset's bytes: `code`, the digest of the
+    source files of `data_pipeline` and `lineage`; `Unicode`, the version of Python's Unicode data;
+    and the version of each library, "absent" if it is not installed."""
     rooms = ("data_pipeline", "lineage")
     files = sorted(chain.from_iterable((HOME / room).rglob("*.py") for room in rooms))
     code = sha256_json({path.relative_to(HOME).as_posix(): sha256_file(path) for path in files})

@@ -21,8 +21,9 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 Settings = JSON
 Counts = JSON
 Work = Callable[[Settings, list[Path], Path], Counts]
-"""The work of a task: given settings, input directories and an empty directory, it fills that
-directory and returns counts. It must be importable and depend on nothing else."""
+"""Function that does the work of a task: given settings, a list of input directories and an empty
+directory, it fills that directory and returns counts. It must be importable and depend on nothing
+else."""
 
 
 @dataclass(frozen=True)
@@ -69,16 +70,18 @@ class Done:
 
 def run_task(task: WorkTask, digest: str = "") -> Done:
     """Do the work of a task, write its files and the marker `DONE` to its directory, and return its
-    result; if a marker there names the same task and the files are as written, return the earlier
-    result.
+    result as a Done; if a marker there names the same task and the files are as written, return the
+    earlier result.
 
     Files damaged by a power cut differ from the marker, so their work is done again. Raises
     Interrupted if the memory is full, BadInput if `digest`, which the sending machine computed, is
-    not the task's digest here.
+    not the task's digest here. Errors of the work are passed on.
     """
     if digest not in ("", task.digest):
-        here = "has other code, libraries or another Python than the machine that gives it work"
-        raise BadInput(f"the worker on {platform.node()} {here}: install the same on both")
+        raise BadInput(
+            f"the Ray worker on {platform.node()} has other code, libraries or another Python than"
+            " the machine that gives it work: install the same on both"
+        )
     if (done := finished(task)) is not None:
         return done
     try:
@@ -90,14 +93,17 @@ def run_task(task: WorkTask, digest: str = "") -> Done:
                 orjson.dumps({"task": task.digest, "counts": counts, "files": files})
             )
     except MemoryError as error:
-        raise Interrupted("there is not enough memory; fewer --workers need less") from error
+        raise Interrupted(
+            "there is not enough memory for a task: run the same command with fewer --workers, and"
+            " it continues from what was finished"
+        ) from error
     return Done(task.output, sha256_json(files), counts)
 
 
 def finished(task: WorkTask, is_new: bool = False) -> Done | None:
-    """Return the earlier result of a task if the marker `DONE` in its directory names the same task
-    and the files are as written, else None. With `is_new` the files, which another process has just
-    written, are not compared with the marker."""
+    """Return the earlier result of a task, a Done, if the marker `DONE` in its directory names the
+    same task and the files are as written, else None. With `is_new` the files, which another
+    process has just written, are not compared with the marker."""
     try:
         marker = orjson.loads((task.output / MARKER).read_bytes())
         if marker["task"] == task.digest and (is_new or marker["files"] == _files(task.output)):
@@ -108,8 +114,8 @@ def finished(task: WorkTask, is_new: bool = False) -> Done | None:
 
 
 def _files(directory: Path) -> dict[str, list[Any]]:
-    """Return size and SHA-256, a list of two, of each file below a task's directory, by path,
-    without the marker."""
+    """Return a dict of the files below a task's directory, without the marker: path below the
+    directory → a list of the file's size in bytes and its SHA-256."""
     written = sorted(
         path for path in directory.rglob("*") if path.is_file() and path.name != MARKER
     )

@@ -31,11 +31,12 @@ class Finished:
 
     @property
     def input(self) -> Input:
-        """The stage's directory, with the files of all its tasks, as an input of a later task."""
+        """The stage's directory, with the files of all its tasks, as an Input of a later task."""
         return Input(self.path, self.digest)
 
     def task(self, number: int) -> Input:
-        """Return the directory of one task of the stage as an input of a later task."""
+        """Return the directory of the stage's task with this number, from 0, as an Input of a later
+        task."""
         return Input(self.path / f"{number:05d}", self.digests[number])
 
 
@@ -59,12 +60,13 @@ class Workspace:
         total: int,
         at_once: int | None = None,
     ) -> Iterator[Done]:
-        """Run one task, a call of `work`, for each job, its settings and inputs, and yield the
-        results in order. Each task has a directory of its own, and one that is finished there is
-        not done again.
+        """Run one task, a call of `work`, for each job, a pair of settings and inputs, and yield
+        the result of each, a Done, in order. Each task has a directory of its own, and one that is
+        finished there is not done again.
 
         At most `at_once` tasks are given to the executor at a time. Progress is counted under
-        `title`; an empty title shows none.
+        `title`; an empty title shows none. Raises the errors of the tasks, and Interrupted if the
+        executor loses them.
         """
         folder = self.path / stage
         tasks = (
@@ -84,9 +86,10 @@ class Workspace:
         title: str | None = None,
         at_once: int | None = None,
     ) -> Finished:
-        """Run `work` for every job of a stage and return the finished stage; tasks that are
-        finished already are not done again. Progress is counted under `title`, or the stage's name
-        if it is None; an empty `title` shows none."""
+        """Run `work` for every job, a pair of settings and inputs, of a stage and return a Finished
+        with the digests and counts of its tasks; tasks that are finished already are not done
+        again. Progress is counted under `title`, or the stage's name if it is None; an empty
+        `title` shows none."""
         done = list(
             self.each(stage, work, jobs, stage if title is None else title, len(jobs), at_once)
         )
@@ -97,6 +100,7 @@ class Workspace:
         )
 
     def one(self, stage: str, work: Work, settings: Settings, *inputs: Input) -> Finished:
-        """Run a stage of a single task, a call of `work`, without showing progress, and return the
-        finished stage. A task that is finished already is not done again."""
+        """Run a stage of a single task, a call of `work`, without showing progress, and return a
+        Finished, whose path has the task's files below `00000`. A task that is finished already is
+        not done again."""
         return self.all(stage, work, [(settings, inputs)], "")

@@ -162,7 +162,7 @@ def rewrite(readme: str, results: Path = RESULTS) -> str:
         begin = f"<!--{name}-->"
         end = f"<!--/{name}-->"
         if begin not in readme or end not in readme:
-            raise BadInput(f"README has no {begin} and {end}")
+            raise BadInput(f"README does not have both marks, {begin} and {end}")
         before, rest = readme.split(begin, 1)
         readme = f"{before}{begin}\n{block(reproduction)}\n{end}{rest.split(end, 1)[1]}"
     return CONSOLE.sub(lambda match: f"```console\n{match[1]}{_output(match[1])}```", readme)
@@ -196,7 +196,7 @@ def _output(commands: str) -> str:
                 check=False,
             )
             if done.returncode or not done.stdout:  # a pipe's exit code is its last command's alone
-                raise BadInput(f"{command} failed: {done.stderr.strip()}")
+                raise BadInput(f"{command} failed or printed nothing: {done.stderr.strip()}")
     return "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
 
 

@@ -48,15 +48,15 @@ from mlm_repro.lineage.run import MANIFEST, RunDirectory
 
 PROBE = "probe.json"
 SAMPLES, LENGTH = 8, 64
-"""The probe's samples are the first validation sequences, at most 8, and at most 64 tokens of
-each."""
+"""Largest number of the probe's samples, which are the first validation sequences, and of tokens of
+each sample."""
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 3e-2, "fp16": 1e-2, "fp16-pure": 1e-2}
-"""Largest allowed relative difference between the probe's stored loss and the loss of another
-layout, machine or library, by number format."""
+"""Dict number format → largest allowed relative difference between the probe's stored loss and the
+loss of another layout, machine or library."""
 
 WrittenFile = tuple[str, str, JSON]
-"""Tuple about a file that a rank has written into a checkpoint: its name, its SHA-256, and tensor
-name → description of each tensor in it, from `shards.describe`."""
+"""Tuple about a file that a rank has written into a checkpoint: its name, its SHA-256, and a dict
+tensor name → description of each tensor in it, from `shards.describe`."""
 
 
 class Probe(FileSchema):
@@ -66,39 +66,44 @@ class Probe(FileSchema):
     tokens: Annotated[
         tuple[tuple[NonNegativeInt, ...], ...], Field(min_length=1, max_length=SAMPLES)
     ]
-    """[samples, length + 1] token ids."""
+    """Token ids, [samples, length + 1], with at most 8 samples and a length of at most 64: each
+    sample's inputs, and its targets, which are the next tokens."""
     loss: float
     """Mean cross-entropy of the samples, without dropout."""
     precision: str
     computed_on: JSON
-    """Layout, numerics identity and threads, on which the bits of the loss may depend."""
+    """Dict, as `describe_computation` returns it, of layout, numerics identity and threads, on
+    which the bits of the loss may depend."""
 
     @field_validator("tokens")
     @classmethod
     def _is_a_batch(cls, tokens: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
         if len(set(map(len, tokens))) != 1 or not 2 <= len(tokens[0]) <= LENGTH + 1:
-            raise ValueError(f"the sequences are not of one length from 2 to {LENGTH + 1}")
+            raise ValueError(
+                f"the token sequences do not all have one length, which is from 2 to {LENGTH + 1}"
+            )
         return tokens
 
     def compare(self, loss: float, where: object, computed_on: JSON | None = None) -> str | None:
-        """Compare `loss`, which the loaded model has on the samples, with the stored loss; `where`
-        begins the messages. Return a warning as text if the losses are near but not equal although
-        `computed_on` (`describe_computation` here) equals the stored one, else None.
+        """Compare `loss`, which the loaded model has on the samples, with the stored loss. Return
+        a warning as text if the losses are near but not equal although `computed_on`
+        (`describe_computation` here) equals the stored one, else None.
 
-        Raises IntegrityFailure if the losses differ, relatively, by more than `TOLERANCE` allows:
-        the weights changed, or this machine miscomputes.
+        Raises IntegrityFailure, with `where` first in its message, if the losses differ,
+        relatively, by more than `TOLERANCE` allows: the weights changed, or this machine
+        miscomputes.
         """
-        change = (
-            f"the loss on the probe's samples is {loss!r} and was {self.loss!r} when it was saved"
-        )
         if not math.isclose(loss, self.loss, rel_tol=TOLERANCE.get(self.precision, 1e-4)):
             raise IntegrityFailure(
-                f"{where}: {change}: the weights changed, or this machine miscomputes"
+                f"{where}: the model's loss on the samples in {PROBE} is {loss!r}, and was"
+                f" {self.loss!r} when the checkpoint was saved: the weights changed, or this"
+                " machine miscomputes"
             )
         if computed_on == self.computed_on and loss != self.loss:
             return (
-                f"{change}, on the same layout and machine: training will not go on bit for bit as"
-                " before"
+                f"the model's loss on the samples in {PROBE} is {loss!r}, and was {self.loss!r}"
+                " when the checkpoint was saved, on the same layout and machine: training will not"
+                " go on bit for bit as before"
             )
         return None
 
@@ -138,9 +143,11 @@ class TrainingState:
     """Training time so far in seconds, over all sessions."""
     loss_scaler: JSON | None = None
     recent: tuple[tuple[float, float], ...] = ()
-    """(loss, gradient norm) of the last iterations, oldest first, by which spikes are told."""
+    """Pairs (loss, gradient norm) of the last iterations, oldest first, by which spikes are
+    told."""
     ancestors: tuple[Ancestor, ...] = ()
-    """Every earlier checkpoint, oldest first, removed ones included; the last is the parent."""
+    """Ancestor of every earlier checkpoint, oldest first, removed ones included; the last is the
+    parent."""
     updated_samples: int | None = None
     """Number of samples in the updates; None where an earlier release wrote the checkpoint."""
 
@@ -160,9 +167,9 @@ class CheckpointWriter:
         mesh: ParallelMesh,
         streams: StreamMemory | None = None,
     ) -> None:
-        """Choose the tensors that this rank writes, and allocate host memory for their copies,
-        which every checkpoint reuses. Shortens the thread switch interval of this Python
-        process."""
+        """Choose the tensors that this rank writes, of `parameters` and of the optimizer's state,
+        and allocate host memory for their copies, which every checkpoint reuses. `streams`, if
+        given, is written too. Shortens the thread switch interval of this Python process."""
         # The thread that trains asks for the interpreter at each operation. Python's own 5 ms
         # would pass each time while the writer forms its JSON.
         sys.setswitchinterval(1e-4)
@@ -212,7 +219,7 @@ class CheckpointWriter:
     @property
     def is_ready(self) -> bool:
         """True if a checkpoint is being written and this rank's thread has finished the current
-        step. When it has on every rank, `go_on` does not wait."""
+        step. When every rank's thread has, `go_on` does not wait."""
         return self._steps is not None and self._work.done()
 
     def copy(self) -> None:
@@ -231,9 +238,9 @@ class CheckpointWriter:
         tokenizer: Path,
         probe: Probe | None = None,
     ) -> None:
-        """Copy weights and optimizer state, and begin to write the checkpoint of `state.iteration`
-        below the run directory `run`, with a copy of the directory `tokenizer`; `go_on` completes
-        it. No other checkpoint may be in progress.
+        """Copy weights and optimizer state, and begin to write the checkpoint of `state`, a
+        TrainingState, below the run directory `run`, with the RunConfig, the probe, and a copy of
+        the directory `tokenizer`; `go_on` completes it. No other checkpoint may be in progress.
 
         Every rank calls it. Raises Interrupted, on every rank, if the checkpoint's directory cannot
         be made, or if the run's was moved or replaced.
@@ -303,9 +310,9 @@ class CheckpointWriter:
                     ancestor = sealed.result()
                 return cast(Ancestor, mesh.world.gather_objects(ancestor)[0])
         except OSError as error:
-            advice = "make room and give the same command again; earlier checkpoints are kept"
             raise Interrupted(
-                f"the checkpoint {path} cannot be written ({error.strerror}): {advice}"
+                f"the checkpoint {path} cannot be written ({error.strerror}): make room or mend the"
+                " cause, and give the same command again; earlier checkpoints are kept"
             ) from error
         finally:
             if mesh.is_first:
@@ -324,11 +331,15 @@ class CheckpointWriter:
         def measured() -> Iterator[torch.Tensor]:
             for name in sorted(own):  # the order of a file; the index has the model's
                 if self._is_given_up:
-                    raise Interrupted(f"{path} is left unfinished: its checkpoint was given up")
+                    raise Interrupted(
+                        f"{path} is left unfinished, because training has ended with an error; this"
+                        " checkpoint is not kept"
+                    )
                 numbers[name] = statistics.measure(self._copies[name], own[name])
                 if lost := numbers[name][3]:
                     raise Diverged(
-                        f"{name} holds {lost} numbers that are not finite: no checkpoint is written"
+                        f"tensor {name!r} holds {lost} numbers that are not finite: this checkpoint"
+                        " is not written, and earlier ones are kept"
                     )
                 yield self._copies[name]
 
@@ -350,11 +361,12 @@ def _complete(
     everyone: list[WrittenFile],
 ) -> Ancestor:
     """Write the files of a checkpoint other than its tensors into `unfinished`, its hidden
-    directory, seal it, rename it to `path`, and remove checkpoints beyond `train.keep_checkpoints`.
-    `everyone` has the tensor files that all ranks wrote. Return the checkpoint's iteration and
-    digests as an Ancestor.
+    directory, seal it, rename it to `path`, and remove checkpoints of the run directory `run`
+    beyond `train.keep_checkpoints`. `everyone` has a WrittenFile for each tensor file that a rank
+    wrote. Return the checkpoint's iteration and digests as an Ancestor.
 
-    Only the first rank calls it, after all ranks have written their tensors.
+    Only the first rank calls it, after all ranks have written their tensors. Raises Interrupted if
+    the run's directory was moved or replaced.
     """
     check_held(run)
     shards.write_index(unfinished, [described for *_, described in everyone])
@@ -397,9 +409,14 @@ def save_checkpoint(
     mesh: ParallelMesh,
     tokenizer: Path,
 ) -> None:
-    """Write the checkpoint of `state.iteration` below the run directory `run`, without a probe or a
-    memory of streams, and return when it is sealed. It removes old checkpoints as a training does.
-    Every rank calls it. Raises errors as `CheckpointWriter.begin` and `go_on` do."""
+    """Write the checkpoint of `state`, a TrainingState, below the run directory `run`, without a
+    probe or a memory of streams, and return when it is sealed. It removes old checkpoints as a
+    training does. Every rank calls it.
+
+    Raises Interrupted if the checkpoint cannot be written or the run's directory was moved,
+    Diverged for a tensor that is not finite, and IntegrityFailure for a tensor that was not written
+    as it was copied.
+    """
     writer = CheckpointWriter(parameters, optimizer, mesh)
     writer.begin(run, config, state, tokenizer)
     while writer.is_writing:
@@ -407,8 +424,9 @@ def save_checkpoint(
 
 
 def as_ancestor(path: Path, iteration: int) -> Ancestor:
-    """Return the Ancestor by which later checkpoints name a sealed one: the given iteration, and
-    two digests from the completion marker, of all files and of the model files alone."""
+    """Return the Ancestor by which later checkpoints name the sealed checkpoint `path`: the
+    argument `iteration`, and two digests from the completion marker, of all files and of the model
+    files alone. Raises IntegrityFailure if there is no readable marker."""
     others = {name for name in sealed_files(path) if not name.startswith("model-")}
     return Ancestor(iteration, read_digest(path), content_digest(path, without=others))
 
@@ -416,7 +434,7 @@ def as_ancestor(path: Path, iteration: int) -> Ancestor:
 def remove_old(run: Path, keep: int) -> None:
     """Remove all complete checkpoints of the run directory `run` but the newest `keep`, at least 1.
     Each is first renamed to a hidden name, so that a kill leaves no half checkpoint under its own
-    name."""
+    name. Raises BadInput, and removes none, if one belongs to another run."""
     for old in own_checkpoints(run)[:-keep]:
         hidden = hidden_beside(old, "old")
         # Renamed first: a kill while files are being removed must not leave half a checkpoint under
@@ -431,14 +449,15 @@ def resume(
     optimizer: FlatOptimizer,
     probe_loss: Callable[[Probe], float],
 ) -> TrainingState:
-    """Load weights and optimizer from the newest checkpoint of `run` that can be trusted, and
-    return its progress, a TrainingState. If the run has no checkpoint, load nothing and return the
-    state at iteration 0.
+    """Load weights and optimizer from the newest checkpoint of the run directory `run` that can be
+    trusted, and return its progress, a TrainingState. If the run has no checkpoint, load nothing
+    and return the state at iteration 0.
 
-    Digests, statistics and the loss that `probe_loss` computes on the probe are compared. If a
-    checkpoint fails, the next older one is loaded; then the failed ones are set aside under hidden
-    names, with warnings on stderr. Raises IntegrityFailure if every checkpoint fails, and leaves
-    them all. A memory of streams is not loaded. Every rank calls it.
+    Digests, statistics and the loss that the function `probe_loss` computes on the Probe with the
+    loaded model are compared. If a checkpoint fails, the next older one is loaded; then the failed
+    ones are set aside under hidden names, with warnings on stderr. Raises IntegrityFailure if every
+    checkpoint fails, and leaves them all; BadInput if one belongs to another run. A memory of
+    streams is not loaded. Every rank calls it.
     """
     mesh = optimizer.mesh
     damaged = []
@@ -465,8 +484,8 @@ def resume(
                 # Set aside and not deleted: it is the only evidence of what a disk or a memory did.
                 os.replace(bad, aside)
                 said = (
-                    f"warning: {failure}; it is kept as {aside.name}, and training goes on from"
-                    f" {path.name}"
+                    f"warning: {failure}; that checkpoint is kept as {aside.name}, and training"
+                    f" goes on from {path.name}"
                 )
                 print(said, file=sys.stderr)
         mesh.world.barrier()
@@ -486,14 +505,17 @@ def start_from(
     """Load the weights of the checkpoint `path`, from which a new run starts, into the model and
     the optimizer's master weights, from the checkpoint's master weights if it has them. Return the
     TrainingState at iteration 0. If `is_whole`, load moments and step count too, and return the
-    checkpoint's TrainingState.
+    checkpoint's TrainingState instead.
 
     Every rank calls it. Raises IntegrityFailure if the checkpoint is damaged, or no longer the one
     with `digest` that the run began with.
     """
     with optimizer.mesh.all_or_none():
         if read_digest(path) != digest:
-            raise IntegrityFailure(f"{path} has changed since the run that starts from it began")
+            raise IntegrityFailure(
+                f"the checkpoint {path} is not the one that this run began from: put that one back"
+                " to resume, or begin a new run with `mlm-train run`"
+            )
     if is_whole:
         return load_checkpoint(path, parameters, optimizer)[0]
     _check_files(path, optimizer.mesh, is_read=lambda name: True)
@@ -515,9 +537,9 @@ def start_from(
 def load_checkpoint(
     path: Path, parameters: Sequence[ShardedParameter], optimizer: FlatOptimizer
 ) -> tuple[TrainingState, Probe | None]:
-    """Fill parameters and optimizer from a checkpoint of any layout. Return (TrainingState, Probe
-    or None): the progress, whose last ancestor is this checkpoint, and the samples with their loss,
-    which are not compared here.
+    """Fill parameters and optimizer from the checkpoint `path`, of any layout. Return a pair
+    (TrainingState, Probe or None): the progress, whose last ancestor is this checkpoint, and the
+    samples with their loss, which are not compared here.
 
     Every rank calls it. Raises IntegrityFailure, on every rank, if files or tensors differ from the
     saved ones. Parameters and optimizer may then be partly overwritten.
@@ -582,7 +604,8 @@ def _read_state(path: Path) -> TrainingState:
         )
     except (TypeError, KeyError) as error:
         raise IntegrityFailure(
-            f"{path / STATE} does not describe the progress of a run: {error}"
+            f"{path / STATE} does not have the values of a training's progress ({error}): the"
+            " checkpoint is damaged"
         ) from error
 
 

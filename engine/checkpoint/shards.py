@@ -34,8 +34,8 @@ Entry = JSON
 """Entry of a tensor in index.json: {"shape": whole shape, "dim": divided dim or None, "files":
 names in the order of the parts}."""
 Wanted = Iterable[tuple[str, ShardedParameter, int, Tensor]]
-"""(name, parameter, index in this rank's part of the first element to read, target) of each tensor
-to read."""
+"""Iterable of a tuple (name, ShardedParameter, index in this rank's part of the first element to
+read, target) for each tensor to read."""
 
 
 def write_shard(
@@ -76,9 +76,10 @@ def write_shard(
 def describe(
     parts: Iterable[tuple[str, ShardedParameter]], file: str, numbers: Mapping[str, Numbers]
 ) -> dict[str, Entry]:
-    """Return a dict name → description of each tensor in one rank's file, for `write_index`. A
-    description is a dict: `shape` of the whole tensor, `dim` along which it is divided or None,
-    `part`, the number of this rank's part, `file`, and `numbers`, the statistics of this part."""
+    """Return a dict name → description of each tensor in `file`, the name of one rank's file, for
+    `write_index`. `parts` has the tensors as pairs (name, parameter). A description is a dict:
+    `shape` of the whole tensor, `dim` along which it is divided or None, `part`, the number of this
+    rank's part, `file`, and `numbers`, the statistics of this part."""
     return {
         name: {
             "shape": list(p.global_shape),
@@ -93,7 +94,7 @@ def describe(
 
 def write_index(directory: Path, descriptions: Iterable[dict[str, Entry]]) -> None:
     """Merge `descriptions`, the results of `describe` on all ranks, and write two files into the
-    checkpoint's directory: index.json, tensor name → whole shape, divided dim and files, and
+    checkpoint `directory`: index.json, tensor name → whole shape, divided dim and files, and
     statistics.json, tensor name → statistics of the whole tensor."""
     merged: dict[str, dict[int, Entry]] = {}
     for name, part in chain.from_iterable(description.items() for description in descriptions):
@@ -131,9 +132,10 @@ def reading(place: Path) -> Iterator[None]:
 
 
 def read_into(directory: Path, index: dict[str, Entry], wanted: Wanted) -> None:
-    """Fill the target of each `wanted` (name, parameter, first element, target) with consecutive
-    elements of this rank's part of that tensor, from the first element on. A checkpoint of any
-    layout may hold it; the target keeps its number format.
+    """Fill the target of each `wanted` tuple (name, parameter, first element, target) with
+    consecutive elements of this rank's part of that tensor, from the first element on. `index` is
+    the index.json of the checkpoint `directory`, which may be of any layout; the target keeps its
+    number format.
 
     Raises IntegrityFailure for tensors that are missing, misshapen or not floating-point, and for
     files that cannot be read. Other tensors of the index are not looked at.
@@ -146,7 +148,7 @@ def read_into(directory: Path, index: dict[str, Entry], wanted: Wanted) -> None:
 
         for name, parameter, start, target in wanted:
             entry = entry_of(directory, index, name, parameter.global_shape)
-            _read_run(name, entry, parameter, start, target, file)
+            _read_run(directory, name, entry, parameter, start, target, file)
 
 
 def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
@@ -165,29 +167,40 @@ def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
     formats = {name: dtype for dtype, name in NAMES.items()}
     if stored not in formats:
         raise IntegrityFailure(
-            f"{directory}: {name} holds {stored} numbers, not one of {', '.join(formats)}"
+            f"{directory}: tensor {name!r} holds {stored} numbers, and a checkpoint's format is one"
+            f" of {', '.join(formats)}"
         )
     return formats[stored]
 
 
 def entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[int, ...]) -> Entry:
-    """Return the entry of the tensor `name` in the index: a dict with its whole shape, divided dim
-    and file names. Raises IntegrityFailure if the index has no such entry, one of a shape other
-    than `shape`, or one that does not name files of the checkpoint."""
+    """Return the entry of the tensor `name` in `index`, the index.json of the checkpoint
+    `directory`: a dict with its whole shape, divided dim and file names. Raises IntegrityFailure if
+    the index has no such entry, one of a shape other than `shape`, or one that does not name files
+    of the checkpoint."""
     if name not in index:
-        raise IntegrityFailure(f"{directory}: tensor {name!r} is missing")
+        raise IntegrityFailure(
+            f"{directory}: {INDEX} has no tensor {name!r}, which the model or its optimizer needs"
+        )
     entry = index[name]
     if not isinstance(entry, dict) or not _is_list_of(entry.get("shape"), int):
-        raise IntegrityFailure(f"{directory}: {INDEX} does not describe tensor {name!r}")
+        raise IntegrityFailure(
+            f"{directory}: the entry of tensor {name!r} in {INDEX} has no list of sizes as its"
+            " shape"
+        )
     if tuple(entry["shape"]) != shape:
         raise IntegrityFailure(
-            f"{directory}: {name} has shape {entry['shape']}, the model's is {list(shape)}"
+            f"{directory}: tensor {name!r} has shape {entry['shape']} in {INDEX}, and the model"
+            f" needs {list(shape)}: is it another model's?"
         )
     if not _is_list_of(entry.get("files"), str) or entry.get("dim") not in (
         None,
         *range(len(shape)),
     ):
-        raise IntegrityFailure(f"{directory}: {INDEX} does not say where tensor {name!r} is")
+        raise IntegrityFailure(
+            f"{directory}: the entry of tensor {name!r} in {INDEX} has no list of file names, or no"
+            " valid dim"
+        )
     for file in entry["files"]:
         check_file_name(directory, file)
     return entry
@@ -199,7 +212,8 @@ def check_file_name(directory: Path, name: str) -> None:
     checkpoint."""
     if not FILE_NAME.fullmatch(name):
         raise IntegrityFailure(
-            f"{directory}: the index names {name!r}, which is not a file of the checkpoint"
+            f"{directory}: {INDEX} names the file {name!r}, which is not a plain name of a file in"
+            " the checkpoint"
         )
 
 
@@ -208,34 +222,48 @@ def _is_list_of(value: Any, kind: type) -> bool:
 
 
 def _read_run(
-    name: str, entry: Entry, parameter: ShardedParameter, start: int, target: Tensor, file: Any
+    directory: Path,
+    name: str,
+    entry: Entry,
+    parameter: ShardedParameter,
+    start: int,
+    target: Tensor,
+    file: Any,
 ) -> None:
     """Fill the target with consecutive elements of this rank's part of the tensor `name`, from
-    element `start` of the part on. `entry` is its entry in the index. The target is flat, or is the
-    whole part; an empty one is left alone. `file` opens a file of the checkpoint by its name."""
+    element `start` of the part on. `entry` is the tensor's entry in the index. The target is flat,
+    or is the whole part; an empty one is left alone. `file` is a function that opens a file of the
+    checkpoint `directory` by its name. Raises IntegrityFailure if the files hold another shape,
+    numbers that are not floating-point, or no equal parts."""
     shape = parameter.local.shape
     count = target.numel()
     if not count:
         return
     if count == parameter.local.numel():
-        _read_part(name, entry, parameter, 0, target.view(shape), file)
+        _read_part(directory, name, entry, parameter, 0, target.view(shape), file)
         return
     # The library reads whole rows; an owner of a divided state begins and ends within one.
     row = math.prod(shape[1:])
     first = start // row
     last = -(-(start + count) // row)
     rows = target.new_empty(last - first, *shape[1:])
-    _read_part(name, entry, parameter, first, rows, file)
+    _read_part(directory, name, entry, parameter, first, rows, file)
     target.copy_(rows.view(-1)[start - first * row :][:count])
 
 
 def _read_part(
-    name: str, entry: Entry, parameter: ShardedParameter, first: int, target: Tensor, file: Any
+    directory: Path,
+    name: str,
+    entry: Entry,
+    parameter: ShardedParameter,
+    first: int,
+    target: Tensor,
+    file: Any,
 ) -> None:
     """Fill the target with rows, along dim 0, of this rank's part of the tensor `name`, from row
-    `first` of the part on. `entry`, from the index, says which files hold it; `file` opens one by
-    its name. Raises IntegrityFailure if the files hold another shape, numbers that are not
-    floating-point, or no equal parts."""
+    `first` of the part on. `entry`, from the index, says which files of the checkpoint `directory`
+    hold the tensor; `file` is a function that opens one by its name. Raises IntegrityFailure if the
+    files hold another shape, numbers that are not floating-point, or no equal parts."""
     dim = entry["dim"] or 0
     files = entry["files"]
     own = parameter.dim
@@ -251,8 +279,8 @@ def _read_part(
     size, rest = divmod(parameter.global_shape[dim], len(files))
     if rest:
         raise IntegrityFailure(
-            f"{name} has {parameter.global_shape[dim]} rows in the divided dim, which the"
-            f" {len(files)} files of the index cannot hold in equal parts"
+            f"{directory}: {INDEX} names {len(files)} files for tensor {name!r}, which cannot hold"
+            f" equal parts of its {parameter.global_shape[dim]} rows or columns: it was changed"
         )
     start, end, _ = cut[dim].indices(parameter.global_shape[dim])
     for number, source in enumerate(files):
@@ -261,18 +289,18 @@ def _read_part(
         if low < high:
             cut[dim] = slice(low - number * size, high - number * size)
             _copy(
+                directory / source,
                 name,
                 target.narrow(dim, low - start, high - low),
                 file(source).get_slice(name)[tuple(cut)],
             )
 
 
-def _copy(name: str, target: Tensor, source: Tensor) -> None:
+def _copy(place: Path, name: str, target: Tensor, source: Tensor) -> None:
     # `copy_` would convert integers, and broadcast another shape, in silence.
     if source.shape != target.shape or not source.is_floating_point():
-        holds = (
-            f"{source.dtype} of shape {list(source.shape)}, not weights of shape"
-            f" {list(target.shape)}"
+        raise IntegrityFailure(
+            f"{place}: the part of tensor {name!r} in it is {source.dtype} of shape"
+            f" {list(source.shape)}, not floating-point numbers of shape {list(target.shape)}"
         )
-        raise IntegrityFailure(f"{name}: a file holds {holds}")
     target.copy_(source)

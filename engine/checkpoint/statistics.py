@@ -33,15 +33,17 @@ NOTHING: Numbers = (0.0, math.inf, -math.inf, 0, 0)
 """Numbers for a rank that has read no element of a tensor: as a part they change nothing in
 `merge`."""
 Loaded = dict[str, tuple[ShardedParameter, Numbers]]
-"""Name of a tensor → its parameter, and the numbers of the elements that this rank has read."""
+"""Dict name of a tensor → pair of its ShardedParameter and the Numbers of the elements that this
+rank has read."""
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def measure(
     tensor: torch.Tensor, parameter: ShardedParameter | None = None, start: int = 0
 ) -> Numbers:
-    """Return the tuple (sum of squares, minimum, maximum, number of non-finite elements, checksum)
-    of a tensor. The first three leave out non-finite elements, and are 0 if no element is finite.
+    """Return the Numbers of a tensor, the tuple (sum of squares, minimum, maximum, number of
+    non-finite elements, checksum). The first three leave out non-finite elements, and are 0 if no
+    element is finite.
 
     With a parameter, the tensor is a run of elements, from `start` on, of this rank's part of it.
     The checksum then counts each element at its index in the whole tensor, so that `merge` gives
@@ -145,7 +147,8 @@ def check_written(
                 measure(opened.get_tensor(name), parameters.get(name)), to_json(numbers)
             ):
                 raise IntegrityFailure(
-                    f"{file}: tensor {name!r} was not written as it is in memory: {difference}"
+                    f"{file}: tensor {name!r}, read back, is not what was in memory: {difference};"
+                    " the checkpoint is not kept"
                 )
 
 
@@ -154,10 +157,11 @@ def check_loaded(
     loaded: Loaded,
     owners: Axis | None = None,
 ) -> None:
-    """Compare the tensors that were read from a checkpoint with its statistics.json; without this
-    file nothing is compared. `loaded` has name → (parameter, numbers of the elements that this rank
-    has read). Every rank of the axis along which parameters are divided (tensor-parallel, or
-    data-parallel under ZeRO stage 3) calls it, because their numbers are merged.
+    """Compare the tensors that were read from the checkpoint `directory` with its statistics.json;
+    without this file nothing is compared. `loaded` is a dict name → (parameter, numbers of the
+    elements that this rank has read). Every rank of the axis along which parameters are divided
+    (tensor-parallel, or data-parallel under ZeRO stage 3) calls it, because their numbers are
+    merged.
 
     With `owners`, each rank of that axis has read its own elements, and all of them call this too.
     Raises IntegrityFailure naming the first tensor that differs or that the statistics lack; other
@@ -174,12 +178,15 @@ def check_loaded(
         measured |= _merge_over(loaded[next(iter(divided))][0].axis, divided)
     for name, numbers in measured.items():
         if name not in stored:
-            raise IntegrityFailure(f"{directory}: {FILE} does not have tensor {name!r}")
+            raise IntegrityFailure(
+                f"{directory}: {FILE} has no entry for tensor {name!r} of the checkpoint"
+            )
         if difference := differs(
             numbers, vars(parse_document(stored[name], TensorNumbers, f"{FILE}, {name}"))
         ):
             raise IntegrityFailure(
-                f"{directory}: tensor {name!r} is not what was saved: {difference}"
+                f"{directory}: tensor {name!r} is not what was saved: {difference}; its file"
+                " changed, or this machine misreads it"
             )
 
 

@@ -33,9 +33,9 @@ class StreamMemory:
         self._passing: dict[Places, Recurrence] = {}
 
     def enter(self, places: Places) -> Recurrence | None:
-        """Return the Recurrence of a microbatch, for the model to read and write: `before` has the
-        memory of the streams `places`, empty at first, and `after` becomes it at the next `commit`.
-        None for a model without memory."""
+        """Return the Recurrence of a microbatch, for the model to read and write. Its `before` has
+        the memory of the streams whose indices are in `places`, empty at first, and its `after`
+        becomes their memory at the next `commit`. None for a model without memory."""
         if not self.is_kept:
             return None
         self._passing[places] = Recurrence(self._states.get(places, {}))
@@ -64,8 +64,9 @@ class StreamMemory:
         return named
 
     def save(self, directory: Path, states: dict[str, torch.Tensor]) -> None:
-        """Write `states`, which the method `states` returned, into a checkpoint's directory as
-        `memory-ppNNN-dpNNNNN.safetensors`, a file of this rank. Write nothing if there are none."""
+        """Write `states`, which the method `states` returned, into a checkpoint's directory as a
+        file of this rank, `memory-ppNNN-dpNNNNN.safetensors`, named by its pipeline and
+        data-parallel rank. Write nothing if there are none."""
         # Stages and data-parallel ranks have layers and streams of their own, and each writes a
         # file.
         if states:
@@ -95,7 +96,8 @@ class StreamMemory:
                 saved |= {name: file.get_tensor(name) for name in needed & {*file.keys()}}
         if missing := needed - saved.keys():
             raise IntegrityFailure(
-                f"{directory} lacks the memory of {len(missing)} pairs of a layer and a stream"
+                f"{directory} is damaged: its memory-*.safetensors lack {len(missing)} of the"
+                " states that a transformer-xl carries on, one for each layer and stream of text"
             )
         for places, layer in wanted:
             states = torch.stack([saved[f"{layer}.{place}"] for place in places], dim=1)

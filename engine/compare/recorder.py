@@ -51,9 +51,10 @@ class NameMap(Config):
     """Suffixes of our names of parameters → the dim that is divided over tensor-parallel ranks."""
 
     def ours(self, name: str, table: dict[str, str], first_layer: int) -> str | None:
-        """Return our name for one of the engine's names, or None if `table` lacks it: the map's
-        `outputs` for a module, `parameters` for a parameter. Wrappers' names in front, such as
-        `module.`, are left out first. The engine's layer 0 is our `first_layer`."""
+        """Return our name for `name`, the engine's name of a module or parameter, or None if the
+        dict `table` of patterns lacks it: the map's `outputs` for a module, `parameters` for a
+        parameter. Wrappers' names in front, such as `module.`, are left out first. The engine's
+        layer 0 is our `first_layer`."""
         named = _renamed(WRAPPERS.sub("", name), table.items())
         return named and re.sub(
             r"^layers\.(\d{1,6})", lambda match: f"layers.{int(match[1]) + first_layer}", named
@@ -82,9 +83,10 @@ class NameMap(Config):
 
 
 def _renamed(name: str, patterns: Iterable[tuple[str, str]]) -> str | None:
-    """Return the name translated by the first pair (pattern, translation) of `patterns` that
-    matches the whole of it, or None. Each `*` or `**` of the translation becomes what the pattern's
-    matched in the same place."""
+    """Return the name translated by the first pair (pattern, translation) of `patterns` whose
+    pattern matches the whole of it, or None. In a pattern, `*` matches one part between dots and
+    `**` one or more parts; each `*` or `**` of the translation becomes the text that the pattern's
+    matched, in the same order."""
     for pattern, other in patterns:
         expression = re.escape(pattern).replace(r"\*\*", "(.+)").replace(r"\*", "([^.]+)")
         if match := re.fullmatch(expression, name):
@@ -93,12 +95,15 @@ def _renamed(name: str, patterns: Iterable[tuple[str, str]]) -> str | None:
 
 
 def read_names(name: str) -> NameMap:
-    """Return the name map of a known engine, by its name, or of a TOML file, by its path. Raises
+    """Return the NameMap of a known engine, by its name, or of a TOML file, by its path. Raises
     BadInput if there is no such map, or if the file is not a valid one."""
     path = SHIPPED / f"{name}.toml"
     if not path.is_file() and not (path := Path(name)).is_file():
         known = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.toml")))
-        raise BadInput(f"there is no name map {name}: give a TOML file or one of {known}")
+        raise BadInput(
+            f"there is no name map {name}, which translates an engine's names of tensors: give a"
+            f" TOML file or one of {known}"
+        )
     return load_config(path, NameMap)
 
 
@@ -136,9 +141,10 @@ class Recorder:
         self.iteration = 0
 
     def show(self, tensor: str, value: Any, start: tuple[int, ...] = ()) -> None:
-        """Pass a number, or the part of a tensor that begins at index `start` of the whole, to
-        `take` under the name `tensor`, as a copy on the host. Numbers and fp64 tensors are given as
-        fp64, all others as fp32. Without `start` the part begins at the first element."""
+        """Pass a number, or the part of a tensor that begins at index `start` of the whole, to the
+        recorder's function `take`, as a TensorPart with the name `tensor` and a copy of the values
+        on the host. Numbers and fp64 tensors are given as fp64, all others as fp32. Without `start`
+        the part begins at the first element."""
         array = torch.as_tensor(
             value, dtype=None if isinstance(value, Tensor) else torch.float64
         ).detach()
@@ -149,12 +155,12 @@ class Recorder:
     def watch(
         self, module: nn.Module, starts: Sequence[int], scale: float = 1.0
     ) -> Callable[[], None]:
-        """Record outputs of the submodules that the map's `outputs` name, and their gradients times
-        `scale`, until the returned function is called.
+        """Record outputs of those submodules of `module` that the map's `outputs` name, and their
+        gradients times `scale`, until the returned function is called.
 
-        The n-th call of a module belongs to the microbatch that begins at sequence `starts[n]` of
-        the global batch; there must be no call beyond these. Recomputation in the backward pass is
-        not recorded.
+        The n-th call of a submodule belongs to the microbatch that begins at sequence `starts[n]`
+        of the global batch; there must be no call beyond these. Recomputation in the backward pass
+        is not recorded.
         """
         hooks = ExitStack()
         for name, child in module.named_modules():
@@ -204,8 +210,8 @@ class Recorder:
         self.show(name, value, tuple(start))
 
     def ours(self, name: str) -> str | None:
-        """Return our name for one of the engine's parameters, by the map and with this rank's first
-        layer counted in, or None if the map lacks it."""
+        """Return our name for `name`, the engine's name of a parameter, by the map and with this
+        rank's first layer counted in, or None if the map lacks the parameter."""
         return self.names.ours(name, self.names.parameters, self.place.first_layer)
 
     def parameter(self, kind: str, name: str, value: Tensor) -> None:

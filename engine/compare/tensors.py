@@ -99,8 +99,8 @@ def computation_order(names: Iterable[str]) -> list[str]:
 
 
 def assemble(parts: Iterable[TensorPart]) -> dict[Key, Array]:
-    """Return a dict (iteration, tensor name) → whole tensor, joined from its parts on all ranks. If
-    several ranks computed the same part, the last one counts.
+    """Return a dict (iteration, tensor name) → whole tensor as a numpy array, joined from its
+    TensorParts on all ranks. If several ranks computed the same part, the last one counts.
 
     Raises IntegrityFailure if the parts of a tensor overlap or leave a hole.
     """
@@ -122,19 +122,19 @@ def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None =
     `whole` exactly once: none may be missing, overlap, lie outside or have another number of dims.
     Without `whole` the tensor ends where the boxes end. `what` names the tensor in the message."""
     if not boxes:
-        raise IntegrityFailure(f"{what} has no shards")
+        raise IntegrityFailure(f"no part of {what} is in a file or on a rank")
     dims = {len(whole or boxes[0][0]), *map(len, chain.from_iterable(boxes))}
     if len(dims) > 1:
-        raise IntegrityFailure(f"the shards of {what} have different numbers of dims")
+        raise IntegrityFailure(f"the parts of {what} have different numbers of dims")
     shape = whole or tuple(map(max, zip(*(end for _, end in boxes), strict=True)))
     for box in boxes:
         if any(not 0 <= low <= high <= size for low, high, size in zip(*box, shape, strict=True)):
-            raise IntegrityFailure(f"a shard of {what} lies outside it")
+            raise IntegrityFailure(f"a part of {what} lies outside the whole tensor")
     held = sum(math.prod(b - a for a, b in zip(*box, strict=True)) for box in boxes)
     size = math.prod(shape)
     if held < size:
         raise IntegrityFailure(
-            f"shards of {what} hold {held} of its {size} elements: some are missing"
+            f"the parts of {what} hold {held} of its {size} elements: some are missing"
         )
     # Elements are marked: comparing boxes pair by pair would be quadratic in their number.
     if len(boxes) > 1:
@@ -143,7 +143,8 @@ def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None =
             is_held[tuple(map(slice, start, end))] = True
         if held > size or not is_held.all():
             raise IntegrityFailure(
-                f"shards of {what} overlap: they hold {held} elements, and it has {size}"
+                f"the parts of {what} overlap: together they hold {held} elements, and the whole"
+                f" tensor has {size}"
             )
 
 
@@ -175,9 +176,10 @@ class TensorDifference(NamedTuple):
 
 
 def compare(part: TensorPart, whole: Array, rank: str, tolerance: float) -> TensorDifference:
-    """Return a TensorDifference: the largest difference of an element between a part, computed on
-    `rank`, and the reference's tensor `whole`, with the given tolerance. It is infinite for a NaN,
-    and for a part that lies outside the whole tensor."""
+    """Return a TensorDifference: the largest difference of an element between a TensorPart,
+    computed on the rank that is called `rank`, and the reference's array of the same tensor,
+    `whole`, with the given tolerance. It is infinite for a NaN, and for a part that lies outside
+    the whole tensor."""
     expected = (
         whole[tuple(map(slice, part.start, part.end))]
         if len(part.start) == whole.ndim
@@ -185,7 +187,8 @@ def compare(part: TensorPart, whole: Array, rank: str, tolerance: float) -> Tens
     )
     if expected.shape != part.value.shape:
         where = (
-            f"on {rank}: it lies at {list(part.start)} to {list(part.end)} of {list(whole.shape)}"
+            f"on {rank}: a part of it is at {list(part.start)} to {list(part.end)}, and the whole"
+            f" has shape {list(whole.shape)}"
         )
         return TensorDifference(np.inf, part.iteration, part.tensor, where, 0, tolerance)
     distance = np.abs(part.value.astype(np.float64) - expected)
@@ -228,8 +231,9 @@ def tolerances(
     whole: Mapping[Key, Array], moved: Sequence[Mapping[Key, Array]], precision: str
 ) -> dict[Key, float]:
     """Return a dict (iteration, tensor name) → tolerance T (`tensor_tolerance`) for every tensor of
-    the reference, `whole`, from the same tensors in the perturbed runs, `moved`. The number of
-    layers is read from the tensors' names; `precision` is the weights' number format."""
+    the reference, `whole`, from the same tensors in the perturbed runs, `moved`: dicts with the
+    same keys, each tensor an array. The number of layers is read from the tensors' names;
+    `precision` is the weights' number format."""
     matches = [re.search(r"\blayers\.(\d+)", name) for _, name in whole]
     numbers = [int(match[1]) for match in matches if match]
     layers = max(numbers, default=-1) + 1

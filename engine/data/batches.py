@@ -24,11 +24,13 @@ class Microbatch:
     tokens: NDArray[np.int64]
     places: tuple[int, ...]
     pairs: Sequence[PairSample] = ()
-    """Samples of a BERT: besides tokens, their targets, token types and lengths."""
+    """PairSamples of a BERT, one for each sequence: besides tokens, their targets, token types and
+    lengths. Empty for another model."""
 
 
 Take = Callable[[Sequence[int], tuple[int, ...]], Microbatch]
-"""Function (sample numbers, their indices in the global batch) → microbatch."""
+"""Function (sample numbers, their indices in the global batch) → Microbatch of these samples, in
+order."""
 
 
 def text_of(sample: Callable[[int], NDArray[np.int64]]) -> Take:
@@ -51,7 +53,7 @@ class TrainingOrder:
     take: Take
 
     def microbatches(self, iteration: int, dp_rank: int, dp: int) -> Iterator[Microbatch]:
-        """Yield the microbatches of `iteration` (from 0) for the data-parallel rank `dp_rank` of
+        """Yield the Microbatches of `iteration` (from 0) for the data-parallel rank `dp_rank` of
         `dp`: in order, its contiguous share of the global batch."""
         for places in place_groups(
             self.schedule.batch_size(iteration), self.microbatch_size, dp_rank, dp
@@ -59,8 +61,9 @@ class TrainingOrder:
             yield self.take([self.number(iteration, place) for place in places], places)
 
     def number(self, iteration: int, place: int) -> int:
-        """Return the number of the sample at the index `place` of the global batch of `iteration`,
-        counted from 0 through the whole training."""
+        """Return the number of the sample at an index of the global batch of `iteration`, the
+        argument `place`, both counted from 0. Here samples are numbered from 0 through the whole
+        training; a subclass for another order overrides this."""
         return self.schedule.samples_before(iteration) + place
 
 
@@ -89,9 +92,9 @@ class ValidationOrder:
     def microbatches(
         self, num_samples: int, batch_size: int, dp_rank: int, dp: int
     ) -> Iterator[Microbatch]:
-        """Yield the microbatches of data-parallel rank `dp_rank` of `dp`, each of `batch_size`
+        """Yield the Microbatches of data-parallel rank `dp_rank` of `dp`, each of `batch_size`
         sequences, the last perhaps of fewer. The ranks together take the first `num_samples`
-        sequences, or all if the order has fewer."""
+        sequences, or all if the order has fewer; each rank takes every `dp`-th."""
         # Every dp-th sequence, so that the shares of ranks differ by one at most.
         own = range(dp_rank, min(num_samples, self.num_samples), dp)
         for start in range(0, len(own), batch_size):
@@ -112,7 +115,10 @@ def validation_text(parts: Sequence[tuple[TokenFile, float]], seq_length: int) -
     sizes = np.array([(len(file.tokens) - 1) // seq_length for file in files])
     if sizes.min() < 1:
         tokens = len(files[sizes.argmin()].tokens)
-        raise BadInput(f"the validation split has {tokens} tokens, fewer than {seq_length} + 1")
+        raise BadInput(
+            f"a token file of the dataset's validation split has {tokens} tokens, and one sequence"
+            f" needs {seq_length} + 1: make the split larger or model.seq_length smaller"
+        )
     # One draw more than there are sequences, so that some dataset is exhausted in it.
     datasets, numbers = blending_indices(
         normalized([weight for _, weight in parts]), int(sizes.sum()) + 1

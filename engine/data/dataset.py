@@ -26,8 +26,8 @@ class DatasetFacts:
     weights: tuple[float, ...]
     """Share of each dataset in the training samples; the shares add up to 1."""
     digests: tuple[str, ...]
-    """Content digest of each dataset, which is the same when the dataset is rebuilt from the same
-    text."""
+    """Content digest of each dataset, hexadecimal text in the order of the directories. It is the
+    same when the dataset is rebuilt from the same text."""
     vocab_size: int
     padded_vocab_size: int
 
@@ -48,7 +48,8 @@ class DatasetFacts:
             if vocabulary != vocabularies[0]:
                 raise BadInput(
                     f"datasets {directories[0]} and {directory} have different vocabularies,"
-                    " tokenizers or end-of-text tokens"
+                    " tokenizers or end-of-text tokens, and a blend needs the same: build both"
+                    " with one `tokenizer.path`"
                 )
         return cls(
             directories,
@@ -59,8 +60,8 @@ class DatasetFacts:
 
     @property
     def digest(self) -> str:
-        """Digest of the dataset's content; with several datasets, one of their digests and
-        shares."""
+        """Digest of the dataset's content, as hexadecimal text; with several datasets, a SHA-256
+        over their digests and shares."""
         return (
             self.digests[0] if len(self.digests) == 1 else sha256_json([self.digests, self.weights])
         )
@@ -101,14 +102,14 @@ class DatasetFacts:
         return self.directories[0] / "tokenizer"
 
     def resize(self, model: ModelConfig) -> ModelConfig:
-        """Return a copy of the model configuration with `vocab_size` and `padded_vocab_size` of
-        this dataset. A BERT's vocabulary has its special tokens too, after the dataset's entries
-        unless the tokenizer has them. Raises BadInput if a Transformer-XL's cutoffs go beyond the
+        """Return a ModelConfig, a copy of `model` with `vocab_size` and `padded_vocab_size` of this
+        dataset. A BERT's vocabulary has its special tokens too, after the dataset's entries unless
+        the tokenizer has them. Raises BadInput if a Transformer-XL's cutoffs go beyond the
         vocabulary."""
         if (cutoffs := model.transformer_xl.cutoffs) and cutoffs[-1] >= self.vocab_size:
             raise BadInput(
-                f"cutoffs = {list(cutoffs)} go beyond the dataset's vocabulary of {self.vocab_size}"
-                " words"
+                f"model.transformer_xl.cutoffs = {list(cutoffs)} must all be below the size of the"
+                f" dataset's vocabulary, {self.vocab_size}"
             )
         sizes = {"vocab_size": self.vocab_size, "padded_vocab_size": self.padded_vocab_size}
         if model.section.special_tokens:
@@ -131,15 +132,20 @@ def _read_vocabulary(directory: Path) -> tuple[int, int, str, int | None]:
     if not os.path.isdir(directory):
         raise DataMissing(f"there is no dataset at {directory}; `mlm-data run` makes one")
     if (directory / f"{UNSPLIT}_text_document.bin").is_file():
-        advice = "divide the documents with `mlm-data split` before `mlm-data tokenize`"
-        raise DataMissing(f"{directory} has no training and validation split: {advice}")
+        raise DataMissing(
+            f"{directory} has no training and validation split: divide the documents with `mlm-data"
+            " split` before `mlm-data tokenize`"
+        )
     if not is_sealed(directory):
-        raise IntegrityFailure(f"the dataset {directory} is not complete: run `mlm-data run` again")
+        raise IntegrityFailure(
+            f"the dataset {directory} is not complete: run `mlm-data run` again with its recipe"
+        )
     card = read_document(directory / DATASET, DataCard)
     file = directory / "tokenizer" / FILE_NAME
     try:
         return card.vocab_size, card.padded_vocab_size, sha256_file(file), card.end_of_text
     except OSError as error:
         raise IntegrityFailure(
-            f"the tokenizer of {directory} cannot be read: {cause(error)}"
+            f"the dataset's tokenizer {file} cannot be read ({cause(error)}): put it back, or make"
+            " the dataset again with `mlm-data run`"
         ) from error

@@ -43,15 +43,16 @@ class SpanExample:
     context: str
     answers: tuple[str, ...]
     starts: tuple[int, ...]
-    """Character offset of each answer."""
+    """Index in the context of each answer's first character, in the order of `answers`."""
 
 
 TaskExample = LabelledExample | SpanExample
 
 
 def read_mnli(path: Path) -> list[LabelledExample]:
-    """Return an example for each row of a file of MNLI, labelled by its index in MNLI_LABELS. Rows
-    with the gold label `-`, on which the annotators do not agree, are skipped.
+    """Return a list of a LabelledExample for each row of a file of MNLI, in order: its pair of
+    sentences, labelled by the index of its label in MNLI_LABELS. Rows with the gold label `-`, on
+    which the annotators do not agree, are skipped.
 
     Raises DataMissing if there is no such file, BadInput if it is not readable, lacks a column, or
     has a row of another length or with another label.
@@ -61,15 +62,18 @@ def read_mnli(path: Path) -> list[LabelledExample]:
         if label == "-":
             continue
         if label not in MNLI_LABELS:
-            raise BadInput(f"{path} line {line}: {label!r} is not one of {', '.join(MNLI_LABELS)}")
+            raise BadInput(
+                f"{path} line {line}: gold_label is {label!r}, not one of {', '.join(MNLI_LABELS)}"
+            )
         examples.append(LabelledExample(((first, second),), MNLI_LABELS.index(label)))
     return examples
 
 
 def read_qqp(path: Path) -> list[LabelledExample]:
-    """Return an example for each pair of questions in a file of QQP that is labelled 0 or 1
-    (duplicates). Other rows are skipped; the published file has a few truncated ones. Raises
-    DataMissing if there is no such file, BadInput if it is not readable or lacks a column."""
+    """Return a list of a LabelledExample for each pair of questions in a file of QQP that is
+    labelled 0 or 1 (duplicates), in order. Other rows are skipped; the published file has a few
+    truncated ones. Raises DataMissing if there is no such file, BadInput if it is not readable or
+    lacks a column."""
     rows = _rows(path, ("question1", "question2", "is_duplicate"), skip_short=True)
     return [
         LabelledExample(((a, b),), int(label)) for _, (a, b, label) in rows if label in ("0", "1")
@@ -77,9 +81,9 @@ def read_qqp(path: Path) -> list[LabelledExample]:
 
 
 def read_squad(path: Path) -> list[SpanExample]:
-    """Return an example for every question of a SQuAD 1.1 or 2.0 file; one that the context does
-    not answer has no answers. Raises DataMissing if there is no such file, BadInput if it is not
-    readable or has another form."""
+    """Return a list of a SpanExample for every question of a SQuAD 1.1 or 2.0 file, in order; one
+    that the context does not answer has no answers. Raises DataMissing if there is no such file,
+    BadInput if it is not readable or has another form."""
     examples = []
     try:
         for article in parse_json(_read(path))["data"]:
@@ -97,13 +101,17 @@ def read_squad(path: Path) -> list[SpanExample]:
 
 
 def read_race(folder: Path) -> list[LabelledExample]:
-    """Return an example for every RACE question in the `.txt` files anywhere below a folder, such
-    as `train/middle` or `train`: a (question with option, passage) pair for each option. Raises
-    DataMissing if there is no such file, BadInput for a file that is not readable or a line that is
-    not a passage."""
+    """Return a list of a LabelledExample for every RACE question in the `.txt` files anywhere below
+    a folder, such as `train/middle` or `train`, in the order of their paths: a (question with
+    option, passage) pair for each option, and the index of the right one. Raises DataMissing if
+    there is no such file, BadInput for a file that is not readable or a line that is not a
+    passage."""
     files = sorted(folder.rglob("*.txt"))
     if not files:
-        raise DataMissing(f"there are no .txt files in {folder}")
+        raise DataMissing(
+            f"there are no .txt files below {folder}: --data must name the folder of RACE's"
+            " published files"
+        )
     examples = []
     for path in files:
         for line, text in enumerate(_read(path).splitlines(), 1):
@@ -118,13 +126,16 @@ def read_race(folder: Path) -> list[LabelledExample]:
                     )
                     examples.append(LabelledExample(pairs, "ABCD".index(answer)))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise BadInput(f"{path} line {line} is not a RACE passage: {error}") from error
+                raise BadInput(
+                    f"{path} line {line} is not a RACE passage, a JSON object with article,"
+                    f" questions, options and answers: {error}"
+                ) from error
     return examples
 
 
 def _fill(question: str, option: str) -> str:
-    """Return the question with the option at every `_`, or after it if it has no `_` (Megatron-LM
-    tasks/race/data.py)."""
+    """Return a text: the question with the option at every `_`, or after it if it has no `_`
+    (Megatron-LM tasks/race/data.py)."""
     return question.replace("_", option) if "_" in question else f"{question} {option}"
 
 
@@ -141,7 +152,10 @@ def _rows(
     lines = _read(path).split("\n")
     header = lines[0].rstrip("\r").split("\t")
     if missing := [column for column in columns if column not in header]:
-        raise BadInput(f"{path} has no column {missing[0]!r} in its first line")
+        raise BadInput(
+            f"the first line of {path} names no column {missing[0]!r}: it must be the header of the"
+            " published file, separated by tabs"
+        )
     indices = [header.index(column) for column in columns]
     for number, line in enumerate(lines[1:], 2):
         cells = line.rstrip("\r").split("\t")
@@ -149,7 +163,8 @@ def _rows(
             yield number, [cells[index].strip() for index in indices]
         elif line and not skip_short:
             raise BadInput(
-                f"{path} line {number} has {len(cells)} columns, its header {len(header)}"
+                f"{path} line {number} has {len(cells)} cells separated by tabs, and the header has"
+                f" {len(header)}"
             )
 
 
@@ -159,7 +174,9 @@ def _read(path: Path) -> str:
     try:
         return read_bytes(path).decode("utf-8")
     except FileNotFoundError as error:
-        raise DataMissing(f"there is no file {path}") from error
+        raise DataMissing(
+            f"there is no file {path}: --data must name the folder of the task's published files"
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} cannot be read: {cause(error)}") from error
 
@@ -186,11 +203,12 @@ class FineTuneTask:
     paths of the training and evaluation files below the data folder, and published recipe."""
 
     outputs: int
-    """Output width of the new head, for a pair, an option or a position."""
+    """Output width of the new head: the number of scores for a pair of texts, an option or a
+    position."""
     read: Callable[[Path], Sequence[TaskExample]]
     train: str
     held_out: Mapping[str, str]
-    """Name of each evaluation set → its file or folder."""
+    """Dict name of each evaluation set → its file or folder, a path below the data folder."""
     recipe: FineTuneRecipe
 
 
@@ -212,13 +230,13 @@ def find_task(name: str) -> FineTuneTask:
     """Return the FineTuneTask called `name`, such as `mnli`. Raises BadInput if there is no such
     task."""
     if name not in TASKS:
-        raise BadInput(f"there is no task {name!r}; there are {', '.join(TASKS)}")
+        raise BadInput(f"there is no fine-tuning task {name!r}; there are {', '.join(TASKS)}")
     return TASKS[name]
 
 
 def read_sets(name: str, data: Path) -> dict[str, Sequence[TaskExample]]:
-    """Return a dict name of a set → its examples, from a task's published files below `data`: first
-    the evaluation sets, then `train`.
+    """Return a dict name of a set → sequence of its examples, from the published files of the task
+    `name` below the folder `data`: first the evaluation sets, then `train`.
 
     Raises DataMissing if a file is missing, BadInput if one is not readable or has no example, or
     for an unknown task.
@@ -252,7 +270,7 @@ def squad_scores(predicted: Sequence[str], expected: Sequence[Sequence[str]]) ->
 
 
 def normalize(text: str) -> str:
-    """Return the text as SQuAD compares answers: in lower case, without punctuation and the
+    """Return an answer's text as SQuAD compares answers: in lower case, without punctuation and the
     articles a, an and the, and with single spaces between words."""
     text = "".join(character for character in text.lower() if character not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())

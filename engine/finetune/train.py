@@ -46,7 +46,7 @@ from mlm_repro.engine.rng import Dropout, initial_normal
 from mlm_repro.engine.step import TrainingStep
 from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.chain import read_newest
-from mlm_repro.lineage.errors import BadInput, UserError
+from mlm_repro.lineage.errors import BadInput, Diverged
 from mlm_repro.lineage.progress import Progress, announce
 
 LONGEST_ANSWER = 30
@@ -86,10 +86,10 @@ class PairEncoder:
 
     @classmethod
     def of(cls, checkpoint: Path) -> "PairEncoder":
-        """Return an encoder with the tokenizer of a checkpoint's directory: the first that exists
-        of tokenizer/tokenizer.json, huggingface/tokenizer.json and huggingface/vocab.txt. Raises
-        BadInput if none exists. If the tokenizer lacks a special token, all of them get the ids
-        after its last."""
+        """Return a PairEncoder with the tokenizer of a checkpoint's directory: the first that
+        exists of tokenizer/tokenizer.json, huggingface/tokenizer.json and huggingface/vocab.txt.
+        Raises BadInput if none exists. If the tokenizer lacks a special token, all of them get the
+        ids after its last."""
         original = checkpoint / "huggingface"
         candidates = (
             checkpoint / "tokenizer" / FILE_NAME,
@@ -98,8 +98,9 @@ class PairEncoder:
         )
         if (path := next(filter(Path.is_file, candidates), None)) is None:
             raise BadInput(
-                f"{checkpoint} has no tokenizer: neither its folder tokenizer nor huggingface has"
-                f" {FILE_NAME}, and there is no huggingface/vocab.txt"
+                f"{checkpoint} has no tokenizer: there is no {FILE_NAME} in its folders tokenizer"
+                " and huggingface, and no huggingface/vocab.txt; import the weights from a"
+                " directory with one"
             )
         read: Any = BertWordPieceTokenizer if path.suffix == ".txt" else Backend.from_file
         backend = read(str(path))
@@ -153,12 +154,12 @@ class FineTuned:
     checkpoint_digest: str
     recipe: JSON
     examples: dict[str, int]
-    """Number of examples of each set."""
+    """Set, `train` included → number of its examples."""
     metrics: dict[str, dict[str, float]]
-    """Held-out set → metrics in percent, by name: the medians over the trainings."""
+    """Held-out set → dict of metrics in percent by name: the medians over the trainings."""
     seconds: float
     of_members: dict[str, list[dict[str, float]]]
-    """Held-out set → metrics in percent of each training, in the order of their seeds."""
+    """Held-out set → list of the metrics in percent of each training, in the order of the seeds."""
     ensemble: dict[str, dict[str, float]]
     """Held-out set → metrics in percent of the mean of the trainings' scores."""
 
@@ -168,10 +169,10 @@ class Feature(NamedTuple):
     token ids, and the label."""
 
     sequences: list[EncodedPair]
-    """One pair, or a pair for each option."""
+    """List of one EncodedPair, or of one for each option."""
     label: tuple[int, ...]
-    """Class or option; or first and last position of a span, 0 and 0 if the answer is not in the
-    window."""
+    """Tuple of the index of the class or option; or of the first and last position of a span, 0 and
+    0 if the answer is not in the window."""
 
 
 class FineTuneModel(StageModel):
@@ -208,8 +209,9 @@ class FineTuner:
     """Trainer of one task on a BERT checkpoint, or the newest of a run, with a new head. It also
     scores examples and computes metrics.
 
-    The constructor raises BadInput if the checkpoint is not a BERT, or if its vocabulary has no
-    special tokens.
+    The constructor raises BadInput if the checkpoint is not a BERT, has no tokenizer, or has a
+    vocabulary without room for the special tokens, and IntegrityFailure if the checkpoint is
+    damaged.
     """
 
     def __init__(self, name: str, checkpoint: Path, recipe: FineTuneRecipe) -> None:
@@ -219,12 +221,13 @@ class FineTuner:
         )
         if not isinstance(loaded.model, BERT):
             raise BadInput(
-                f"{checkpoint} is a {loaded.config.family}, and only a BERT is fine-tuned for"
+                f"{checkpoint} is a {loaded.config.family}, and only a BERT can be fine-tuned for"
                 f" {name}"
             )
         if self.encoder.pad >= loaded.config.vocab_size:
             raise BadInput(
-                f"the tokenizer of {checkpoint} lacks one of {', '.join(SPECIAL_TOKENS)}"
+                f"the tokenizer of {checkpoint} lacks one of {', '.join(SPECIAL_TOKENS)}, and the"
+                " model's vocabulary has no room for them"
             )
         self.task = TASKS[name]
         self.recipe = recipe
@@ -247,8 +250,8 @@ class FineTuner:
 
     def train(self, examples: Sequence[TaskExample], label: str) -> None:
         """Train the model on the examples for the recipe's epochs, shuffled anew in each; every
-        window of a long context counts as an example. Prints the progress, with `label` before it.
-        Raises UserError if a loss or gradient is not finite."""
+        window of a long context counts as an example. Prints the progress to standard error, with
+        `label` before it. Raises Diverged if a loss or gradient is not finite."""
         recipe = self.recipe
         size = self.recipe.batch_size
         features = list(chain.from_iterable(map(self.features, examples)))
@@ -279,9 +282,9 @@ class FineTuner:
                 inputs = self._input(batch, dropout if self.model.config.dropout else None)
                 gradient = training.run([inputs], learning_rate(train, step + 1))
                 if not gradient.is_finite:
-                    raise UserError(
-                        f"step {step + 1}: the gradient is no longer a number; try a lower learning"
-                        " rate"
+                    raise Diverged(
+                        f"fine-tuning ends at step {step + 1}, because the loss or gradient is not"
+                        " finite, and keeps nothing: try a lower --set learning_rate="
                     )
                 progress.advance(1, f"loss {gradient.loss:.3f}")
 
@@ -307,9 +310,9 @@ class FineTuner:
         return scored
 
     def metrics(self, examples: Sequence[TaskExample], scores: Scores) -> dict[str, float]:
-        """Return the task's metrics in percent, a dict, for examples and what `scores` returned for
-        them: `exact_match` and `f1` for spans, else `accuracy`. The answer with the best score
-        counts. There must be an example."""
+        """Return the task's metrics, a dict name → percent, for examples and what the method
+        `scores` returned for them: `exact_match` and `f1` for spans, else `accuracy`. The answer
+        with the best score counts. There must be an example."""
         both = list(zip(examples, scores, strict=True))
         if self.is_span:
             spans = [
@@ -364,9 +367,10 @@ class FineTuner:
                 yield Feature([window], _span_in(window, answer))
 
     def _answer(self, example: SpanExample, windows: list[Tensor]) -> str:
-        """Return the answer to a question: the part of the context with the best sum of start and
-        end score, at most LONGEST_ANSWER tokens, from the scores [s, 2] of each window. Empty if
-        the context has no tokens or, in SQuAD 2.0, if [CLS] scores better."""
+        """Return the answer to a question as text: the part of the context with the best sum of
+        start and end score, at most LONGEST_ANSWER tokens. `windows` has the scores [s, 2] of each
+        window of the context, in order. The answer is empty if the context has no tokens or, in
+        SQuAD 2.0, if [CLS] scores better."""
         best = -float("inf")
         text = ""
         nothing = float("inf")
@@ -437,9 +441,10 @@ def finetune(
     recipe: FineTuneRecipe,
     members: int = 1,
 ) -> FineTuned:
-    """Fine-tune a BERT checkpoint on the set `train` of `sets`, evaluate it on the other sets, and
-    return a FineTuned; the trained weights are not kept. Prints the cost and the progress. Raises
-    BadInput for a checkpoint that is not a BERT, and UserError if a gradient is not finite.
+    """Fine-tune a BERT checkpoint on the set `train` of `sets`, a dict name → examples, evaluate it
+    on the other sets, and return a FineTuned; the trained weights are not kept. Prints the cost and
+    the progress to standard error. Raises BadInput for a checkpoint that is not a BERT or has no
+    tokenizer, IntegrityFailure for a damaged one, and Diverged if a loss or gradient is not finite.
 
     Several `members` are trained with seeds from the recipe's on. The metrics are then medians, as
     the 2019 paper's over five; the metrics of the members' mean scores are reported beside them.
@@ -487,9 +492,9 @@ def finetune(
 
 
 def describe(result: FineTuned) -> str:
-    """Return a result as text: a line with the task, the number of training examples and the
-    recipe, then a line for each held-out set with its metrics. After several trainings these are
-    medians, and the metrics of the ensemble follow in the line."""
+    """Return a FineTuned as text of several lines: one with the task, the number of training
+    examples and the recipe, then one for each held-out set with its metrics. After several
+    trainings these are medians, and the metrics of the ensemble follow in the line."""
     recipe = ", ".join(
         f"{name.replace('_', ' ')} {value:g}" for name, value in result.recipe.items()
     )

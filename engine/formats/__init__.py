@@ -35,25 +35,27 @@ class Imported:
     model: ModelConfig
     tensors: dict[str, Tensor]
     tokenizer: Tokenizer | None
-    """Tokenizer that came with the weights. None if there was no readable one: such a model takes
-    token ids."""
+    """Tokenizer that came with the weights; None if there was no readable one. A model without it
+    takes token ids."""
     origin: JSON
-    """Format and SHA-256 of each source file, which becomes `origin.json`."""
+    """Dict that becomes `origin.json`: the format, the SHA-256 of each source file by path, and
+    further facts that the format has, such as an iteration."""
     twin: TwinScale | None = None
-    """Factors by which the model was shrunk if it is a twin; results of a twin are called scaled
-    ones."""
+    """A TwinScale, the factors by which the model was shrunk, if it is a twin, else None; results
+    of a twin are called scaled ones."""
     files: Mapping[str, Path] = field(default_factory=dict)
-    """Files to copy into the checkpoint: path there → file."""
+    """Files to copy into the checkpoint, as a dict: path in the checkpoint → the file's own
+    path."""
 
 
 def write_checkpoint(out: Path, imported: Imported) -> str:
-    """Write a model as the new sealed checkpoint directory `out`, in fp32, which
-    `load_for_inference` reads, and return its digest. The tensors in `imported` are replaced by
-    fp32 ones.
+    """Write the model in `imported` as the new sealed checkpoint directory `out`, in fp32, which
+    `load_for_inference` reads, and return the directory's digest as text. The tensors in `imported`
+    are replaced by fp32 ones.
 
     There is no optimizer state, so no run can resume from it. Raises IntegrityFailure naming a
     tensor that is missing, unexpected, misshapen or not floating-point, and BadInput if `out`
-    cannot be made. A failure leaves no part of `out`.
+    exists or cannot be made. A failure leaves no part of `out`.
     """
     parameters = {p.name: p for p in parameters_of(imported.model)}
     check_tensors(
@@ -89,44 +91,48 @@ def write_checkpoint(out: Path, imported: Imported) -> str:
 def check_tensors(
     tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], where: object
 ) -> None:
-    """Compare `tensors` with `expected`, name → shape, which has all names. Raise IntegrityFailure
-    naming a tensor that is missing, unexpected, misshapen or not floating-point; `where` begins the
-    message."""
+    """Compare `tensors`, name → tensor, with `expected`, name → shape; the two must have the same
+    names. Raise IntegrityFailure naming a tensor that is missing, unexpected, misshapen or not
+    floating-point; `where` begins the message. Nothing is returned."""
     if problem := sorted(tensors.keys() ^ expected.keys()):
         which = "unexpected" if problem[0] in tensors else "missing"
         raise IntegrityFailure(
-            f"{where}: tensor {problem[0]!r} is {which} (missing or unexpected: {len(problem)})"
+            f"{where}: tensor {problem[0]!r} is {which} for a model of these settings"
+            f" ({len(problem)} are missing or unexpected)"
         )
     for name, shape in expected.items():
         if tuple(tensors[name].shape) != shape:
-            shapes = f"{list(tensors[name].shape)}, the model's is {list(shape)}"
-            raise IntegrityFailure(f"{where}: tensor {name!r} has shape {shapes}")
+            raise IntegrityFailure(
+                f"{where}: tensor {name!r} has shape {list(tensors[name].shape)}, and a model of"
+                f" these settings has {list(shape)}"
+            )
         if not tensors[name].is_floating_point():
             raise IntegrityFailure(
-                f"{where}: tensor {name!r} holds {tensors[name].dtype}, not weights"
+                f"{where}: tensor {name!r} holds {tensors[name].dtype}, not floating-point numbers"
             )
 
 
 def check_settings(
     values: Mapping[str, Any], required: Mapping[str, Sequence[Any]], where: object
 ) -> None:
-    """Raise BadInput if a setting in `values` is not one of the values that `required` allows for
-    its key; `where` begins the message. A setting that is not given counts as the first allowed
-    one; settings outside `required` are not looked at."""
+    """Raise BadInput if a setting in `values`, key → value, is not one of the values that
+    `required` allows for its key; `where` begins the message. A setting that is not given counts as
+    the first allowed one; settings outside `required` are not looked at."""
     for key, allowed in required.items():
         if (value := values.get(key, allowed[0])) not in allowed:
             raise BadInput(
-                f"{where}: {key} is {value!r}; a model with {allowed[0]!r} can be imported"
+                f"{where}: {key} is {value!r}; only a model with one of {list(allowed)} can be"
+                " imported"
             )
 
 
 def is_tied(head: Tensor, words: Tensor) -> bool:
-    """Return True if an output layer is the word embedding: the same number format, shape and
-    values."""
+    """Return True if `head`, the weight of an output layer, equals the word embedding `words`: in
+    number format, shape and values. The two need not share memory."""
     return head.dtype == words.dtype and torch.equal(head, words)
 
 
 def digests(files: list[Path], directory: Path) -> dict[str, str]:
-    """Return a dict path of each file, relative to `directory` and with `/`, → its SHA-256. Every
-    file must lie below `directory`."""
+    """Return a dict path of each of `files`, relative to `directory` and with `/`, → its SHA-256 as
+    text. Every file must exist and lie below `directory`."""
     return {path.relative_to(directory).as_posix(): sha256_file(path) for path in files}

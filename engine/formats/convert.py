@@ -37,13 +37,15 @@ tags: [{family}, megatron-lm]
 {title}, trained as Megatron-LM trains it. SHA-256 of the checkpoint: {digest}.
 """
 TITLES = {"gpt2": ("text-generation", "GPT-2"), "bert": ("fill-mask", "BERT")}
-"""Family of a model → (the hub's name for the task of such a model, the model's name)."""
+"""Family of a model → pair of texts (the hub's name for the task of such a model, the model's
+name)."""
 SCALED = "It is a shrunk twin of a published model: its numbers are scaled ones.\n"
 
 
 def export_checkpoint(checkpoint: Path, out: Path) -> Path:
-    """Write a checkpoint, or a run's newest, as the new Hugging Face directory `out` with a model
-    card, read it back and compare every weight, and return `out`.
+    """Write the model of a checkpoint, or of a run's newest checkpoint, as the new Hugging Face
+    directory `out` with a model card, read it back and compare every weight, and return the path
+    `out`.
 
     Raises BadInput if transformers has no such model or `out` cannot be written, IntegrityFailure
     if the checkpoint is incomplete or changed or the export reads back as another model. A failure
@@ -65,7 +67,8 @@ def import_checkpoint(
     directory: Path, out: Path, vocab: Path | None = None, heads: int | None = None
 ) -> Path:
     """Write another program's weights, which `read_published` reads from `directory`, as the new
-    sealed checkpoint `out`, and return `out`. Raises BadInput or IntegrityFailure as
+    sealed checkpoint `out`, and return the path `out`. `vocab` and `heads` are handed to
+    `read_published`. Raises BadInput if `out` exists, and BadInput or IntegrityFailure as
     `read_published` and `write_checkpoint` do."""
     check_output(out)
     write_checkpoint(out, read_published(directory, vocab, heads))
@@ -75,24 +78,27 @@ def import_checkpoint(
 def read_published(
     directory: Path, vocab: Path | None = None, heads: int | None = None
 ) -> Imported:
-    """Return the model in a Hugging Face GPT-2's or BERT's directory, a Megatron-LM save directory
-    or a distributed checkpoint, as an Imported.
+    """Return the model in `directory`, a Hugging Face GPT-2's or BERT's directory, a Megatron-LM
+    save directory or a distributed checkpoint, as an Imported.
 
     `vocab` is a directory with GPT-2's vocabulary, which a Megatron-LM directory usually lacks;
-    `heads` is needed for a Megatron-LM file that does not state it. Raises BadInput for any other
-    directory or model, and IntegrityFailure for damaged files.
+    `heads` is the number of attention heads, needed for a Megatron-LM file that does not state it.
+    Raises BadInput for any other directory or model, and IntegrityFailure for damaged files.
     """
     check_published(directory)
     if vocab is not None and not vocab.is_dir():
-        raise BadInput(f"there is no vocabulary directory {vocab}")
+        raise BadInput(
+            f"there is no directory {vocab}, from which the vocabulary was to come (--vocab, or"
+            " --set vocab=)"
+        )
     read = read_megatron if is_megatron(directory) else read_huggingface
     return read(directory, vocab, heads)
 
 
 def write_card(directory: Path, loaded: LoadedCheckpoint) -> None:
-    """Write README.md, a model card, into the directory of an exported checkpoint: the fields that
-    the hub reads, the model's name and kind, the checkpoint's digest and, for a twin, that its
-    numbers are scaled."""
+    """Write README.md, a model card, into `directory`, an exported checkpoint: the fields that the
+    hub reads, the name and kind of the model in `loaded`, the checkpoint's digest and, for a twin,
+    that its numbers are scaled. Raises BadInput if the checkpoint states an invalid twin."""
     config = loaded.directory / "config.json"
     family = loaded.config.family
     name, twin = read_ours(read_object(config), family, config)
@@ -102,9 +108,10 @@ def write_card(directory: Path, loaded: LoadedCheckpoint) -> None:
 
 
 def check_weights(model: StageModel, written: Imported, where: Path) -> None:
-    """Compare a model in fp32 with its export, read back as `written`, value by value; rows beyond
-    the vocabulary are left out. `where` begins the message. Raises IntegrityFailure naming the
-    first weight, in the order of the forward pass, with other values."""
+    """Compare `model`, in fp32 and whole, with its export, read back as the Imported `written`,
+    value by value; rows beyond the vocabulary are left out. `where`, the checkpoint's path, is
+    named in the message. Raises IntegrityFailure naming the first weight, in the order of the
+    forward pass, with other values."""
     for name, parameter in model.named_parameters():
         # Rows beyond the vocabulary are not written.
         rows = model.config.vocab_size if name in OVER_VOCABULARY else None
@@ -113,6 +120,6 @@ def check_weights(model: StageModel, written: Imported, where: Path) -> None:
         if not torch.equal(ours, theirs):
             largest = (ours - theirs).abs().max()
             raise IntegrityFailure(
-                f"{where}: the export does not hold the checkpoint's model: {name} is off by"
-                f" {largest:.1e}"
+                f"the export of {where} is not kept: read back, its {name} differs from the"
+                f" checkpoint's by up to {largest:.1e}"
             )

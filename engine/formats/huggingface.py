@@ -37,11 +37,14 @@ from mlm_repro.lineage.files import read_object
 OURS = "mlm_repro"
 """Key of this suite's own records in an exported config.json."""
 WEIGHT_FILE = re.compile(r"[\w-][\w.-]*\.safetensors")
-"""Matches the plain name of a file of weights, which cannot lead out of the directory."""
+"""Regular expression of the plain name of a file of weights, which cannot lead out of the
+directory."""
 HEADS = "cls."
-"""Beginning of the names of a BERT's heads, which lie beside its body and lack its prefix."""
+"""Text with which the names of the tensors of a BERT's heads begin, which lie beside its body and
+lack its prefix."""
 FOLDER = "huggingface"
-"""Folder in a checkpoint for the original directory's files other than weights."""
+"""Name of the folder in a checkpoint that was imported from a Hugging Face directory for that
+directory's files other than weights."""
 SEPARATOR = "[SEP]"
 """Token that ends a document in an imported BERT's tokenizer, which has no end-of-text token."""
 COMPANIONS = ("*.json", "*.txt", "*.model", "*.md", "*.jinja", "LICENSE*")
@@ -51,43 +54,49 @@ OVER_VOCABULARY = ("embedding.word_embeddings.weight", "masked_head.bias")
 
 class Format(NameMap):
     """Names, row orders and settings of one `model_type` of Hugging Face, such as `gpt2`, read from
-    a TOML file. Tensor names are without `prefix`."""
+    a TOML file. Tensor names in it are without the field `prefix`."""
 
     prefix: str
-    """Beginning of the names of the body's tensors."""
+    """Text with which the names of the body's tensors begin in Hugging Face's files, such as
+    `bert.`."""
     words: str
     """Name, without `prefix`, of the word embedding in the files."""
     buffers: str
     """Regular expression of the names, without `prefix`, of tensors in the files that are not
-    weights."""
+    weights; these are not read."""
     optional: tuple[str, ...] = ()
-    """Beginnings of the names that a directory may lack; such a head becomes zeros."""
+    """Texts with which the names begin of heads' tensors, without `prefix`, that a directory may
+    lack; such a tensor becomes zeros."""
     first_norm: str = ""
-    """Name in this format of the norm that our first layer begins with; empty if the layers' norms
-    match ours."""
+    """Name in this format of the norm that our first layer begins with, with `{0}` in place of
+    weight or bias; empty if the layers' norms match ours."""
     closing_norm: str = ""
-    """Name in this format of a layer's last norm, with which our next layer begins; empty if the
-    layers' norms match ours."""
+    """Name in this format of a layer's last norm, with which our next layer begins, with `{0}` in
+    place of weight or bias and `{1}` in place of the layer's number; empty if the layers' norms
+    match ours."""
     inner: str
-    """Key in config.json of the width between the MLP's two products."""
+    """Key in config.json of the width between the MLP's two products, which must be four times the
+    hidden size."""
     default_inner: int | None = None
     dropout: str
     """Key of config.json for the dropout probability."""
     sizes: dict[str, str]
-    """Name of one of our sizes in ModelConfig → its key in config.json."""
+    """Name of one of our sizes in ModelConfig → the key of this size in config.json."""
     tied: dict[str, str]
-    """Name of a tensor that repeats a weight → name of that weight."""
+    """Name of a tensor that repeats a weight → name of that weight, each without `prefix`. An
+    import drops the first after comparing the two."""
     required: dict[str, tuple[Any, ...]]
-    """Key of config.json → values with which the model is one of ours, the default first."""
+    """Key of config.json → tuple of the values with which the model is one of ours, the default
+    first."""
     constants: JSON
     written: dict[str, str]
-    """Key of an exported config.json → attribute of our model that gives its value. All other keys
-    are `constants`."""
+    """Key of an exported config.json → dotted attribute of our ModelConfig that gives its value.
+    All other keys are `constants`."""
 
     def their_names(self, name: str, config: ModelConfig) -> list[str]:
-        """Return the names, without `prefix`, of the Hugging Face tensors that together are our
-        tensor `name`: one, or three for query, key and value, in this order. Raises KeyError if the
-        format has no such tensor."""
+        """Return a list of the names, without this format's `prefix`, of the Hugging Face tensors
+        that together are our tensor `name`: one, or three for query, key and value, in this order.
+        Raises KeyError if the format has no such tensor."""
         norm = re.fullmatch(r"(?:layers\.(\d+)\.input|final)_layernorm\.(\w+)", name)
         if self.closing_norm and norm:
             before = int(norm[1] or config.num_layers) - 1
@@ -102,9 +111,9 @@ class Format(NameMap):
         return [named.replace(".query.", f".{part}.") for part in parts]
 
     def join(self, name: str, parts: list[Tensor], config: ModelConfig) -> Tensor:
-        """Return our tensor `name`, made of `parts`, its Hugging Face tensors in the order of
-        `their_names`, in our layout. Rows of the padded vocabulary beyond its entries become
-        zeros."""
+        """Return our whole tensor `name`, made of `parts`, its Hugging Face tensors in the order of
+        the method `their_names`, with rows and dims in our order. Rows of the padded vocabulary
+        beyond its entries become zeros."""
         tensor = self.in_our_order(
             name, torch.cat(parts) if len(parts) > 1 else parts[0], config.num_heads
         )
@@ -116,8 +125,9 @@ class Format(NameMap):
         return tensor
 
     def split(self, name: str, tensor: Tensor, config: ModelConfig) -> list[Tensor]:
-        """Return our tensor `name` as a list of contiguous Hugging Face tensors, in the order of
-        `their_names` and in their layout; the inverse of `join`, without padding rows."""
+        """Return our whole tensor `name`, given as `tensor`, as a list of contiguous Hugging Face
+        tensors, in the order of the method `their_names` and with rows and dims in their order; the
+        inverse of `join`, without padding rows."""
         tensor = tensor[: config.vocab_size] if name in OVER_VOCABULARY else tensor
         parts = self.in_their_order(name, tensor, config.num_heads).chunk(
             len(self.their_names(name, config))
@@ -127,8 +137,9 @@ class Format(NameMap):
     def their_tensors(
         self, tensors: Mapping[str, Tensor], config: ModelConfig
     ) -> dict[str, Tensor]:
-        """Return a dict Hugging Face name, without `prefix`, → tensor, made of our tensors by our
-        names. Padding rows of the vocabulary are left out."""
+        """Return a dict Hugging Face name, without this format's `prefix`, → tensor, made of
+        `tensors`, whole tensors of ours by our names. Padding rows of the vocabulary are left out.
+        Raises KeyError for a tensor that the format does not have."""
         made: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
             made |= dict(
@@ -137,8 +148,8 @@ class Format(NameMap):
         return made
 
     def their_config(self, config: ModelConfig) -> JSON:
-        """Return the settings of a model's config.json for transformers as a dict, without the ids
-        of special tokens."""
+        """Return as a dict the settings that transformers' config.json has for the model of the
+        ModelConfig `config`, without the ids of special tokens."""
         return self.constants | {
             theirs: attrgetter(ours)(config) for theirs, ours in self.written.items()
         }
@@ -151,9 +162,9 @@ FORMATS = {
 
 
 def format_of(config: ModelConfig, where: Path) -> Format:
-    """Return the Format with which a model is written for transformers; `where` names the model in
-    errors. Raises BadInput for a family other than GPT-2 and BERT, or for options of the family
-    that its config.json cannot state."""
+    """Return the Format with which the model of the ModelConfig `config` is written for
+    transformers; `where` names the model in errors. Raises BadInput for a family other than GPT-2
+    and BERT, or for options of the family that its config.json cannot state."""
     if (theirs := FORMATS.get(config.family)) is None:
         raise BadInput(
             f"{where} is a {config.family}; only {' and '.join(FORMATS)} can be written in Hugging"
@@ -165,16 +176,17 @@ def format_of(config: ModelConfig, where: Path) -> Format:
     ).section
     if section != config.section:
         raise BadInput(
-            f"{where} cannot be written for transformers: it has {config.section}, and a model of"
-            f" transformers has {section}"
+            f"{where} cannot be written for transformers: its options are {config.section}, and a"
+            f" model of transformers has {section}"
         )
     return theirs
 
 
 def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
-    """Write a model into `directory` as a Hugging Face directory: model.safetensors in fp32 without
-    padding rows of the vocabulary, config.json, the tokenizer's files and, for a GPT-2,
-    generation_config.json. `loaded.model` itself becomes fp32.
+    """Write the model of the LoadedCheckpoint `loaded` into the existing folder `directory` as a
+    Hugging Face directory: model.safetensors in fp32 without padding rows of the vocabulary,
+    config.json, the tokenizer's files and, for a GPT-2, generation_config.json. `loaded.model`
+    itself becomes fp32.
 
     Raises BadInput for a model that transformers does not have, and IntegrityFailure if model and
     tokenizer differ in vocabulary size.
@@ -189,8 +201,8 @@ def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
         entries = max(entries, tokenizer.special_ids[-1] + 1)
     if entries != config.vocab_size:
         raise IntegrityFailure(
-            f"the tokenizer of {loaded.directory} has {entries} entries, its model"
-            f" {config.vocab_size}"
+            f"{loaded.directory} cannot be exported: its tokenizer has {entries} entries, and its"
+            f" model's vocabulary {config.vocab_size}"
         )
     tensors = dict(loaded.model.float().named_parameters())
     save_file(named_as_theirs(tensors, config), directory / WEIGHTS, metadata={"format": "pt"})
@@ -209,11 +221,11 @@ def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
 
 
 def read_ours(values: Any, otherwise: str, where: object) -> tuple[str, TwinScale | None]:
-    """Return (name, twin scale) of a model from `values`, this suite's own records in a
-    config.json. The name is `otherwise` if it is missing there or not a plain word; the twin scale
-    is None if it is missing.
+    """Return a pair (name, TwinScale) of a model from `values`, this suite's own records in a
+    config.json, a dict if they are there. The name is the text `otherwise` if it is missing there
+    or not a plain word; the twin scale is None if it is missing.
 
-    Raises BadInput for an invalid twin scale.
+    Raises BadInput, which names `where`, for an invalid twin scale.
     """
     values = values if isinstance(values, dict) else {}
     name = values.get("name")
@@ -225,8 +237,9 @@ def read_ours(values: Any, otherwise: str, where: object) -> tuple[str, TwinScal
 
 
 def named_as_theirs(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Return a dict transformers' name → tensor of a whole model, from its tensors by our names: in
-    transformers' row order, and without padding rows of the vocabulary."""
+    """Return a dict transformers' full name → tensor of a whole model, made of `tensors`, its
+    tensors by our names: in transformers' row order, and without padding rows of the vocabulary.
+    Raises KeyError for a family or a tensor that transformers does not have."""
     theirs = FORMATS[config.family]
     converted = theirs.their_tensors(
         {name: tensor.detach() for name, tensor in tensors.items()}, config
@@ -244,12 +257,13 @@ def our_tensors(
     theirs: Format,
     directory: Path,
 ) -> dict[str, Tensor]:
-    """Return a dict our name → tensor, converted from Hugging Face's `tensors`, which have their
-    names without prefix; `tensors` loses them. `stored` is the model with as many words as the
-    files have rows, `config` with the words of the vocabulary.
+    """Return a dict our name → whole tensor, converted from Hugging Face's `tensors`, a dict by
+    their names without prefix, which is emptied. `stored` is the model with as many words as the
+    files have rows, `config` with the words of the vocabulary; `theirs` is the Format.
 
     Heads that the directory may lack become zeros. Raises BadInput for a head that is not tied, and
-    IntegrityFailure for a tensor or a number of layers that does not fit the model.
+    IntegrityFailure for a tensor or a number of layers that does not fit the model; `directory` is
+    only named there.
     """
     matches = [re.match(r"(?:h|encoder\.layer)\.(\d+)\.", name) for name in tensors]
     layers = {int(match[1]) for match in matches if match}
@@ -272,8 +286,8 @@ def our_tensors(
     for name, copy in copies.items():
         if not is_tied(copy, tensors[theirs.tied[name]]):
             raise BadInput(
-                f"{directory}: {name} differs from {theirs.tied[name]}; only tied models can be"
-                " read"
+                f"{directory}: {name} differs from {theirs.tied[name]}; only a model in which the"
+                " two are equal can be imported"
             )
     ours = {}
     words = tensors[theirs.words]
@@ -291,7 +305,7 @@ def read_huggingface(
 ) -> Imported:
     """Return the model in a Hugging Face directory of a GPT-2 or BERT as an Imported. The tokenizer
     is the directory's or, for a GPT-2, the one in the directory `vocab` if it is given; a BERT may
-    have none. `heads`, if given, must be the model's number.
+    have none. `heads`, if given, must be the model's number of attention heads.
 
     Embedding rows beyond a GPT-2's entries are padding and become zeros; all other values keep
     their bits. A BERT's other files are listed to be copied into the folder `huggingface` of the
@@ -302,10 +316,12 @@ def read_huggingface(
     values = read_object(path)
     kind = str(values.get("model_type", "gpt2"))
     if (theirs := FORMATS.get(kind)) is None:
-        raise BadInput(f"{path}: model_type is {kind!r}; this engine runs {' and '.join(FORMATS)}")
+        raise BadInput(
+            f"{path}: model_type is {kind!r}; only {' and '.join(FORMATS)} can be imported"
+        )
     for key in (*theirs.sizes.values(), "vocab_size"):
         if type(values.get(key)) is not int:
-            raise IntegrityFailure(f"{path}: {key} is {values.get(key)!r}, not a number")
+            raise IntegrityFailure(f"{path}: {key} is {values.get(key)!r}, not a whole number")
     tensors, files = read_weights(directory, theirs.prefix, theirs.buffers)
     rows = values["vocab_size"]
     is_gpt2 = kind == "gpt2"
@@ -324,7 +340,8 @@ def read_huggingface(
     config = our_config(values, kind, tokenizer.vocab_size if tokenizer and is_gpt2 else rows, path)
     if heads is not None and heads != config.num_heads:
         raise BadInput(
-            f"{path}: {theirs.sizes['num_heads']} is {config.num_heads}, but {heads} were given"
+            f"{path}: {theirs.sizes['num_heads']} is {config.num_heads}, and --heads or --set"
+            f" heads= says {heads}: leave that out"
         )
     stored = (
         config.model_copy(update={"vocab_size": rows, "padded_vocab_size": rows})
@@ -343,17 +360,18 @@ def read_huggingface(
 
 
 def our_config(values: JSON, kind: str, vocab_size: int, path: Path) -> ModelConfig:
-    """Return the ModelConfig that `values`, the content of a config.json, describes, with
-    `vocab_size` tokens. `kind` is its family, `gpt2` or `bert`; `path` is named in errors. Raises
-    BadInput if a setting makes it another model or is invalid."""
+    """Return the ModelConfig that `values`, the content of a config.json with its sizes, describes,
+    with `vocab_size` tokens and the usual padding of the vocabulary. `kind` is its family, `gpt2`
+    or `bert`; `path` is named in errors. Raises BadInput if a setting makes it another model or is
+    invalid."""
     theirs = FORMATS[kind]
     check_settings(values, theirs.required, path)
     sizes = {name: values[key] for name, key in theirs.sizes.items()}
     inner = values.get(theirs.inner, theirs.default_inner)
     if inner not in (None, 4 * sizes["hidden_size"]):
         raise BadInput(
-            f"{path}: {theirs.inner} is {inner!r}; four times {theirs.sizes['hidden_size']} can be"
-            " imported"
+            f"{path}: {theirs.inner} is {inner!r}; it must be four times"
+            f" {theirs.sizes['hidden_size']} to be imported"
         )
     ours = sizes | {
         "family": kind,
@@ -371,15 +389,17 @@ def our_config(values: JSON, kind: str, vocab_size: int, path: Path) -> ModelCon
 
 
 def companions(directory: Path) -> dict[str, Path]:
-    """Return name → path of the files directly in a Hugging Face directory that match `COMPANIONS`:
-    configuration, tokenizer, licence and the like, and the index of the weights."""
+    """Return a dict name → path of the files directly in a Hugging Face directory that match one of
+    the patterns `COMPANIONS`: configuration, tokenizer, licence and the like, and the index of the
+    weights."""
     paths = chain.from_iterable(sorted(directory.glob(pattern)) for pattern in COMPANIONS)
     return {path.name: path for path in paths}
 
 
 def current_name(name: str) -> str:
-    """Return a tensor's name as today's transformers has it: at the end, `beta` becomes `bias`, and
-    `LayerNorm.gamma` becomes `LayerNorm.weight`, as old BERTs called them."""
+    """Return a tensor's name as today's transformers has it. Old BERTs have `beta` at the end,
+    which becomes `bias`, and `LayerNorm.gamma`, which becomes `LayerNorm.weight`; any other name is
+    returned as it is."""
     name = re.sub(r"\.beta$", ".bias", name)
     return re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
 
@@ -387,9 +407,10 @@ def current_name(name: str) -> str:
 def read_weights(
     directory: Path, prefix: str, buffers: str
 ) -> tuple[dict[str, Tensor], list[Path]]:
-    """Read all weights of a Hugging Face directory, and return a dict name without `prefix` →
-    tensor, and the list of the files read, the index first. Names that the regular expression
-    `buffers` matches are left out.
+    """Read all weights of a Hugging Face directory, from model.safetensors or, without it, from the
+    files that the index names. Return a pair: a dict name without `prefix` → tensor, and the list
+    of the paths read, the index first. Names that the regular expression `buffers` matches are left
+    out.
 
     Raises IntegrityFailure if a file is missing, damaged or disagrees with the index, or if a name
     comes twice.
@@ -406,26 +427,34 @@ def read_weights(
             listed = {name for name, listed_file in file_of.items() if listed_file == path.name}
             problem = sorted(names ^ listed)
             if file_of and problem:
-                which = "not in the index" if problem[0] in names else "missing"
-                raise IntegrityFailure(f"{path}: tensor {problem[0]!r} is {which}")
+                which = "in the file alone" if problem[0] in names else "in the index alone"
+                raise IntegrityFailure(
+                    f"{path} and the index of the weights do not agree: tensor {problem[0]!r} is"
+                    f" {which}"
+                )
             for name in names:
                 # torch.compile puts `_orig_mod.` before every name.
                 short = name.removeprefix("_orig_mod.").removeprefix(prefix)
                 if short in tensors:
-                    raise IntegrityFailure(f"{path}: tensor {name!r} is there twice")
+                    raise IntegrityFailure(
+                        f"{path}: tensor {name!r} is there a second time, perhaps under a name with"
+                        " another prefix"
+                    )
                 if not re.fullmatch(buffers, short):
                     tensors[short] = file.get_tensor(name)
     return tensors, [index, *files] if file_of else files
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    """Return a dict tensor name → name of its file, from the file that indexes a directory's
-    weights. Raises IntegrityFailure if it cannot be read, is empty, or names anything but a plain
-    name of a `.safetensors` file."""
+    """Return a dict tensor name → name of its file, from `path`, the file that indexes a
+    directory's weights. Raises IntegrityFailure if it cannot be read, is empty, or names anything
+    but a plain name of a `.safetensors` file."""
     file_of = read_object(path).get("weight_map")
     if not isinstance(file_of, dict) or not file_of:
-        raise IntegrityFailure(f"{path} has no weight_map")
+        raise IntegrityFailure(f"{path} is not an index of weights: it has no weight_map")
     for name in file_of.values():
         if not isinstance(name, str) or not WEIGHT_FILE.fullmatch(name):
-            raise IntegrityFailure(f"{path} names {name!r}, which is not a file of the directory")
+            raise IntegrityFailure(
+                f"{path} names {name!r}, which is not a plain name of a .safetensors file"
+            )
     return file_of

@@ -37,8 +37,8 @@ WORDS = "embedding.word_embeddings.weight"
 POSITIONS = "embedding.position_embeddings.weight"
 NAMES = read_names(str(Path(__file__).with_suffix(".toml")))
 STACK = re.compile(r"^(transformer|encoder)\.")
-"""Matches older names of the module `decoder`, which has the layers, at the beginning of a tensor's
-name."""
+"""Regular expression of older names of the module `decoder`, which has the layers, at the beginning
+of a tensor's name."""
 HEAD = "head"
 """Our name for the last pipeline stage's copy of the word embedding."""
 REQUIRED = {
@@ -56,8 +56,8 @@ REQUIRED = {
     "multi_latent_attention": (False,),
     "add_bias_linear": (True,),
 }
-"""Name of an argument of Megatron-LM → its values with which a model is our GPT-2, the default
-first."""
+"""Name of an argument of Megatron-LM → tuple of its values with which a model is our GPT-2, the
+default first."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class RankFile:
     version: int
     args: JSON | None
     tensors: dict[str, Tensor]
-    """Tensors by our names, with layers numbered within the stage."""
+    """Dict our name → tensor, with layers numbered within the pipeline stage."""
     iteration: Any
 
     @property
@@ -81,21 +81,22 @@ class RankFile:
 
 
 def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None) -> Imported:
-    """Return the model in the newest checkpoint of Megatron-LM's `--save` directory, or in one
-    `torch_dist` directory, as an Imported.
+    """Return the model in the newest checkpoint of `directory`, Megatron-LM's `--save` directory,
+    or in one `torch_dist` directory, as an Imported.
 
     GPT-2's vocabulary comes from the directory `vocab`, or without it from `directory` itself.
     Sizes come from the tensors and must agree with the file's arguments. A file without arguments
-    (2019, NVIDIA's released models) needs `heads`. All rows of the word embedding are kept; rows
-    beyond the vocabulary are padding. Raises BadInput for another model or a missing argument, and
-    IntegrityFailure, naming file and tensor, for files that are damaged or do not fit together.
+    (2019, NVIDIA's released models) needs `heads`, the number of attention heads. All rows of the
+    word embedding are kept; rows beyond the vocabulary are padding. Raises BadInput for another
+    model or a missing argument or vocabulary, and IntegrityFailure, naming file and tensor, for
+    files that are damaged or do not fit together.
     """
     if vocab is None and (directory / VOCABULARY).is_file():
         vocab = directory
     if vocab is None:
         raise BadInput(
-            f"{directory} is a Megatron-LM checkpoint, which has no vocabulary: give it (--vocab,"
-            " or --set vocab=)"
+            f"{directory} is a Megatron-LM checkpoint and has no vocabulary: name a directory with"
+            " vocab.json and merges.txt (--vocab, or --set vocab=)"
         )
     tokenizer, vocabulary_files = read_vocabulary_files(vocab)
     newest = directory if (directory / METADATA).is_file() else _newest(directory)
@@ -105,7 +106,10 @@ def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None)
     paths = files_of(newest) or list(chain.from_iterable(grid))
     for file in chain.from_iterable(files):
         if (file.version, file.args is None) != (first.version, first.args is None):
-            raise IntegrityFailure(f"{file.path} is not of the same checkpoint as {first.path}")
+            raise IntegrityFailure(
+                f"{file.path} and {first.path} are not of one checkpoint: their checkpoint versions"
+                " differ, or only one has arguments"
+            )
         if file.args is not None:
             require_gpt2(file.args, file.path)
     config = _read_config(files, tokenizer, heads)
@@ -122,24 +126,30 @@ def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None)
 
 
 def _newest(directory: Path) -> Path:
-    """Return the directory of the checkpoint that the tracker file
-    (`latest_checkpointed_iteration.txt`) in a `--save` directory names. Raises IntegrityFailure if
-    the file cannot be read, or names no checkpoint that exists."""
+    """Return the path of the checkpoint's directory that the tracker file
+    (`latest_checkpointed_iteration.txt`) in `directory`, Megatron-LM's `--save` directory, names.
+    Raises IntegrityFailure if the file cannot be read, or names no checkpoint that exists."""
     path = directory / TRACKER
     with reading(path):
         word = read_bytes(path, 1000).decode("utf-8").strip()
     if word != "release" and not re.fullmatch(r"[0-9]{1,9}", word):
-        raise IntegrityFailure(f"{path} holds {word[:40]!r}, neither an iteration nor `release`")
+        raise IntegrityFailure(
+            f"{path} holds {word[:40]!r}, and not the number of an iteration or `release`, as"
+            " Megatron-LM writes there"
+        )
     iteration = directory / (word if word == "release" else f"iter_{int(word):07d}")
     if not iteration.is_dir():
-        raise IntegrityFailure(f"{path} names {iteration.name}, which does not exist")
+        raise IntegrityFailure(
+            f"{path} names {iteration.name}, which is not a directory beside it: write there the"
+            " number of one that is"
+        )
     return iteration
 
 
 def _find_files(directory: Path) -> list[list[Path]]:
-    """Return the files of a checkpoint's directory: a list for each pipeline stage, with one file
-    for each tensor-parallel rank. Of a distributed checkpoint, return its metadata as the only
-    file.
+    """Return the paths of the files in a checkpoint's directory: a list for each pipeline stage, in
+    order, with one file for each tensor-parallel rank. Of a distributed checkpoint, return its
+    metadata as the only file.
 
     Raises IntegrityFailure if a rank's file is missing or there twice, or if there is no rank.
     """
@@ -150,36 +160,48 @@ def _find_files(directory: Path) -> list[list[Path]]:
         if match := re.fullmatch(r"mp_rank_([0-9]{2,3})(?:_([0-9]{3}))?", folder.name):
             key = int(match[2] or 0), int(match[1])
             if key in ranks:
-                raise IntegrityFailure(f"{folder} and {ranks[key].parent} are the same rank")
+                raise IntegrityFailure(
+                    f"{folder} and {ranks[key].parent} are both the directory of one rank: take one"
+                    " of them away"
+                )
             ranks[key] = folder / FILE
     if not ranks:
-        raise IntegrityFailure(f"{directory} has no mp_rank_* directories")
+        raise IntegrityFailure(
+            f"{directory} has neither mp_rank_* directories nor {METADATA}, one of which a"
+            " Megatron-LM checkpoint has"
+        )
     pp, tp = (max(key[i] for key in ranks) + 1 for i in (0, 1))
     for key in product(range(pp), range(tp)):
         if key not in ranks or not ranks[key].is_file():
             raise IntegrityFailure(
-                f"{directory} has no {FILE} of tensor rank {key[1]}, pipeline stage {key[0]}"
+                f"{directory} has no {FILE} of tensor-parallel rank {key[1]}, pipeline stage"
+                f" {key[0]}"
             )
     return [[ranks[stage, rank] for rank in range(tp)] for stage in range(pp)]
 
 
 def _read_rank(path: Path) -> RankFile:
-    """Return a RankFile of the content of one rank's file, or, if `path` is the metadata of a
-    distributed checkpoint, of the whole checkpoint. Arguments that are not numbers, texts or
-    booleans are left out.
+    """Return a RankFile of the content of `path`, one rank's file, or, if `path` is the metadata of
+    a distributed checkpoint, of the whole checkpoint. Megatron-LM's arguments that are not numbers,
+    texts or booleans are left out.
 
     Raises BadInput for interleaved stages or an unknown checkpoint version, IntegrityFailure if the
-    file is not a checkpoint.
+    file is damaged, is not a checkpoint, or has a tensor that is not a GPT-2's.
     """
     content = read_torch_dist(path.parent) if path.name == METADATA else read_torch_file(path)
     if not isinstance(content, dict):
-        raise IntegrityFailure(f"{path} does not hold a Megatron-LM checkpoint")
+        raise IntegrityFailure(
+            f"{path} does not hold a dict, as a file of a Megatron-LM checkpoint does"
+        )
     if "model" not in content:
         if "model0" in content:
             raise BadInput(
-                f"{path} is divided into interleaved pipeline stages, which cannot be imported"
+                f"{path} is divided into interleaved pipeline stages, which cannot be imported:"
+                " save it with one stage a rank"
             )
-        raise IntegrityFailure(f"{path} does not hold a model")
+        raise IntegrityFailure(
+            f"{path} has no entry 'model', so it is not a Megatron-LM checkpoint"
+        )
     version = content.get("checkpoint_version", 0)
     if not isinstance(version, int | float) or version not in (0, 1, 2, 3):
         raise BadInput(
@@ -187,7 +209,10 @@ def _read_rank(path: Path) -> RankFile:
         )
     args = content.get("args")
     if args is not None and not isinstance(args, Namespace):
-        raise IntegrityFailure(f"{path}: its arguments are not a namespace")
+        raise IntegrityFailure(
+            f"{path}: its entry 'args' is not an argparse.Namespace, as which Megatron-LM stores"
+            " its arguments"
+        )
     if args is not None:
         args = {
             name: value
@@ -204,9 +229,9 @@ def _read_rank(path: Path) -> RankFile:
 def _read_config(
     files: list[list[RankFile]], tokenizer: Tokenizer, heads: int | None
 ) -> ModelConfig:
-    """Return the ModelConfig of all ranks' files together, [stage][tensor-parallel rank]: sizes
-    from the tensors, the vocabulary from the tokenizer, the number of heads from the arguments or
-    from `heads`.
+    """Return the ModelConfig of all ranks' files together, which come as lists
+    [stage][tensor-parallel rank]: sizes from the tensors, the vocabulary from the tokenizer, the
+    number of heads from the arguments that Megatron-LM stored or from `heads`.
 
     Raises BadInput if neither states the heads, and BadInput or IntegrityFailure if tensors,
     arguments, `heads` and tokenizer contradict each other.
@@ -216,7 +241,9 @@ def _read_config(
     for file in stages:
         for name in (WORDS, POSITIONS):
             if name not in file.tensors or file.tensors[name].dim() != 2:
-                raise IntegrityFailure(f"{file.path}: tensor {name!r} is missing or misshapen")
+                raise IntegrityFailure(
+                    f"{file.path}: tensor {name!r} is missing or is not a matrix"
+                )
     sizes = {
         "num_layers": sum(stage[0].layers for stage in files),
         "hidden_size": first.tensors[WORDS].size(1),
@@ -227,16 +254,20 @@ def _read_config(
     for name, size in sizes.items():
         if args.get(name, size) != size:
             raise IntegrityFailure(
-                f"{first.path}: {name} is {args[name]!r} in its arguments, {size} in its tensors"
+                f"{first.path}: {name} is {args[name]!r} in the arguments that Megatron-LM stored,"
+                f" and {size} in the tensors: they are not of one model"
             )
     written = args.get("num_attention_heads")
     if written is None and heads is None:
         raise BadInput(
-            f"{first.path} does not say how many attention heads it has: give the number (--heads,"
-            " or --set heads=)"
+            f"{first.path} does not say how many attention heads its model has: give the number"
+            " (--heads, or --set heads=)"
         )
     if written is not None and heads is not None and written != heads:
-        raise BadInput(f"{first.path} has {written} attention heads, but {heads} were given")
+        raise BadInput(
+            f"{first.path} has {written} attention heads, and --heads or --set heads= says {heads}:"
+            " leave that out"
+        )
     num_heads = heads if written is None else written
     values = {
         "num_layers": sizes["num_layers"],
@@ -252,18 +283,19 @@ def _read_config(
     config = parse_config(values, ModelConfig, str(first.path))
     if config.num_heads % len(stages):
         raise BadInput(
-            f"{first.path}: {config.num_heads} heads do not divide over {len(stages)}"
-            " tensor-parallel ranks"
+            f"{first.path}: {config.num_heads} attention heads cannot lie on {len(stages)}"
+            " tensor-parallel ranks: the number of heads is wrong"
         )
     return config
 
 
 def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, Tensor]:
-    """Join the tensors of all ranks' files, [stage][tensor-parallel rank], and return a dict our
-    name, with the whole model's layer numbers, → whole tensor, its rows in our order.
+    """Join the tensors of all ranks' files, which come as lists [stage][tensor-parallel rank], and
+    return a dict our name, with the whole model's layer numbers, → whole tensor, its rows in our
+    order. `config` is the whole model's.
 
-    Raises IntegrityFailure naming a tensor that does not fit, and BadInput if the output layer is
-    not the word embedding.
+    Raises IntegrityFailure naming file and tensor if a tensor is missing, unexpected or misshapen,
+    and BadInput if the output layer is not the word embedding.
     """
     tp = len(files[0])
     merged = {}
@@ -280,8 +312,8 @@ def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, Tensor
             check_tensors(tensors, shapes, file.path)
             if head is not None and not is_tied(head, words.tensors[WORDS]):
                 raise BadInput(
-                    f"{file.path}: its output layer is not the word embedding; tied models can be"
-                    " imported"
+                    f"{file.path}: its output layer is not the word embedding; only a model in"
+                    " which they are one can be imported"
                 )
         for local, parameter in wanted.items():
             shards = [file.tensors[local] for file in stage]
@@ -299,8 +331,8 @@ def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, Tensor
 
 def flatten(values: dict[Any, Any], prefix: str = "", depth: int = 5) -> JSON:
     """Return nested dicts as one flat dict, dotted name → value, such as `encoder.layers.0.weight`,
-    without `module.`, `model.` and `language_model.` at the beginning. A dict more than `depth`
-    levels down is a value itself."""
+    without `module.`, `model.` and `language_model.` at the beginning. `prefix` is put before every
+    name. A dict more than `depth` levels down is a value itself."""
     named: JSON = {}
     for key, value in values.items():
         if isinstance(value, dict) and depth:
@@ -311,39 +343,46 @@ def flatten(values: dict[Any, Any], prefix: str = "", depth: int = 5) -> JSON:
 
 
 def our_names(model: Any, where: object) -> dict[str, Tensor]:
-    """Return a dict our name → tensor of `model`, the `model` entry of one file, with layers
-    numbered within the stage. Entries `_extra_state` are left out; `where` begins the messages.
+    """Return a dict our name → tensor of `model`, the entry `model` of one Megatron-LM file, nested
+    dicts of tensors, with layers numbered within the stage. Entries `_extra_state` are left out;
+    `where` begins the messages.
 
     Raises IntegrityFailure if `model` is not a dict, for a name that no version of Megatron-LM's
-    GPT-2 had, for two names of one tensor, and for a value that is not a tensor on the CPU.
+    GPT-2 had, for two names of one tensor, and for a value that is not a dense tensor on the CPU.
     """
     if not isinstance(model, dict):
-        raise IntegrityFailure(f"{where}: its model is not a state dict")
+        raise IntegrityFailure(f"{where}: its entry 'model' is not a dict of tensors")
     tensors = {}
     for name, value in flatten(model).items():
         if name.endswith("_extra_state"):
             continue
         ours = NAMES.ours(STACK.sub("decoder.", name), NAMES.parameters, 0)
         if ours is None:
-            raise IntegrityFailure(f"{where}: tensor {name!r} is unexpected")
+            raise IntegrityFailure(
+                f"{where}: tensor {name!r} is not one of Megatron-LM's GPT-2, which alone can be"
+                " imported"
+            )
         if ours in tensors:
-            raise IntegrityFailure(f"{where}: tensor {name!r} is there twice")
+            raise IntegrityFailure(
+                f"{where}: tensor {name!r} is there a second time, under another name"
+            )
         if (
             not isinstance(value, Tensor)
             or value.layout != torch.strided
             or value.device.type != "cpu"
         ):
-            raise IntegrityFailure(f"{where}: {name!r} is not a tensor with values")
+            raise IntegrityFailure(f"{where}: {name!r} is not a dense tensor on the CPU")
         tensors[ours] = value.detach()
     return tensors
 
 
 def reorder_query_key_value(local: Tensor, version: int, heads: int) -> Tensor:
-    """Return a tensor-parallel rank's weight or bias of the query-key-value product with the rows
-    in our order, [n, 3, d].
+    """Return `local`, a tensor-parallel rank's weight [3nd, h] or bias [3nd] of the query-key-value
+    product, with the rows in our order, [n, 3, d].
 
-    `heads` is n, the rank's heads. In checkpoint version 0 the rows are [3, n, d] and in version 1
-    [n, d, 3]; a later version has our order.
+    `heads` is n, the rank's heads; `version` is the checkpoint version of the file. In version 0
+    the rows are [3, n, d] and in version 1 [n, d, 3]; a later version has our order, and `local`
+    itself is returned.
     """
     d = local.size(0) // (3 * heads)
     if version == 0:
@@ -354,8 +393,9 @@ def reorder_query_key_value(local: Tensor, version: int, heads: int) -> Tensor:
 
 
 def require_gpt2(args: JSON, where: object) -> None:
-    """Raise BadInput if `args`, the arguments of Megatron-LM in a file, describe a model other than
-    our GPT-2; `where` begins the message. An argument that is not given counts as GPT-2's.
+    """Raise BadInput if `args`, a dict of the arguments of Megatron-LM in a file, describes a model
+    other than our GPT-2; `where` begins the message. An argument that is not given counts as
+    GPT-2's.
 
     If either of `bias_gelu_fusion` and `openai_gelu` is given and neither is set, the model has the
     exact GeLU, not GPT-2's tanh.
@@ -363,11 +403,12 @@ def require_gpt2(args: JSON, where: object) -> None:
     check_settings(args, REQUIRED, where)
     if args.get("num_experts"):
         raise BadInput(
-            f"{where}: num_experts is {args['num_experts']!r}; a dense model can be imported"
+            f"{where}: num_experts is {args['num_experts']!r}; only a model without experts can be"
+            " imported"
         )
     choices = [args[name] for name in ("bias_gelu_fusion", "openai_gelu") if name in args]
     if choices and not any(choices):
         raise BadInput(
-            f"{where}: the model was trained with the exact GeLU; one with GPT-2's tanh can be"
+            f"{where}: the model was trained with the exact GeLU; only one with GPT-2's tanh can be"
             " imported"
         )

@@ -52,11 +52,11 @@ NAMES = {
     "bert": {"columns": r"query|key|value|intermediate\.dense", "rows": r"output\.dense"},
     "t5": {"columns": r"[qkv]|wi(_\d)?", "rows": "o|wo", "heads": "relative_attention_bias"},
 }
-"""Model type → ends of the names of the layers that are divided. Attention divides its heads, an
-MLP its width."""
+"""Model type → way of dividing → regular expression of the ends of the names of the layers that are
+divided so. Attention divides its heads, an MLP its width."""
 STYLES = {"colwise": "columns", "rowwise": "rows", "replicated_with_grad_allreduce": "summed"}
-"""transformers' words for ways of dividing → ours. Layers with another word stay whole on every
-rank."""
+"""transformers' words for ways of dividing → the field `how` of a Division. Layers with another
+word stay whole on every rank."""
 FUSED = {"c_attn": 3}
 """Last part of the name of a layer that holds several products side by side → the number of
 products."""
@@ -72,9 +72,10 @@ HEADS = frozenset(
         "decoder_attention_heads",
     }
 )
-"""Attributes in which models store the number of attention heads."""
+"""Names of the attributes in which models store the number of attention heads."""
 WIDTHS = frozenset({"inner_dim", "all_head_size", "split_size", "embed_dim", "hidden_size"})
-"""Attributes in which an attention module stores the width of all its heads together."""
+"""Names of the attributes in which an attention module stores the width of all its heads
+together."""
 TOLERANCE = 1e-10
 """Largest allowed difference between outputs in float64, relative to the largest output or to 1."""
 TOKENS = 24
@@ -83,9 +84,9 @@ shorter."""
 
 
 class Division(NamedTuple):
-    """How a parameter is divided over the ranks. It consists of `pieces` equal pieces side by side
-    along `dim`, and each piece is divided along `dim`. A `summed` one is whole on every rank, and
-    its gradient is summed."""
+    """Division of a parameter over the ranks, in the way that `how` names. The parameter consists
+    of `pieces` equal pieces side by side along `dim`, and each piece is divided along `dim`. A
+    `summed` one is whole on every rank, and its gradient is summed."""
 
     how: Literal["columns", "rows", "heads", "vocabulary", "summed"]
     dim: int = 0
@@ -98,10 +99,10 @@ class TensorPlan(FileSchema):
 
     tp: PositiveInt
     parameters: dict[str, Division]
-    """Name of a parameter → its division; parameters without an entry are copied."""
+    """Name of a parameter → its Division; parameters without an entry are copied to every rank."""
 
     def part(self, name: str, whole: Tensor, rank: int) -> Tensor:
-        """Return the part that rank `rank` holds of the parameter `name`, from its whole value
+        """Return the part that rank `rank` holds of the parameter `name`, cut from its whole value
         `whole`: a new tensor, or `whole` itself if the parameter is copied or summed."""
         if name not in self.parameters or self.parameters[name].how == "summed":
             return whole
@@ -110,8 +111,8 @@ class TensorPlan(FileSchema):
         return torch.cat(own, dim)
 
     def merge(self, name: str, parts: Sequence[Tensor]) -> Tensor:
-        """Return the whole parameter `name`, joined from all ranks' parts in rank order; a copied
-        or summed one is the first rank's."""
+        """Return the whole parameter `name`, a new tensor joined from `parts`, all ranks' parts in
+        rank order; a copied or summed one is the first rank's tensor itself."""
         if name not in self.parameters or self.parameters[name].how == "summed":
             return parts[0]
         _, dim, pieces = self.parameters[name]
@@ -120,9 +121,9 @@ class TensorPlan(FileSchema):
 
 
 def make_plan(model: nn.Module, tp: int) -> TensorPlan:
-    """Return the TensorPlan of a transformers model for `tp` ranks: by transformers' own plan or,
-    if the model has none, by the names of layers in NAMES. In either case embeddings of the
-    vocabulary and the output head are divided by vocabulary."""
+    """Return the TensorPlan of a transformers model, which is not changed, for `tp` ranks: by
+    transformers' own plan or, if the model has none, by the names of layers in NAMES. In either
+    case embeddings of the vocabulary and the output head are divided by vocabulary."""
     theirs: dict[str, str] = getattr(model, "_tp_plan", None) or {}
     names: dict[str, str] = NAMES.get(model.config.model_type, {})  # type: ignore[union-attr, arg-type]
     vocabulary = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
@@ -164,19 +165,20 @@ def make_plan(model: nn.Module, tp: int) -> TensorPlan:
 
 
 def kind_of(name: str) -> str:
-    """Return the name of a module or parameter with each number between dots as `*`, as in
-    transformers' plans, so that equal layers share it."""
+    """Return the name of a module or parameter with each whole number between dots replaced by `*`,
+    as in transformers' plans, so that equal layers share one name."""
     return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
 
 
 def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
     """Write the model of a Hugging Face directory as the new sealed directory `out`, one file for
-    each of `tp` ranks, and return lines of text for the user: how each kind of parameter is
-    divided, and how the outputs compare.
+    each of `tp` ranks, and return a list of lines of text for the user: the way in which each kind
+    of parameter is divided, and, last, the comparison of the outputs.
 
     Every weight keeps its value and number format. The ranks, run as threads in float64, must give
     the undivided model's outputs; the last line says so, or that memory is too small to compare.
-    Raises BadInput for a model that cannot be divided.
+    Raises BadInput if `out` exists or cannot be written, if there is no such directory, and for a
+    model that transformers cannot build or that cannot be divided; nothing is then written.
     """
     check_output(out)
     check_is_there(directory, "directory")
@@ -185,7 +187,7 @@ def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
     if not any(division.how == "columns" for division in plan.parameters.values()):
         raise BadInput(
             f"{directory}: transformers has no plan of columns and rows for a"
-            f" {type(model).__name__}; without one {', '.join(NAMES)} can be divided"
+            f" {type(model).__name__}; without one only {', '.join(NAMES)} can be divided"
         )
     repeated = (
         dict(model.named_parameters(remove_duplicate=False)).keys()
@@ -218,8 +220,8 @@ def read_model(directory: Path, has_weights: bool = True) -> Any:
     weights; without `has_weights`, one with random weights, made from config.json alone. Runs no
     code from the directory.
 
-    Raises BadInput if transformers cannot build it, or if tensors are missing, unexpected or
-    misshapen.
+    Raises BadInput if transformers is missing or cannot build the model, or if tensors are missing,
+    unexpected or misshapen.
     """
     transformers: Any = import_extra("transformers", "bench")
     transformers.utils.logging.disable_progress_bar()
@@ -227,7 +229,9 @@ def read_model(directory: Path, has_weights: bool = True) -> Any:
         config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
         kind = getattr(transformers, (config.architectures or ["none"])[0])
         if not issubclass(kind, transformers.PreTrainedModel):
-            raise TypeError(f"{kind.__name__} is no model")
+            raise TypeError(
+                f"`architectures` names {kind.__name__}, which is not a model of transformers"
+            )
         if not has_weights:
             return kind(config).eval()
         model, report = kind.from_pretrained(
@@ -235,13 +239,15 @@ def read_model(directory: Path, has_weights: bool = True) -> Any:
         )
     except Exception as error:  # the library raises errors of many kinds
         raise BadInput(
-            f"{directory / CONFIG}: transformers cannot build its model ({one_line(error)})"
+            f"transformers cannot build the model of {directory / CONFIG} with its weights"
+            f" ({one_line(error)})"
         ) from error
     kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
     wrong = sorted(map(str, chain.from_iterable(report[kind] for kind in kinds)))
     if wrong:
         raise BadInput(
-            f"{directory}: tensor {wrong[0]} does not fit the model ({len(wrong)} such tensors)"
+            f"{directory}: tensor {wrong[0]} is missing, unexpected or of another shape than"
+            f" {CONFIG} gives ({len(wrong)} such tensors)"
         )
     return model.eval()
 
@@ -250,29 +256,35 @@ def load_rank(
     directory: Path, axis: Axis, seed: int = 0, dtype: torch.dtype | None = None
 ) -> nn.Module:
     """Return this rank's part of a model that `shard_model` wrote to `directory`, as a transformers
-    model that is used like the whole one. All ranks of the axis call the model together.
+    model that is used like the whole one. `axis` is this rank's tensor-parallel axis, whose ranks
+    all call the model together.
 
     `dtype` None keeps the files' number format, or takes fp32 if they have several. `seed` seeds
     dropout in divided layers. Raises BadInput if the axis has another number of ranks than there
-    are files, IntegrityFailure if a file lacks a parameter.
+    are files, IntegrityFailure if the plan cannot be read or a file lacks a parameter.
     """
     plan = read_document(directory / PLAN, TensorPlan)
     if axis.size != plan.tp:
-        raise BadInput(f"{directory} is divided over {plan.tp} ranks, not {axis.size}")
+        raise BadInput(
+            f"{directory} is divided over {plan.tp} ranks, and {axis.size} were started: start as"
+            " many, or divide the model again (mlm-train shard-hf --tp)"
+        )
     tensors = load_file(directory / _file(axis.rank))
     whole = read_model(directory / FOLDER, has_weights=False)
     formats = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
     whole = whole.to(dtype or (formats.pop() if len(formats) == 1 else torch.float32))
     if missing := dict(whole.named_parameters()).keys() - tensors.keys():
-        raise IntegrityFailure(f"{directory / _file(axis.rank)} has no tensor {min(missing)}")
+        raise IntegrityFailure(
+            f"{directory / _file(axis.rank)} has no tensor {min(missing)}, which the model needs"
+        )
     model = divide(whole, plan, axis, seed)
     model.load_state_dict(tensors, strict=False)  # a parameter of several names has one tensor
     return model
 
 
 def merge_model(checkpoint: Path, out: Path) -> Path:
-    """Write the divided model in `checkpoint`, which `shard_model` made, as the new Hugging Face
-    directory `out`, and return `out`.
+    """Write the divided model in `checkpoint`, a directory that `shard_model` made, as the new
+    Hugging Face directory `out`, and return the path `out`.
 
     Every tensor has the original bits; all are in one file, model.safetensors. Raises BadInput if
     `out` exists or cannot be written, IntegrityFailure if the checkpoint is incomplete or changed.
@@ -296,8 +308,8 @@ def _file(rank: int) -> str:
 
 def _check(directory: Path, model: nn.Module, tp: int) -> str:
     """Run the parts in `directory` on `tp` ranks, as threads in float64, compare their outputs with
-    the undivided model's, and return the result as a sentence. `model`, the undivided one, becomes
-    fp64.
+    those of `model`, the undivided one, and return the result as a sentence with the largest
+    difference. `model` itself becomes float64.
 
     If memory is too small, nothing is compared, and the sentence says so. Raises BadInput if
     outputs differ or the parts do not run.
@@ -320,12 +332,13 @@ def _check(directory: Path, model: nn.Module, tp: int) -> str:
         difference = max(float((output - whole).abs().max()) for output in ranks)
     except (RuntimeError, ValueError) as error:
         raise BadInput(
-            f"a {type(model).__name__} cannot be divided: its parts do not run (error: {error})"
+            f"a {type(model).__name__} cannot be divided over {tp} ranks, and nothing was written:"
+            f" its parts do not run ({error})"
         ) from error
     if not difference <= TOLERANCE * max(1.0, float(whole.abs().max())):
         raise BadInput(
-            f"a {type(model).__name__} cannot be divided: its parts give other outputs, by"
-            f" {difference:.3g}"
+            f"a {type(model).__name__} cannot be divided over {tp} ranks, and nothing was written:"
+            f" its parts give other outputs than the whole, by {difference:.3g}"
         )
     return (
         f"{tp} ranks answer as the whole model does in float64: largest difference {difference:.1e}"
@@ -333,9 +346,9 @@ def _check(directory: Path, model: nn.Module, tp: int) -> str:
 
 
 def some_tokens(model: nn.Module) -> dict[str, Tensor]:
-    """Return a model's keyword arguments for a forward pass: `input_ids` and, for an
-    encoder-decoder, `decoder_input_ids`, the same two sequences of random token ids, equal in every
-    call."""
+    """Return a transformers model's keyword arguments for a forward pass as a dict: `input_ids`
+    and, for an encoder-decoder, `decoder_input_ids`, the same tensor [2, n] of random token ids,
+    equal in every call. n is 24, or the model's context if that is shorter."""
     config: Any = model.config
     length = min(TOKENS, getattr(config, "max_position_embeddings", None) or TOKENS)
     tokens = torch.randint(
@@ -346,8 +359,8 @@ def some_tokens(model: nn.Module) -> dict[str, Tensor]:
 
 
 def outputs(model: nn.Module) -> Tensor:
-    """Return the logits [2, n, v] of a transformers model on two fixed sequences of random token
-    ids (`some_tokens`), or its last hidden states [2, n, h] if it has no head, without
+    """Return the logits [2, n, v] that a transformers model gives for two fixed sequences of random
+    token ids (`some_tokens`), or its last hidden states [2, n, h] if it has no head, without
     gradients."""
     with torch.no_grad():
         answer: Tensor = model(**some_tokens(model))[0]
@@ -355,8 +368,8 @@ def outputs(model: nn.Module) -> Tensor:
 
 
 def divide(model: nn.Module, plan: TensorPlan, axis: Axis, seed: int = 0) -> nn.Module:
-    """Turn a whole transformers model into this rank's part of it by the plan, in place, and return
-    it. All ranks of the axis call the divided model together.
+    """Turn `model`, a whole transformers model, into this rank's part of it by the plan, in place,
+    and return it. All ranks of `axis`, the tensor-parallel one, call the divided model together.
 
     Inputs, outputs and gradients of copied parameters are whole on every rank. Between layers by
     columns and the layer by rows, dropout differs on each rank (by `seed`); elsewhere it is equal
@@ -399,9 +412,9 @@ class _Region:
         is among undivided ones, and the undivided layers' while it is among divided ones."""
 
     def divide(self, module: Any, how: str, rows: int) -> None:
-        """Change a module in place to compute this rank's part, divided as `how` says: `columns`,
-        `rows` or `vocabulary`; `heads` needs no change. `rows` is the number of rows of its whole
-        weight."""
+        """Change `module` in place to compute this rank's part, divided as `how` says: `columns`,
+        `rows` or `vocabulary`; `heads` needs no change. Its parameters are this rank's already;
+        `rows` is the number of rows of its whole weight."""
         if how == "columns":
             if hasattr(module, "nf"):
                 module.nf = module.weight.shape[1]
@@ -419,25 +432,25 @@ class _Region:
                 module.forward = partial(_look_up, whole, start, stop, self.axis)
 
     def swap(self) -> None:
-        """Cross the border between undivided and divided layers, in either direction: store torch's
-        random state, and set the one that was stored at the last crossing."""
+        """Cross the border between undivided and divided layers, in either direction: keep torch's
+        random state, and set the state that was kept at the last crossing. Nothing is returned."""
         current = torch.get_rng_state()
         self.is_inside = not self.is_inside
         torch.set_rng_state(self.other)
         self.other = current
 
     def enter(self, column: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
-        """Forward pre-hook of a layer by columns: return its input, whole on every rank, with a
-        gradient that is summed over the ranks. If the pass is not yet among divided activations,
-        swap the random state."""
+        """Act as forward pre-hook of `column`, a layer by columns: return the first of its inputs,
+        whole on every rank, with a gradient that is summed over the ranks. If the pass is not yet
+        among divided activations, swap the random state."""
         if not self.is_inside:
             self.swap()
         return enter_tensor_parallel(inputs[0], self.axis)
 
     def leave(self, row: Any, x: Tensor) -> Tensor:
-        """Forward pass of a layer by rows, from this rank's part `x` of its input: return the sum
-        of the ranks' products, plus the bias once. If the pass is among divided activations, swap
-        the random state back."""
+        """Act as forward pass of the layer by rows `row`, from this rank's part `x` of its input:
+        return the sum of the ranks' products, whole on every rank, plus the bias once. If the pass
+        is among divided activations, swap the random state back."""
         if self.is_inside:
             self.swap()
         product = x @ (row.weight.T if isinstance(row, nn.Linear) else row.weight)
@@ -446,9 +459,9 @@ class _Region:
 
 
 def _divide_heads(module: nn.Module, tp: int) -> None:
-    """Divide, in place by `tp`, an attention module's attributes that count heads or state the
-    width of all heads, and the counts of heads in a copy of its configuration. Do nothing to a
-    module without a count of heads."""
+    """Divide, in place by `tp`, the attributes of an attention module that count heads or state the
+    width of all heads, and the counts of heads in a copy of its configuration, which the module
+    then has. Do nothing to a module without a count of heads."""
     if HEADS.isdisjoint(vars(module)):
         return
     # A copy: all modules of a model share one configuration, which would be divided repeatedly.
@@ -464,9 +477,9 @@ def _divide_heads(module: nn.Module, tp: int) -> None:
 def _look_up(
     forward: Callable[[Tensor], Tensor], start: int, stop: int, axis: Axis, ids: Tensor
 ) -> Tensor:
-    """Return the embeddings of token ids, whole on every rank. `forward` looks ids up in this
-    rank's table, which has rows [start, stop) of the whole; the results of all ranks of the axis
-    are summed, so all call it."""
+    """Return the embeddings of token ids `ids`, [..., h], whole on every rank. `forward` looks ids
+    up in this rank's table, which has rows [start, stop) of the whole; the results of all ranks of
+    the axis are summed, so all call it."""
     inside = (ids >= start) & (ids < stop)
     rows = forward((ids - start).where(inside, 0)) * inside[..., None]
     return leave_tensor_parallel(rows, axis)
@@ -475,7 +488,7 @@ def _look_up(
 def _score(
     forward: Callable[[Tensor], Tensor], axis: Axis, start: int, whole: int, x: Tensor
 ) -> Tensor:
-    """Return the scores of states x over the whole vocabulary of `whole` words, on every rank.
-    `forward` computes this rank's columns, which begin at `start`; the columns of the other ranks
-    are gathered, so all ranks of the axis call it."""
+    """Return the scores [..., v] of states x [..., h] over the whole vocabulary of `whole` words,
+    on every rank. `forward` computes this rank's columns, which begin at `start`; the columns of
+    the other ranks are gathered, so all ranks of the axis call it."""
     return gather_features(forward(enter_tensor_parallel(x, axis)), axis, start, whole)

@@ -72,15 +72,16 @@ KNOWN |= {"torch.Size": torch.Size} | {
 PLANS = re.compile(
     r"pathlib\.\w+|torch\.distributed\.checkpoint\.planner\.\w+|megatron\.core\.[\w.]+\.MCore\w+"
 )
-"""Matches the names of the metadata's other classes: plans of the process that wrote it, which no
-reader needs."""
+"""Regular expression of the names of the metadata's other classes: plans of the process that wrote
+it, which no reader needs."""
 STACKED = re.compile(r"(.*\blayers)\.([a-z].*)")
 OPTIMIZER = re.compile(r"(.*\.)?optimizer\..*")
 
 
 class Unread:
-    """Stand-in for an object in a checkpoint that no model needs, of a class in `UNREAD`: it takes
-    any arguments and state, and keeps none."""
+    """Stand-in for an object that no model needs, of a class in `UNREAD` or, in the metadata of a
+    distributed checkpoint, of one that `PLANS` matches: it takes any arguments and state, and keeps
+    none."""
 
     def __new__(cls, *_: Any) -> Self:
         return super().__new__(cls)
@@ -91,8 +92,9 @@ class Unread:
 
 
 def read_torch_file(path: Path) -> Any:
-    """Return the content of a file that `torch.save` wrote, in the zip format or the one before
-    torch 1.6, with tensors on the CPU.
+    """Return the object, mostly a dict, in a file that `torch.save` wrote, in the zip format or the
+    one before torch 1.6, with tensors on the CPU. Tensors of the zip format are mapped from the
+    file, not read.
 
     Objects of the classes in `UNREAD` become `Unread`. Raises IntegrityFailure if the file is
     damaged or compressed, or names any other function or class but argparse.Namespace and the ones
@@ -121,8 +123,9 @@ def read_torch_file(path: Path) -> Any:
 
 
 def _read_pickle(path: Path) -> Any:
-    """Return the object in the pickled metadata of a distributed checkpoint. The file may name the
-    classes in KNOWN, and the ones that PLANS matches, whose objects become `Unread`. Raises
+    """Return the object in the pickled file `path`, the metadata of a distributed checkpoint: a
+    Metadata of torch if the file is sound, which the caller checks. The file may name the classes
+    in KNOWN, and the ones that PLANS matches, whose objects become `Unread`. Raises
     IntegrityFailure for any other name and for a damaged file."""
 
     # Not the unpickler in C: it reserves memory for any size that a damaged file states.
@@ -144,13 +147,14 @@ def _read_pickle(path: Path) -> Any:
 
 def _refused(path: Path, name: str) -> IntegrityFailure:
     return IntegrityFailure(
-        f"{path} asks to call {name}, which no checkpoint needs: nothing in it was run"
+        f"{path} names {name}, which is not among what a checkpoint may load: the file is refused,"
+        " and nothing in it was run"
     )
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, of at most 200 characters and cut at a word,
-    without torch's advice to load unsafely; the error's class if it has no text."""
+    """Return the first line of an error's text, shortened to at most 200 characters at a word,
+    without torch's advice to load unsafely; the name of the error's class if it has no text."""
     message = str(error).rpartition("WeightsUnpickler error: ")[2].strip() or type(error).__name__
     return shorten(message.splitlines()[0], 200, placeholder=" …")
 
@@ -169,8 +173,9 @@ class _Reader(distributed.FileSystemReader):
 
 def read_torch_dist(directory: Path) -> JSON:
     """Return the weights of a distributed checkpoint's directory in the form of one rank's
-    Megatron-LM file: a dict with `model`, name → tensor, where a tensor of all layers is cut into
-    one for each; `checkpoint_version`; and `args` and `iteration` if they are stored.
+    Megatron-LM file: a dict with `model`, itself a dict name → tensor on the CPU, where a tensor of
+    all layers is cut into one for each; `checkpoint_version`, always 3; and `args` and `iteration`
+    if they are stored.
 
     The optimizer's tensors and pickled objects are not read. Raises IntegrityFailure for damaged
     metadata and for shards that overlap, leave holes or are missing.
@@ -178,13 +183,13 @@ def read_torch_dist(directory: Path) -> JSON:
     path = directory / METADATA
     known = _read_pickle(path)
     if not isinstance(known, metadata.Metadata):
-        raise IntegrityFailure(f"{path} cannot be read: it does not describe a checkpoint")
+        raise IntegrityFailure(f"{path} is not the metadata of a distributed checkpoint")
     try:
         for index, info in known.storage_data.items():
             if not re.fullmatch(r"\w[\w.-]*", info.relative_path):
                 raise ValueError(
-                    f"{index.fqn} lies at {info.relative_path!r}, which is not a file of the"
-                    " directory"
+                    f"{index.fqn} lies at {info.relative_path!r}, which is not a plain name of a"
+                    " file in the directory"
                 )
         tensors = {}
         for name, tensor in known.state_dict_metadata.items():
@@ -226,7 +231,7 @@ def read_torch_dist(directory: Path) -> JSON:
 
 
 def files_of(directory: Path) -> list[Path]:
-    """Return the paths of a distributed checkpoint's files that exist: metadata, common values,
-    then shards by name. Empty for a directory of another kind."""
+    """Return a list of the paths of a distributed checkpoint's files that exist: metadata, common
+    values, then shards by name. Empty for a directory of another kind."""
     named = [path for path in (directory / METADATA, directory / COMMON) if path.is_file()]
     return [*named, *sorted(directory.glob("*.distcp"))]

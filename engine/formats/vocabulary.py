@@ -25,8 +25,8 @@ def write_vocabulary(
 ) -> None:
     """Write a tokenizer's files for Hugging Face's AutoTokenizer into the directory `out`:
     tokenizer.json, tokenizer_config.json and, for a byte-level one that is not a BERT's, vocab.json
-    and merges.txt. A BERT's encodes pairs of texts with the special tokens. `seq_length` is the
-    longest sequence in tokens."""
+    and merges.txt. With `is_bert` the files encode pairs of texts with the special tokens.
+    `seq_length` is the longest sequence in tokens."""
     tokenizer.save(out)
     if is_bert:
         _write_pairs(tokenizer, out, seq_length)
@@ -50,9 +50,9 @@ def write_vocabulary(
 
 
 def _write_pairs(tokenizer: Tokenizer, out: Path, seq_length: int) -> None:
-    """Rewrite tokenizer.json in `out`, with a BERT's special tokens added, so that it encodes a
-    pair of texts as [CLS] first [SEP] second [SEP], and write tokenizer_config.json beside it.
-    `seq_length` is the longest sequence in tokens."""
+    """Rewrite tokenizer.json, which is already in `out`, with a BERT's special tokens added, so
+    that it encodes a pair of texts as [CLS] first [SEP] second [SEP], and write
+    tokenizer_config.json beside it. `seq_length` is the longest sequence in tokens."""
     file = out / FILE_NAME
     backend: Any = Backend.from_file(str(file))
     backend.add_special_tokens(list(SPECIAL_TOKENS))
@@ -75,8 +75,8 @@ def _write_pairs(tokenizer: Tokenizer, out: Path, seq_length: int) -> None:
 
 
 def read_vocabulary(directory: Path) -> tuple[Tokenizer, list[Path]]:
-    """Return the tokenizer of a Hugging Face directory, and the list of the files that were read:
-    tokenizer.json if it exists, else vocab.json and merges.txt.
+    """Return a pair: the Tokenizer of a Hugging Face directory, and the list of the paths that were
+    read, tokenizer.json if it exists, else vocab.json and merges.txt.
 
     Raises BadInput if the directory lacks them, IntegrityFailure if a file is damaged.
     """
@@ -85,15 +85,15 @@ def read_vocabulary(directory: Path) -> tuple[Tokenizer, list[Path]]:
         return Tokenizer.load(directory), [path]
     if not (directory / VOCABULARY).is_file():
         raise BadInput(
-            f"{directory} has neither {FILE_NAME} nor {VOCABULARY} with {MERGES}: give it (--vocab,"
-            " or --set vocab=)"
+            f"{directory} has no tokenizer, neither {FILE_NAME} nor {VOCABULARY} with {MERGES}:"
+            " name a directory that has the last two (--vocab, or --set vocab=)"
         )
     return read_vocabulary_files(directory)
 
 
 def read_vocabulary_files(directory: Path) -> tuple[Tokenizer, list[Path]]:
-    """Return the tokenizer that a directory's vocab.json and merges.txt make, and the list of the
-    two paths.
+    """Return a pair: the Tokenizer that a directory's vocab.json and merges.txt make, and the list
+    of the two files' paths, in this order.
 
     Raises BadInput if one is missing, IntegrityFailure if one is damaged.
     """
@@ -101,7 +101,9 @@ def read_vocabulary_files(directory: Path) -> tuple[Tokenizer, list[Path]]:
     merges = directory / MERGES
     for path in (vocabulary, merges):
         if not path.is_file():
-            raise BadInput(f"there is no {path.name} in {directory}")
+            raise BadInput(
+                f"{directory} has no {path.name}, and a vocabulary needs {VOCABULARY} and {MERGES}"
+            )
     try:
         return Tokenizer.from_gpt2_files(vocabulary, merges), [vocabulary, merges]
     except BadInput as error:
@@ -109,8 +111,10 @@ def read_vocabulary_files(directory: Path) -> tuple[Tokenizer, list[Path]]:
 
 
 def check_vocabulary(tokenizer: Tokenizer, rows: int, where: object) -> None:
-    """Raise IntegrityFailure if the tokenizer has more entries than the word embedding has `rows`;
-    fewer are allowed. `where` begins the message."""
+    """Raise IntegrityFailure if the tokenizer has more entries than `rows`, the number of rows of
+    the word embedding; fewer are allowed. `where` begins the message."""
     if tokenizer.vocab_size > rows:
-        entries = f"the tokenizer has {tokenizer.vocab_size} entries"
-        raise IntegrityFailure(f"{where}: {entries}, the word embedding only {rows} rows")
+        raise IntegrityFailure(
+            f"{where}: the tokenizer has {tokenizer.vocab_size} entries, more than the {rows} rows"
+            " of the word embedding: is it another model's?"
+        )

@@ -21,37 +21,40 @@ class Iteration:
     gradient, and its line of the metrics."""
 
     number: int
-    """Number of the iteration, counted from 0."""
+    """Number of this iteration in the training, counted from 0."""
     batch_size: int
-    """Number of sequences in the global batch, over all ranks."""
+    """Number of sequences in this iteration's global batch, over all ranks."""
     microbatches: "Sequence[PipelineInput]"
-    """This rank's microbatches."""
+    """Microbatches of this iteration that this rank computes, in order."""
     gradient: "Gradient"
     line: Step = field(init=False)
-    """Line of the metrics for this iteration, set after the update was made or skipped."""
+    """A Step, the line of the metrics for this iteration, set after the update was made or skipped;
+    until then there is no such attribute."""
 
 
 class Guard:
     """Base class of a check that a training calls on every iteration, with methods to override; by
-    default they do nothing. All ranks call their guards in the same order, so a guard may
-    communicate."""
+    default they change nothing, skip no update and warn of nothing. All ranks call their guards in
+    the same order, so a guard may communicate."""
 
     def before(self, number: int) -> None:
-        """Prepare for the iteration `number`, counted from 0. Every rank calls this before the
-        iteration's microbatches are computed."""
+        """Prepare for the iteration `number`, counted from 0; a guard may override this, by default
+        nothing is done. Every rank calls this before the iteration's microbatches are computed.
+        Raise an error if the run must end."""
 
     def skips(self, iteration: Iteration) -> bool:
-        """Return True if the iteration's update must be skipped; every rank must return the same.
-        Called once its gradient is known, before the update, even if another guard skips it. Raise
-        an error if the run must end."""
+        """Return True if the iteration's update must be skipped, False by default; every rank must
+        return the same. Every rank calls this once the iteration's gradient is known, before the
+        update, even if another guard skips it. Raise an error if the run must end."""
         return False
 
     def after(self, iteration: Iteration) -> str:
         """Inspect an iteration after its update was made or skipped, when `iteration.line`, its
-        line of the metrics, is set; a guard may change that line. Return a warning for the user, or
-        an empty text for none, as by default."""
+        line of the metrics, is set; a guard may change that line. Every rank calls this. Return a
+        warning for the user, or an empty text for none, as by default."""
         return ""
 
     def before_checkpoint(self) -> None:
         """Check the training's state before a checkpoint of it is written; every rank calls this.
-        Raise an error if the state must not be kept; nothing is returned."""
+        Raise an error if the state must not be kept; nothing is returned, and by default nothing is
+        done."""

@@ -26,11 +26,12 @@ from mlm_repro.engine.step import NotFinite, TrainingStep
 from mlm_repro.lineage.errors import Diverged
 
 SPIKE_WINDOW = 128
-"""Number of recent iterations from whose mean a spike is measured."""
+"""Largest number of recent iterations from whose mean and deviation a spike is measured."""
 LEAST = 64
-"""Number of iterations that must be known before one is called a spike."""
+"""Number of recent iterations whose values must be known before a value is called a spike."""
 DEVIATIONS = 6.0
-"""Number of standard deviations above the mean beyond which a value is a spike."""
+"""Number of standard deviations above the mean of the recent iterations beyond which a value is a
+spike."""
 
 
 def guards_of(
@@ -38,7 +39,7 @@ def guards_of(
 ) -> list[Guard]:
     """Return a list of one rank's guards for a training run, in the order in which they are called:
     slow ranks, spikes, values that are not finite, memory, replicas. `memory` measures this
-    process; `recent` has the last losses and gradient norms."""
+    process; `recent` holds the last losses and gradient norms, and the spike guard adds to it."""
     return [
         # A spike is judged before the finite guard may end the run, so that its line of the metrics
         # names both.
@@ -61,13 +62,13 @@ class RecentIterations:
 
     def __init__(self) -> None:
         self.seen = deque[tuple[float, float]](maxlen=SPIKE_WINDOW)
-        """(loss, gradient norm) of the last iterations, oldest first, as a checkpoint keeps
-        them."""
+        """Pairs (loss, gradient norm) of the last iterations, at most 128, oldest first, as a
+        checkpoint keeps them."""
 
     def add(self, loss: float, gradient_norm: float) -> dict[str, float]:
-        """Remember an iteration's loss and gradient norm, and return which of them are spikes, as a
-        dict: `loss` or `gradient_norm` → the limit that the value exceeds. The dict is empty if
-        neither is.
+        """Remember an iteration's loss and gradient norm, and return which of the two are spikes
+        against the iterations remembered before, as a dict: `loss` or `gradient_norm` → the limit
+        that the value exceeds. The dict is empty if neither is.
 
         An iteration with a value that is not finite, such as an fp16 overflow, is not remembered
         and is no spike.
@@ -87,8 +88,9 @@ class RecentIterations:
 
 
 class SpikeGuard(Guard):
-    """Guard that notes spikes of loss and gradient norm in the metrics' lines, warns of each and,
-    if `skip`, has their updates skipped. `recent` tells what a spike is."""
+    """Guard that adds every iteration to `recent`, notes spikes of loss and gradient norm in
+    `spike` of the metrics' lines and warns of each. With `skip` the updates of such iterations are
+    skipped."""
 
     def __init__(self, recent: RecentIterations, skip: bool) -> None:
         self._recent = recent
@@ -119,10 +121,10 @@ class FiniteGuard(Guard):
         self._step = step
 
     def skips(self, iteration: Iteration) -> bool:
-        """Return False if loss and gradient are finite, or if only the gradient of an fp16 run
-        overflowed. Otherwise raise NotFinite on every rank, with the first values that are not
-        finite; the weights have not changed. Every rank calls it, because the search computes the
-        iteration again."""
+        """Return False if loss and gradient of the iteration are finite, or if only the gradient of
+        an fp16 run overflowed. Otherwise raise NotFinite on every rank, naming the first values
+        that are not finite; the weights have not changed. Every rank calls it, because the search
+        computes the iteration again."""
         gradient = iteration.gradient
         # In fp16 an infinite norm is ordinary and halves the scale; an infinite loss is not, for
         # the scale is applied after it.
@@ -130,19 +132,20 @@ class FiniteGuard(Guard):
             return False
         where = diagnose(self._step, iteration.microbatches)
         raise NotFinite(
-            f"iteration {iteration.number + 1}: loss {gradient.loss}, gradient norm"
-            f" {gradient.norm}; the weights were not updated" + (f"; {where}" if where else "")
+            f"training ends at iteration {iteration.number + 1}: loss {gradient.loss}, gradient"
+            f" norm {gradient.norm}; the weights were not updated, and earlier checkpoints are kept"
+            + (f"; {where}" if where else "")
         )
 
 
 def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
-    """Compute the iteration's gradient again from this rank's `microbatches`, and return a phrase
-    that names what is not finite: data-parallel ranks, the first output, the first gradient, and
-    samples by their index in the global batch; an empty text if all is finite. Every rank calls it,
-    and all get the same phrase. Overwrites the gradients.
+    """Compute the iteration's gradient again from this rank's `microbatches`, and return as text a
+    phrase that names what is not finite: data-parallel ranks, the first output, the first gradient,
+    and samples by their index in the global batch; an empty text if all is finite. Every rank calls
+    it, and all get the same phrase. Overwrites the gradients.
 
-    The weights have not changed and all randomness is keyed, so the same values come up. Outputs
-    are named in the order of the forward pass, gradients in the order of the backward pass.
+    The weights must not have changed since; as all randomness is keyed, the same values come up.
+    Outputs are named in the order of the forward pass, gradients in the order of the backward pass.
     """
     model = step.model
     mesh = step.mesh
@@ -198,20 +201,22 @@ def _note_output(
 ) -> None:
     """Forward hook of a module: append `name` to the list `names` if the module's output, or one of
     its own parameters, is not finite. Parameters count because a later kernel may add the module's
-    bias."""
+    bias. Nothing is returned, so the output stays."""
     _note(names, name, output, *module.parameters(recurse=False))
 
 
 SHOWN = 8
-"""Largest number of ranks or samples that a sentence lists."""
+"""Largest number of ranks or samples that a sentence lists by number; of the others it gives the
+count."""
 WINDOW = 10
-"""Number of iterations over which a rank's times are added up before ranks are compared."""
+"""Number of iterations over which the times of each rank's own work are added up before ranks are
+compared."""
 RATIO = 1.5
-"""A rank is slow only if its own work takes more than this many times the median of the other ranks
-of its pipeline stage."""
-LEAST_SECONDS = 0.5
-"""A rank is slow only if its own work in a window takes at least this many seconds more than the
+"""Factor for slow ranks: a rank is slow only if its own work takes more than this many times the
 median of the other ranks of its pipeline stage."""
+LEAST_SECONDS = 0.5
+"""Seconds for slow ranks: a rank is slow only if its own work in a window takes at least this many
+seconds more than the median of the other ranks of its pipeline stage."""
 INTERVAL = 100
 """Number of iterations between comparisons of replicas; they are also compared before every
 checkpoint."""
@@ -257,9 +262,9 @@ class SlowRankGuard(Guard):
 def slow_ranks(seconds: Sequence[float], layout: Layout) -> dict[int, float]:
     """Return a dict of the slow ranks: global rank → median seconds of the other ranks of its
     pipeline stage. A rank is slow if it takes more than `RATIO` times this median, and at least
-    `LEAST_SECONDS` more.
+    `LEAST_SECONDS` more. A rank alone in its stage is never slow.
 
-    `seconds` has the own work of every rank in one window, in rank order.
+    `seconds` has the seconds of every rank's own work in one window, in the order of global ranks.
     """
     slow = {}
     together = layout.tp * layout.dp
@@ -289,8 +294,9 @@ class ReplicaGuard(Guard):
             self.before_checkpoint()
 
     def before_checkpoint(self) -> None:
-        """Compare the parameters' bit patterns, by their sums, with the other ranks that hold the
-        same ones. Collective. Raises Diverged, on every rank, naming tensor and ranks.
+        """Compare the bit patterns of this rank's parameters, by their sums, with the other ranks
+        that hold the same ones. Every rank calls it. Raises Diverged, on every rank, naming the
+        first tensor that differs, and its ranks; nothing is returned.
 
         Undivided parameters are compared over the tensor-parallel axis, all over the data-parallel
         axis, the tied embedding also between first and last stage.
@@ -329,8 +335,8 @@ class ReplicaGuard(Guard):
                 )
                 who = _describe_parting(ranks, everyone[:, differing[0]].tolist())
                 difference = (
-                    f"{names[differing[0]]}{more} no longer the same on {kind} ranks: {who}; no"
-                    " checkpoint has it"
+                    f"{names[differing[0]]}{more} no longer the same on {kind} ranks: {who}; this"
+                    " is in no checkpoint"
                 )
         differences = list(filter(None, mesh.world.gather_objects(difference)))
         if differences:
@@ -343,8 +349,9 @@ def _sum_of_bits(weight: Tensor) -> int:
 
 def _describe_parting(ranks: Sequence[int], sums: Sequence[int]) -> str:
     """Return a phrase that says which of the global ranks `ranks` differ from which, by `sums`, one
-    sum of a tensor's bits for each of them. The smaller group counts as the one that differs; if no
-    sum has a majority, the phrase says that the right one cannot be told."""
+    sum of a tensor's bits for each of them in the same order. The ranks without the most frequent
+    sum count as those that differ; if no sum has a majority, the phrase says that the right one
+    cannot be told."""
     # The majority is taken for right. Of two replicas that differ nobody can say which one changed.
     usual, count = Counter(sums).most_common(1)[0]
     same = [rank for rank, value in zip(ranks, sums, strict=True) if value == usual]
@@ -354,7 +361,7 @@ def _describe_parting(ranks: Sequence[int], sums: Sequence[int]) -> str:
 
 
 def joined(numbers: Sequence[int]) -> str:
-    """Return numbers as text, separated by commas: the first 8 and, if there are others, how
-    many."""
+    """Return numbers, such as ranks, as text, separated by commas: the first 8 and, if there are
+    others, the count of the others."""
     shown = ", ".join(str(number) for number in numbers[:SHOWN])
     return shown + (f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else "")

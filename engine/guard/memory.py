@@ -28,7 +28,7 @@ now."""
 
 
 class PeakMemory:
-    """Peak memory of this process.
+    """Peak memory of this process on `device`.
 
     On a GPU torch's allocator counts it since the object was made, which resets torch's own peak.
     On a CPU, where torch keeps no count, it is the peak of the resident set since the process
@@ -42,7 +42,7 @@ class PeakMemory:
             torch.cuda.init()  # until then the allocator knows no device
             torch.cuda.reset_peak_memory_stats(device)
         self.first_iteration_bytes = 0
-        """Peak in bytes up to the end of the first iteration, which MemoryGuard sets."""
+        """Peak in bytes up to the end of the first iteration, which MemoryGuard sets; 0 before."""
         self._before = 0
         self.measured_by = "torch.cuda.max_memory_allocated"
         if device.type != "cuda":
@@ -50,16 +50,17 @@ class PeakMemory:
             self.measured_by = "growth of the peak resident set"
 
     def bytes(self) -> int:
-        """Return the peak of this process's memory so far in bytes: on a GPU what torch has
-        allocated there, on a CPU the growth of the resident set."""
+        """Return in bytes the peak of this process's memory so far: on a GPU what torch has
+        allocated there since this object was made, on a CPU the growth of the resident set since
+        then."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         return max(_resident_bytes("VmHWM") - self._before, 0)
 
 
 def _resident_bytes(field: str) -> int:
-    """Return the resident set in bytes, now (`VmRSS`) or at its peak (`VmHWM`); always the peak if
-    the system has no /proc.
+    """Return this process's resident set in bytes: `field` is `VmRSS` for the set now, `VmHWM` for
+    its peak. Without /proc, as on macOS, it is always the peak.
 
     On Linux `getrusage` would not do: its peak includes the process that started this one, before
     `exec`.
@@ -104,8 +105,8 @@ class MemoryGuard(Guard):
         """Return a warning, as text, when the number of the allocator's retries has grown since the
         last call, but only once; otherwise an empty text.
 
-        `statistics` comes from `torch.cuda.memory_stats`, and is empty on a CPU. Retries before the
-        first call do not count.
+        `statistics` is the dict that `torch.cuda.memory_stats` returns, and empty on a CPU. Retries
+        before the first call do not count.
         """
         before = self._retries
         self._retries = statistics.get("num_alloc_retries", 0)
@@ -121,14 +122,15 @@ class MemoryGuard(Guard):
 
 
 class OutOfMemory(HardwareMissing):
-    """This machine has too little memory for the run: exit code 4."""
+    """Error that ends a run for which this machine has too little memory: exit code 4."""
 
 
 @contextmanager
 def explaining_out_of_memory(run: ResolvedRun, mesh: ParallelMesh, when: str) -> Iterator[None]:
-    """Context manager: turn a failed allocation in the block into OutOfMemory, with a message that
-    says `when` it happened; other errors pass. One rank first prints to stderr what a rank needs
-    and which changes need less."""
+    """Context manager: turn a failed allocation in the block, on a GPU or in the host's memory,
+    into OutOfMemory, with a message that names the rank and says `when` it happened; other errors
+    pass. Before that, the first rank that fails prints to stderr the memory that a rank needs and
+    the changes that need less."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -150,7 +152,8 @@ def explaining_out_of_memory(run: ResolvedRun, mesh: ParallelMesh, when: str) ->
 
 def _is_first_to_say() -> bool:
     """Return True if this rank is the first to run out of memory, so that one rank prints the
-    message for all. A second call returns False, as does any after rank 0 has ended.
+    message for all. A second call, on any rank, returns False, as does any call after rank 0 has
+    ended.
 
     Always True without a process group: where ranks are threads, the first that fails ends the
     others before they compute again.
@@ -164,9 +167,10 @@ def _is_first_to_say() -> bool:
 
 
 def describe_memory(run: ResolvedRun) -> str:
-    """Return a table in text, in GiB, of the memory of the run's largest rank by the closed form:
-    model and optimizer, activations, a checkpoint's copy if there is one, the total, and the total
-    with each remedy. Without a remedy a last line says that no setting needs less."""
+    """Return a table as text of several lines, in GiB, of the memory of the run's largest rank by
+    the closed form: model and optimizer, activations, a checkpoint's copy if there is one, the
+    total, and the total with each remedy. Without a remedy a last line says that none needs clearly
+    less."""
     memory = run.memory
     offered = remedies(run)
     rows = [("model and optimizer", memory.state), ("activations", memory.activations)]
@@ -175,13 +179,21 @@ def describe_memory(run: ResolvedRun) -> str:
     rows += [(f"with {change}", size) for change, size in offered]
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:{width}}  {size / 2**30:10.3f} GiB" for name, size in rows]
-    return "\n".join(lines if offered else [*lines, "no setting needs less: take a smaller model"])
+    return "\n".join(
+        lines
+        if offered
+        else [
+            *lines,
+            "no smaller microbatch, recomputation or division over ranks needs clearly less: take"
+            " a smaller model",
+        ]
+    )
 
 
 def remedies(run: ResolvedRun) -> list[tuple[str, int]]:
-    """Return a list of (options of the command line, bytes of the largest rank): each change of a
-    single setting that the run allows and that needs clearly less memory, the one that needs the
-    least first.
+    """Return a list of pairs (options of the command line, bytes of the largest rank with them):
+    each change of a single setting that the run allows and that needs clearly less memory, the one
+    that needs the least first.
 
     A change of `tp` or `pp` may need more ranks, which its options then name.
     """

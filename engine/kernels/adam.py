@@ -8,9 +8,11 @@ import torch.nn.functional as F
 from torch.optim.adamw import adamw as torchs_adamw
 
 CACHED = 1 << 16
-"""Number of elements that a CPU updates at a time, few enough to stay in its cache."""
+"""Number of elements of the flat storage that a CPU updates at a time, few enough to stay in its
+cache."""
 VECTOR = 64
-"""Number of elements that is a multiple of every processor's vector length."""
+"""Number of elements that is a multiple of every processor's vector length; the end of a flat
+tensor is padded to it."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +25,9 @@ class AdamStep:
     epsilon: float
     weight_decay: float
     clipping: float
-    """Factor that the gradient is multiplied by."""
+    """Factor that the gradient is multiplied by before it is used."""
     steps: int
-    """Updates so far, including this one."""
+    """Number of updates so far, including this one."""
 
 
 def adamw(
@@ -36,8 +38,9 @@ def adamw(
     exp_avg_sq: torch.Tensor,
     step: AdamStep,
 ) -> None:
-    """Update flat weights and moments in place with torch's fused AdamW. `copy`, unless None,
-    receives the new weights in its own dtype.
+    """Update `weights` and the moments `exp_avg` and `exp_avg_sq`, flat tensors of one length, in
+    place with torch's fused AdamW. `copy`, unless None, receives the new weights in its own dtype;
+    nothing is returned.
 
     The gradient is multiplied by the clipping factor in place, because a copy would be as large as
     the model.
@@ -82,9 +85,10 @@ def adam_direction(
     step: AdamStep,
     is_corrected: bool,
 ) -> torch.Tensor:
-    """Update the moments and multiply the gradient by the clipping factor, both in place, and
-    return the direction of a step, m/(√v + ε) + λ·weights, with the bias of m and v corrected if
-    `is_corrected`. The weights do not change."""
+    """Update the moments m, `exp_avg`, and v, `exp_avg_sq`, and multiply the gradient by the
+    clipping factor, all in place, and return the direction of a step, m/(√v + ε) + λ·weights, as a
+    new flat tensor, with the bias of m and v corrected if `is_corrected`. The weights do not
+    change."""
     first, second = (
         1 - beta**step.steps if is_corrected else 1.0 for beta in (step.beta1, step.beta2)
     )

@@ -27,15 +27,16 @@ from mlm_repro.engine.kernels.dropout import DropoutMask, mask_keys
 from mlm_repro.engine.kernels.products import widened
 
 QUERY_BYTES = 256
-"""Bytes per key in a block of scores, which limits the number of queries in the block."""
+"""Bytes of one key's scores in a block of scores, which limits the number of queries in the
+block."""
 WORKSPACE_BYTES = 2 << 20
 """Approximate size of a block of scores in bytes, small enough for the cache."""
 
 
 def reference(query_key_value: torch.Tensor, mask: DropoutMask | None) -> torch.Tensor:
-    """Return causal attention's outputs of all heads, [s, b, n·d], from one tensor of queries, keys
-    and values, [s, b, n, 3, d]. Scores are multiplied by 1/√d. `mask` drops softmax weights; None
-    means no dropout."""
+    """Return causal attention's outputs of all heads, [s, b, n·d], differentiable, from one tensor
+    of queries, keys and values, [s, b, n, 3, d]. Scores are multiplied by 1/√d. `mask` drops
+    softmax weights; None means no dropout."""
     s, b, n, _, d = query_key_value.shape
     query, key, value = query_key_value.permute(3, 1, 2, 0, 4).unbind(0)  # each [b, n, s, d]
     if mask is None:
@@ -52,11 +53,11 @@ def reference(query_key_value: torch.Tensor, mask: DropoutMask | None) -> torch.
 def masked_softmax(
     scores: torch.Tensor, scale: float, visible: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the softmax over k keys of scores [b, n, s, k] × scale, computed in fp32 (fp64 in
-    fp64) and rounded to the scores' dtype. The 2021 paper fuses it into one kernel.
+    """Return the softmax over k keys of scores × scale, [b, n, s, k] as the scores, computed in
+    fp32 (fp64 in fp64) and rounded to the scores' dtype. The 2021 paper fuses it into one kernel.
 
-    The mask is causal, with the last query seeing every key, or `visible` [b, 1, s or 1, k], True
-    where a key is seen. A query without any key gives NaN.
+    Without `visible` the mask is causal, with the last query seeing every key; otherwise a key is
+    seen where `visible` [b, 1, s or 1, k] is True. A query without any key gives NaN.
     """
     s, k = scores.shape[-2:]
     if visible is None:
@@ -139,8 +140,9 @@ class _Blocked(torch.autograd.Function):
 
 
 blocked = _Blocked.apply
-"""Differentiable function (queries, keys and values [s, b, n, 3, d], dropout mask or None) → causal
-attention's outputs of all heads, [s, b, n·d], on CPUs. It computes one block of queries at a time.
+"""Differentiable function (queries, keys and values in one tensor [s, b, n, 3, d], DropoutMask or
+None) → causal attention's outputs of all heads, [s, b, n·d], on CPUs. It computes one block of
+queries at a time.
 
 Inputs, outputs and one number per query are kept. Backward recomputes scores and dropout mask (Dao
 et al. 2022, arXiv 2205.14135).
@@ -148,15 +150,16 @@ et al. 2022, arXiv 2205.14135).
 
 
 def _by_head(qkv: torch.Tensor) -> torch.Tensor:
-    """Return a view of queries, keys and values [s, b, n, 3, d] ordered by head, [3, b·n, s, d]."""
+    """Return a view of qkv, queries, keys and values [s, b, n, 3, d], ordered by head, [3, b·n, s,
+    d]."""
     return qkv.flatten(1, 2).permute(2, 1, 0, 3)
 
 
 def _blocks(s: int, heads: int, element_size: int) -> list[tuple[slice, slice, slice]]:
-    """Return the blocks that attention computes one by one, by ascending heads and then queries,
-    each as three slices: of the `heads`, counted over all sequences, of the s queries, and of the
-    keys up to the last of these queries. A block of scores, with `element_size` bytes each, has
-    about 2 MiB, or more if one head's queries need it."""
+    """Return a list of the blocks that attention computes one by one, by ascending heads and then
+    queries, each as three slices: of the `heads`, counted over all sequences, of the s queries, and
+    of the keys up to the last of these queries. A block of scores, of `element_size` bytes each,
+    has about 2 MiB, or more if one head's queries need it."""
     # A block's keys end with its last query: the shorter it is, the fewer products are of later
     # keys.
     at_once = QUERY_BYTES // element_size
@@ -186,9 +189,9 @@ def _softmax(
     factor: Array,
     sums: Array,
 ) -> None:
-    """Turn a block of scores [heads, queries, keys], not yet scaled, into exponentials in place, 0
-    for a key after the query and for a dropped weight. The block begins at head `first_head`,
-    counted over all sequences, and query `first_query`.
+    """Turn `scores`, a block of scores [heads, queries, keys], not yet scaled, into exponentials in
+    place, 0 for a key after the query and for a dropped weight. The block begins at head
+    `first_head`, counted over all sequences, and query `first_query`.
 
     `factor` [heads, queries] receives the number that turns a row of exponentials into weights
     after dropout, and `sums` [b·n, s] the log of each row's sum of exponentials before dropout.
@@ -235,8 +238,9 @@ def _softmax_gradient(
     sums: Array,
     inner: Array,
 ) -> None:
-    """Turn the scores in `weights` into weights after dropout, and the gradient of these weights in
-    `slopes` into the unscaled scores' gradient, both in place, [heads, queries, keys].
+    """Turn the unscaled scores in `weights` into weights after dropout, and the gradient of these
+    weights in `slopes` into the unscaled scores' gradient, both in place, [heads, queries, keys].
+    The block begins at head `first_head`, counted over all sequences, and query `first_query`.
 
     `sums` [b·n, s] has the log of each row's sum of exponentials, from `_softmax`; `inner` [b·n, s]
     each query's output times the output's gradient. `keys` has a dropout key per sequence, and is

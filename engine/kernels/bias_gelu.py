@@ -27,7 +27,8 @@ CUBIC = np.float32(0.044715)
 
 
 def reference(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Return GeLU(x + bias) in its tanh form, element by element, of x [..., h] and bias [h]."""
+    """Return GeLU(x + bias) in its tanh form, element by element, for x [..., h] and bias [h]: a
+    new tensor [..., h]."""
     return F.gelu(x + bias, approximate="tanh")
 
 
@@ -53,8 +54,8 @@ class _BiasGelu(torch.autograd.Function):
 
 
 compiled = _BiasGelu.apply
-"""Differentiable function (x [..., h], bias [h]) → GeLU(x + bias) on CPUs, in one pass each way.
-Only x and bias are kept for backward."""
+"""Differentiable function (x [..., h], bias [h]) → GeLU(x + bias) in its tanh form, a new tensor
+[..., h], on CPUs, in one pass each way. Only x and bias are kept for backward."""
 
 
 def _rows(x: torch.Tensor) -> Array:
@@ -63,8 +64,8 @@ def _rows(x: torch.Tensor) -> Array:
 
 @inline
 def _odds(x: np.float32) -> np.float32:
-    """Return e^(−z), at most e⁸⁰, for an activation x with its bias added. z is the argument of σ,
-    2√(2/π)(x + 0.044715x³), so GeLU(x) is x / (1 + e^(−z))."""
+    """Return the number e^(−z), at most e⁸⁰, for an activation x with its bias added. z is the
+    argument of σ, 2√(2/π)(x + 0.044715x³), so GeLU(x) is x / (1 + e^(−z))."""
     exponent = -SLOPE * (x + CUBIC * x * x * x)
     # `exponential` is right up to 88, and x / (1 + e⁸⁰) is nothing beside any other activation.
     exponent = np.float32(80.0) if exponent > np.float32(80.0) else exponent

@@ -15,10 +15,10 @@ from mlm_repro.engine.kernels import registry
 from mlm_repro.engine.kernels.products import linear, multiply
 
 CHUNK_BYTES = 1 << 27
-"""Largest block of logits in memory on a CPU, in bytes."""
+"""Largest size of a block of logits in memory on a CPU, in bytes."""
 HALF_SCALE = 2.0**15
-"""Slopes of logits, between -1 and 1, are stored in fp16 times this: small probabilities do not
-underflow."""
+"""Factor by which gradients of logits, between −1 and 1, are multiplied when they are stored in
+fp16, so that small ones do not underflow."""
 
 
 class VocabAxis(Protocol):
@@ -34,8 +34,8 @@ class VocabAxis(Protocol):
         """This rank's index along the axis."""
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp.RedOpType = ...) -> torch.Tensor:
-        """Sum a tensor over the axis in place, or reduce it by `op`, and return it. Every rank of
-        the axis calls it."""
+        """Reduce in place the tensors that the ranks of the axis give, by default to their sum, or
+        by `op`, and return the tensor. Every rank of the axis calls it."""
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -74,12 +74,12 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 vocab_parallel_cross_entropy = _CrossEntropy.apply
-"""Differentiable function (logits, targets, vocab_size, axis) → loss of each target, [n], from
-logits [n, v/t], in fp32 (fp64 stays fp64).
+"""Differentiable function (logits [n, v/t], targets [n], vocab_size, axis) → loss of each target,
+[n], in fp32 (fp64 stays fp64). Targets are counted over the whole vocabulary.
 
-Columns at or above `vocab_size` are padding and are ignored. Two sums and one maximum are
-all-reduced; logits are never gathered (2019 paper, Section 3). Every rank of the axis calls it.
-Backward overwrites the saved softmax, so it can run only once.
+Columns at or above `vocab_size`, counted over all ranks, are padding and are ignored. Two sums and
+one maximum are all-reduced; logits are never gathered (2019 paper, Section 3). Every rank of the
+axis calls it. Backward overwrites the saved softmax, so it can run only once.
 """
 
 
@@ -90,13 +90,13 @@ def reference(
     vocab_size: int,
     axis: VocabAxis,
 ) -> torch.Tensor:
-    """Return the mean cross-entropy of targets [n], a scalar in fp32 (fp64 stays fp64), from hidden
-    states [n, h] and this rank's rows of the output weight, [v/t, h]. Every target counts: a
-    negative one is not ignored.
+    """Return the mean cross-entropy of targets [n], counted over the whole vocabulary, a scalar in
+    fp32 (fp64 stays fp64), from hidden states [n, h] and this rank's rows of the output weight,
+    [v/t, h]. Every target counts: a negative one is not ignored.
 
     Every rank of `axis` calls it. Rows at or above `vocab_size`, counted over all ranks, are
-    padding and are ignored. If the axis is divided, the gradient of `hidden` is this rank's part of
-    a sum.
+    padding and are ignored. Backward can run only once. If the axis is divided, the gradient of
+    `hidden` is this rank's part of a sum.
     """
     return vocab_parallel_cross_entropy(linear(hidden, weight), targets, vocab_size, axis).mean()
 
@@ -108,10 +108,10 @@ def chunked(
     vocab_size: int,
     axis: VocabAxis,
 ) -> torch.Tensor:
-    """Return the mean cross-entropy of targets [n], a scalar in fp32, from hidden states [n, h] and
-    this rank's rows of the output weight, [v/t, h], with one block of logits in memory at a time.
-    Rows at or above `vocab_size`, counted over all ranks, are padding. Every rank of `axis` calls
-    it.
+    """Return the mean cross-entropy of targets [n], counted over the whole vocabulary, a scalar in
+    fp32, from hidden states [n, h] and this rank's rows of the output weight, [v/t, h], with one
+    block of logits in memory at a time. Rows at or above `vocab_size`, counted over all ranks, are
+    padding. Every rank of `axis` calls it.
 
     The gradients are computed along with the loss, and backward scales them in place, so it can run
     only once. On an axis of several ranks each block all-reduces one maximum and two sums per
@@ -128,8 +128,9 @@ def chunked(
 
 
 class LogitLoops(NamedTuple):
-    """A device's implementations of `log_sum` and `softmax_gradient`, which work on rows of logits,
-    and the largest size of a block of logits there, in bytes."""
+    """A device's implementations of the functions `log_sum` and `softmax_gradient` of this module,
+    which work on rows of logits, and `chunk_bytes`, the largest size of a block of logits there, in
+    bytes."""
 
     log_sum: Callable[..., None]
     softmax_gradient: Callable[..., None]
@@ -144,10 +145,11 @@ def in_chunks(
     axis: VocabAxis,
     loops: LogitLoops,
 ) -> torch.Tensor:
-    """Return the mean cross-entropy of targets [n], a scalar in fp32, from hidden states [n, h] and
-    this rank's rows of the output weight, [v/t, h], one block of logits at a time. `loops` has a
-    device's functions over the rows of a block. Every rank of `axis` calls it, and backward can run
-    only once. In fp16 the loss scale and 1/n multiply the gradients in fp32."""
+    """Return the mean cross-entropy of targets [n], counted over the whole vocabulary, a scalar in
+    fp32, from hidden states [n, h] and this rank's rows of the output weight, [v/t, h], one block
+    of logits at a time; rows at or above `vocab_size`, counted over all ranks, are padding. `loops`
+    has a device's functions over the rows of a block. Every rank of `axis` calls it, and backward
+    can run only once. In fp16 the loss scale and 1/n multiply the gradients in fp32."""
     return _Chunked.apply(hidden, weight, targets, vocab_size, axis, loops)
 
 
@@ -229,8 +231,9 @@ class _Chunked(torch.autograd.Function):
 
 
 def _with_product(total: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return total plus the matrix product of a and b, added in fp32; the product alone if total is
-    None, for the first block. A total in fp32 may be overwritten."""
+    """Return `total` plus the matrix product of a and b, added in fp32; the product alone if
+    `total` is None, for the first block. A total in fp32 may be overwritten and be the tensor
+    returned."""
     if total is None:
         return _product(a, b)
     # A sum over blocks in 16 bits would round at each of them.
@@ -238,7 +241,8 @@ def _with_product(total: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor) 
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return the matrix product of a and b in their dtype, but in fp32 for fp16."""
+    """Return the matrix product of a [m, k] and b [k, n], a tensor [m, n] in their dtype, but in
+    fp32 for fp16."""
     if a.dtype != torch.float16:
         return multiply(a, b)
     return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()
@@ -254,11 +258,12 @@ def log_sum(
     is_whole: bool,
 ) -> None:
     """Write each row's largest logit to `top` [n], and to `sums` [2, n] Σ exp(logit − top) and the
-    target's logit, 0 if the row does not have it.
+    logit of the row's target, 0 if the row does not have it. `targets` [n] are counted from this
+    rank's first column; another rank's target is negative or not below `columns`.
 
-    Rows have `columns` real logits; the rest is padding. If `factor` is above 0, the logits are
-    overwritten: by `factor` × the loss's gradient if the row is whole (`is_whole`), else by the
-    exponentials, which `softmax_gradient` takes. Their padding becomes 0.
+    The rows of `logits` [n, v/t] have `columns` real logits; the rest is padding. If `factor` is
+    above 0, the logits are overwritten: by `factor` × the loss's gradient if the row is whole
+    (`is_whole`), else by the exponentials, which `softmax_gradient` takes. Their padding becomes 0.
     """
     _log_sum(array(logits), columns, array(targets), array(top), array(sums), factor, is_whole)
 
@@ -272,11 +277,12 @@ def softmax_gradient(
     sums: torch.Tensor,
     factor: float,
 ) -> None:
-    """Turn the exponentials that `log_sum` left into `factor` × (softmax − 1 at the target), in
-    place.
+    """Turn `logits` [n, v/t], where `log_sum` left exponentials, into `factor` × (softmax − 1 at
+    the target), in place.
 
-    `own_top` is this rank's largest logit of each row; `top` and `sums`, in which `log_sum` wrote
-    this rank's numbers, are now over all ranks. Targets are counted from this rank's first column.
+    `own_top` [n] is this rank's largest logit of each row; `top` [n] and `sums` [2, n], in which
+    `log_sum` wrote this rank's numbers, are now over all ranks. `targets` [n] are counted from this
+    rank's first column; another rank's target is negative or not below `columns`.
     """
     logits.mul_((own_top - top).exp_().mul_(factor).div_(sums[0]).unsqueeze(1))
     (rows,) = ((targets >= 0) & (targets < columns)).nonzero(as_tuple=True)

@@ -39,28 +39,29 @@ LOW = 0xFFFFFFFF
 @dataclass(frozen=True)
 class DropoutMask:
     """Description of the dropout masks at one site, a point of the model, in a microbatch: the
-    probability and a key for each sequence. Any rows of the masks can be drawn from it."""
+    probability that an element is dropped and a key for each sequence. Any rows of the masks can be
+    drawn from it."""
 
     probability: float
     keys: tuple[int, ...] | torch.Tensor
-    """One key per sequence; a tensor [b] int64 if they are on a GPU already."""
+    """One 64-bit key per sequence; a tensor [b] int64 if the keys are on a GPU already."""
     first_row: int = 0
-    """Number of this rank's first row among all rows of the site."""
+    """Number of the first row that this rank draws, among all rows of the site."""
 
     @property
     def threshold(self) -> int:
-        """Integer p · 2¹⁶, rounded: an element is dropped if its 16 random bits, read as a number,
-        are below it. The probability is exact to 1/65536."""
+        """Integer p · 2¹⁶, rounded, p the probability of dropout: an element is dropped if its 16
+        random bits, read as a number, are below this. The probability is exact to 1/65536."""
         return round(self.probability * 2**16)
 
     @property
     def scale(self) -> float:
-        """Factor of the elements that stay, 1/(1 − p)."""
+        """Factor of the elements that stay, 1/(1 − p), p the probability of dropout."""
         return 1.0 / (1.0 - self.probability)
 
     def keep(self, rows: int, columns: int, device: torch.device) -> torch.Tensor:
-        """Return booleans [b, rows, columns], True if the element stays, for the rows from
-        `first_row` on."""
+        """Return a boolean tensor [b, rows, columns] on the device, True if the element stays, for
+        the mask's rows from `first_row` on."""
         bits = implementation("dropout_bits", device.type)(
             self.keys, self.first_row, rows, columns, device
         )
@@ -70,16 +71,17 @@ class DropoutMask:
     def factors(
         self, rows: int, columns: int, device: torch.device, dtype: torch.dtype
     ) -> torch.Tensor:
-        """Return the factor of each element, [b, rows, columns], for the rows from `first_row` on:
-        1/(1 − p) if it stays, else 0."""
+        """Return a tensor [b, rows, columns] of dtype `dtype` on the device, the factor of each
+        element, for the mask's rows from `first_row` on: 1/(1 − p) if the element stays, else 0."""
         return self.keep(rows, columns, device).to(dtype).mul_(self.scale)
 
 
 def keys_on(
     keys: Sequence[int | tuple[int, ...]] | torch.Tensor, device: torch.device
 ) -> torch.Tensor:
-    """Return dropout keys, nested as they come, as an int64 tensor on a device; the host does not
-    wait for a GPU's copy. A tensor is returned as it is, wherever it is."""
+    """Return dropout keys, numbers or equally long tuples of numbers, as an int64 tensor [b] or [b,
+    …] on the device; the host does not wait for a GPU's copy. A tensor is returned as it is,
+    wherever it is."""
     if isinstance(keys, torch.Tensor):
         return keys
     # Only a copy from page-locked memory runs beside the host.
@@ -89,8 +91,9 @@ def keys_on(
 
 
 def mask_keys(mask: DropoutMask | None) -> tuple[Array, int, np.int32, np.float32]:
-    """Return a dropout mask as a tuple of four arguments of a compiled loop: keys as a uint64
-    array, first row, threshold, scale. If `mask` is None, the keys are empty."""
+    """Return a dropout mask as a tuple of four arguments of a compiled loop: keys as a uint64 array
+    [b], first row, threshold, scale. If `mask` is None, the keys are empty, and the other three
+    drop nothing. The keys must not be on a GPU."""
     if mask is None:
         return np.empty(0, dtype=np.uint64), 0, np.int32(0), np.float32(1.0)
     return (
@@ -110,8 +113,8 @@ def reference_bits(
     columns: int,
     device: torch.device,
 ) -> torch.Tensor:
-    """Return 16 random bits for each element of the masks with these keys, as int16 [len(keys),
-    rows, columns], starting at row `first_row`."""
+    """Return 16 random bits for each element of the dropout masks with these keys, as an int16
+    tensor [len(keys), rows, columns] on the device, starting at the mask's row `first_row`."""
     blocks = -(-columns // BLOCK)
     counters = torch.arange(blocks * LANES, device=device)
     row_numbers = torch.arange(first_row, first_row + rows, device=device)
@@ -128,8 +131,9 @@ def reference_bits(
 
 
 def philox(c0: torch.Tensor, c1: torch.Tensor, key: int | torch.Tensor) -> list[torch.Tensor]:
-    """Return the random bits of Philox 4×32-10 for the counters (c0, c1, 0, 0) under a key of 64
-    bits: a list of four int64 tensors in the shape of c0, each with words of 32 bits."""
+    """Return the random bits of Philox 4×32-10 for the counters (c0, c1, 0, 0), integer tensors,
+    under a key of 64 bits: a list of four int64 tensors in the shape of c0, each with words of 32
+    bits, from 0 to 2³² − 1."""
     words = [c0, c1.expand_as(c0), torch.zeros_like(c0), torch.zeros_like(c0)]
     low = key & LOW
     high = key >> 32
@@ -151,9 +155,9 @@ def philox(c0: torch.Tensor, c1: torch.Tensor, key: int | torch.Tensor) -> list[
 def compiled_bits(
     keys: tuple[int, ...], first_row: int, rows: int, columns: int, device: torch.device
 ) -> torch.Tensor:
-    """Return 16 random bits for each element of the dropout masks with these keys, as int16
-    [len(keys), rows, columns] on a CPU, starting at row `first_row`. A compiled loop makes them,
-    the same as `reference_bits`."""
+    """Return 16 random bits for each element of the dropout masks with these keys, as an int16
+    tensor [len(keys), rows, columns] on a CPU, starting at the mask's row `first_row`. A compiled
+    loop makes them, the same as `reference_bits`."""
     blocks = -(-columns // BLOCK)
     bits = torch.empty(len(keys), rows, blocks * BLOCK, dtype=torch.int16, device=device)
     _fill(np.asarray(keys, dtype=np.uint64), first_row, array(bits).view(np.uint16))
@@ -168,8 +172,8 @@ def _fill(keys: Array, first_row: int, bits: Array) -> None:
 
 
 def reference(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
-    """Return x [s, b, h] with the elements that `mask` drops set to zero and the others multiplied
-    by 1/(1 − p)."""
+    """Return a new tensor, x [s, b, h] with the elements that `mask` drops set to zero and the
+    others multiplied by 1/(1 − p). Rows of the mask are positions."""
     s, _, h = x.shape
     return x * mask.factors(s, h, x.device, x.dtype).transpose(0, 1)
 
@@ -186,8 +190,9 @@ class _Dropout(torch.autograd.Function):
 
 
 compiled = _Dropout.apply
-"""Differentiable function (x [s, b, h], mask) → x on a CPU with dropped elements set to zero and
-the others multiplied by 1/(1 − p), in one pass each way. Backward recomputes the mask."""
+"""Differentiable function (x [s, b, h], DropoutMask) → x on a CPU with dropped elements set to zero
+and the others multiplied by 1/(1 − p), a new tensor, in one pass each way. Backward recomputes the
+mask."""
 
 
 def _dropped(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
@@ -216,8 +221,8 @@ def _drop(
 def bias_dropout_add(
     x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, mask: DropoutMask | None
 ) -> torch.Tensor:
-    """Return residual + dropout(x + bias), for x and residual [s, b, h] and bias [h] (2021 paper,
-    Section 4.2). Without a `mask` nothing is dropped."""
+    """Return residual + dropout(x + bias), a new tensor [s, b, h], for x and residual [s, b, h] and
+    bias [h] (2021 paper, Section 4.2). If `mask` is None, nothing is dropped."""
     branch = x + bias
     return residual + (branch if mask is None else reference(branch, mask))
 
@@ -231,8 +236,9 @@ def add_norm(
     mask: DropoutMask | None,
     epsilon: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two tensors [s, b, h]: the sum x + dropout(branch + bias), which is x itself if
-    `branch` is None, and the layer norm of this sum. Without a `mask` nothing is dropped."""
+    """Return a pair of tensors [s, b, h]: the sum x + dropout(branch + bias), which is x itself if
+    `branch` is None, and the layer norm of this sum with scale `weight` [h] and bias `shift` [h].
+    If `mask` is None, nothing is dropped."""
     added = x if branch is None else kernel("bias_dropout_add", x)(branch, bias, x, mask)
     return added, F.layer_norm(added, weight.shape, weight, shift, epsilon)
 
@@ -244,8 +250,9 @@ def normed_sum(
     bias: torch.Tensor | None = None,
     mask: DropoutMask | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two tensors [s, b, h]: the sum x + dropout(branch + bias), which is x itself if
-    `branch` is None, and `norm` of this sum. Without a `mask` nothing is dropped.
+    """Return a pair of tensors [s, b, h]: the sum x + dropout(branch + bias), which is x itself if
+    `branch` is None, and the module `norm` applied to this sum. x and branch are [s, b, h], bias is
+    [h]. If `mask` is None, nothing is dropped.
 
     A GPU does both in one pass each way if the norm is torch's LayerNorm, unless it has a forward
     hook. Its hooks of other kinds are not called there.
@@ -288,9 +295,9 @@ class _BiasDropoutAdd(torch.autograd.Function):
 
 
 compiled_bias_dropout_add = _BiasDropoutAdd.apply
-"""Differentiable function (x [s, b, h], bias [h], residual [s, b, h], mask or None) → residual +
-dropout(x + bias) on a CPU, in one pass each way. No tensor is kept: backward recomputes the
-mask."""
+"""Differentiable function (x [s, b, h], bias [h], residual [s, b, h], DropoutMask or None) →
+residual + dropout(x + bias), a new tensor, on a CPU, in one pass each way. No tensor is kept:
+backward recomputes the mask."""
 
 
 @Compiled
@@ -333,9 +340,9 @@ def _gradient(
     threshold: np.int32,
     scale: np.float32,
 ) -> None:
-    """Write the gradient of x to `to_x` and add the bias's gradient to `to_bias` [h], from the
-    gradient of the output. `keys` has one key per sequence; if it is empty, nothing was dropped and
-    `to_x` is not written."""
+    """Write the gradient of x to `to_x` [s, b, h] and add the bias's gradient to `to_bias` [h],
+    from `gradient` [s, b, h], the gradient of residual + dropout(x + bias). `keys` has one dropout
+    key per sequence; if it is empty, nothing was dropped and `to_x` is not written."""
     columns = gradient.shape[2]
     bits = np.empty((columns + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)
     part = np.zeros(columns, dtype=np.float32)

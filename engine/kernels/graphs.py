@@ -10,8 +10,9 @@ import torch
 
 
 class Captured:
-    """CUDA graphs of a function that is called for each microbatch: one of the first call in an
-    iteration, and one of any later call, which may add to the first one's results."""
+    """CUDA graphs of a function that is called for each microbatch of an iteration: one graph of
+    the first call in an iteration, and one of any later call, which may add to the results of the
+    first."""
 
     def __init__(
         self,
@@ -20,11 +21,11 @@ class Captured:
         inputs: list[torch.Tensor],
     ) -> None:
         """Call `begin`, which starts an iteration, and twice `function(factor)`, so that everything
-        is compiled and loaded; then `begin` again, and capture two calls as graphs. `factor` is a
-        scalar tensor, 1 here.
+        is compiled and loaded; then `begin` again, and capture two calls of `function` as graphs.
+        `factor` is a scalar tensor, 1 here; `function` returns a tensor.
 
-        `function` reads `inputs`, which become zero: a replay that did not copy its own would be
-        seen.
+        `function` reads the tensors `inputs`, which become zero: a replay that did not copy its own
+        would be seen.
         """
         self.inputs = inputs
         self.factor = torch.ones((), device=inputs[0].device)
@@ -46,14 +47,14 @@ class Captured:
             self.graphs.append((graph, result))
 
     def fits(self, inputs: list[torch.Tensor]) -> bool:
-        """Return True if these tensors, the inputs of one call, have the shapes with which the
-        graphs were captured."""
+        """Return True if the tensors `inputs`, the inputs of one call, are as many and have the
+        shapes as when the graphs were captured."""
         return [given.shape for given in inputs] == [own.shape for own in self.inputs]
 
     def total(self, calls: Sequence[list[torch.Tensor]], factor: float) -> torch.Tensor:
-        """Replay an iteration's calls, given by the input tensors of each, with this factor, the
-        loss scale, and return the sum of their results. Does not call `begin`: the caller does that
-        before."""
+        """Replay an iteration's calls, each given as the list of its input tensors, with `factor`,
+        the loss scale, and return a new tensor, the sum of the calls' results. Does not call
+        `begin`: the caller does that before."""
         self.factor.fill_(factor)
         total = torch.zeros_like(self.graphs[0][1])
         for number, inputs in enumerate(calls):

@@ -13,7 +13,8 @@ from mlm_repro.lineage.environment import list_gpus, processor_kind
 KERNELS = Path(__file__).parent
 LIBRARIES = ("Math Kernel Library", "MKL-DNN", "OpenBLAS", "BLAS_INFO")
 LIMITS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
-"""Environment variables that make a library choose other instructions than the processor's best."""
+"""Names of environment variables that make a library choose other instructions than the processor's
+best."""
 
 
 @cache

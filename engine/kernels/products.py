@@ -17,13 +17,14 @@ from mlm_repro.engine.compiled import Array, Compiled, array, load, store
 from mlm_repro.engine.torch_names import multiplies_bf16, onednn
 
 ADD_PRODUCT = "add_product"
-"""Name of an attribute of a weight: the function that takes the factors of its gradient, [out,
-rows] and [rows, in], and adds their product to it."""
+"""Name of an attribute of a weight: the function that takes the two factors of the weight's
+gradient, [out, rows] and [rows, in], and writes or adds their product to where the gradient is
+kept."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x · weightᵀ + bias, [..., out], for x [..., in], weight [out, in] and bias [out], or
-    None, of any strides.
+    None for no bias, of any strides; all have one dtype, which the result has too.
 
     Differentiable, but a weight packed for oneDNN has no gradient, and if a weight has the
     attribute ADD_PRODUCT, a function, its gradient goes to that function and not to autograd.
@@ -48,13 +49,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """Return a [..., m, k] times b [..., k, n], [..., m, n], in a's dtype; bf16 is multiplied in
-    float32 if this processor cannot multiply it."""
+    """Return the matrix product of a [..., m, k] and b [..., k, n], a tensor [..., m, n] in a's
+    dtype; bf16 is multiplied in float32 if this processor cannot multiply it."""
     return (widened(a) @ widened(b)).to(a.dtype)
 
 
 def widened(x: Tensor) -> Tensor:
-    """Return x itself, or x in float32 if it is bf16 on a CPU that cannot multiply bf16."""
+    """Return the tensor x itself, or a copy of x in float32 if x is bf16 on a CPU that cannot
+    multiply bf16."""
     return (
         x.float()
         if x.dtype == torch.bfloat16 and x.device.type == "cpu" and not multiplies_bf16
@@ -63,8 +65,9 @@ def widened(x: Tensor) -> Tensor:
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor, adds: bool) -> None:
-    """Set `total`, an fp32 tensor on a GPU, to a·b, or add a·b to it if `adds`. a and b have 16
-    bits; no product is rounded to 16 bits in between."""
+    """Set `total` [m, n], an fp32 tensor on a GPU, in place to the matrix product a·b, or add a·b
+    to it if `adds`. a [m, k] and b [k, n] have 16 bits; no product is rounded to 16 bits in
+    between."""
     torch.addmm(total, a, b, beta=float(adds), out_dtype=torch.float32, out=total)
 
 

@@ -41,13 +41,15 @@ KERNELS = {
     }
     for name, places in PLACES.items()
 }
-"""Name of a kernel → REFERENCE or a type of device → module:function."""
+"""Dict name of a kernel → dict REFERENCE or a type of device → module:function in this folder; a
+device without an entry takes the reference."""
 # fp64, in which layouts are compared, takes the references.
 DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     "cpu": (torch.float32, torch.bfloat16),
     "cuda": (torch.float32, torch.bfloat16, torch.float16),
 }
-"""Dtypes that a device's implementations accept. Others go to the reference."""
+"""Type of device → dtypes that its implementations accept. Tensors of others go to the
+reference."""
 
 
 def on_gpu(device: torch.device) -> bool:
@@ -58,9 +60,9 @@ def on_gpu(device: torch.device) -> bool:
 
 
 def kernel(name: str, tensor: torch.Tensor) -> Callable[..., Any]:
-    """Return the function that implements kernel `name` for a tensor's device and dtype: a faster
-    one if there is one for both, else the reference in plain torch. Raises KeyError for an unknown
-    name."""
+    """Return the function that implements the kernel `name` for tensors of the device and dtype of
+    `tensor`: a faster one if there is one for both, else the reference in plain torch. Raises
+    KeyError for an unknown name."""
     return implementation(
         name,
         tensor.device.type if tensor.dtype in DTYPES.get(tensor.device.type, ()) else REFERENCE,
@@ -69,9 +71,9 @@ def kernel(name: str, tensor: torch.Tensor) -> Callable[..., Any]:
 
 @cache
 def implementation(name: str, device: str) -> Callable[..., Any]:
-    """Return the function that implements kernel `name` for a type of device such as `cuda`, or for
-    REFERENCE: the reference in plain torch if the device has no other or Triton is missing. Raises
-    KeyError for an unknown name."""
+    """Return the function that implements the kernel `name` for a type of device such as `cuda`, or
+    for REFERENCE: the reference in plain torch if the device has no other or Triton is missing. Its
+    module is imported. Raises KeyError for an unknown name."""
     places = KERNELS[name]
     if device == "cuda" and find_spec("triton") is None:
         device = REFERENCE

@@ -23,25 +23,26 @@ from mlm_repro.engine.launch.local import become_rank
 from mlm_repro.engine.launch.threads import RanksFailed
 
 GRACE_SECONDS = 5.0
-"""Seconds for the other ranks to report after one has failed, and to end after all have
-answered."""
+"""Seconds that the other ranks have to report after one has failed, and that all have to end after
+all have answered."""
 
 
 class _Answer(NamedTuple):
     value: Any
     failure: tuple[float, str, str] | None = None
-    """Time of the failure, the failure in one line, and its traceback; None if the call
-    succeeded."""
+    """Time of the failure in seconds of the monotonic clock, the failure in one line, and its
+    traceback as text; None if the call succeeded."""
 
 
 def run_forked(
     function: Callable[..., Any], world_size: int, *args: Any, timeout_seconds: float = 300.0
 ) -> list[Any]:
     """Call `function(*args)` in each of `world_size` ranks, processes that are forked here and see
-    no GPU, and return the results in rank order. Several ranks share a gloo process group.
+    no GPU, and return a list of the results in rank order. Results go through pickle. Several ranks
+    share a gloo process group.
 
     Raises RanksFailed when a rank fails, ends or does not answer in time; the others are then
-    ended. On a timeout every rank prints its stack.
+    ended. On a timeout every rank prints its stack to stderr.
     """
     # Forked, not spawned: a rank then needs no second import of torch, which takes longer than most
     # tests.
@@ -118,9 +119,10 @@ def _enter(
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
-    """Run as one rank in a forked process: join the gloo group if there are several ranks, call the
-    function, and send its result or its failure as an `_Answer` through the pipe `writer`. After
-    `timeout_seconds` the process prints its stack and ends."""
+    """Run as rank `rank` in a forked process: join the gloo group at the file `store` if there are
+    several ranks, call `function(*args)`, and send its result or its failure as an `_Answer`
+    through the pipe `writer`. After `timeout_seconds` the process prints its stack to stderr and
+    ends."""
     become_rank(rank, {"WORLD_SIZE": str(world_size), "CUDA_VISIBLE_DEVICES": ""})
     # In the rank itself, for a parent cannot see where a child hangs.
     faulthandler.dump_traceback_later(timeout_seconds, exit=True)

@@ -31,20 +31,20 @@ M_TRIM_THRESHOLD = -1
 M_TOP_PAD = -2
 M_MMAP_MAX = -4
 INTERFACES = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
-"""Environment variables that name the network interface on which gloo and NCCL listen. Forked ranks
-use the loopback."""
+"""Names of the environment variables that name the network interface on which gloo and NCCL listen.
+Forked ranks use the loopback unless these are set."""
 # Half a second was too short on a busy machine.
 STACK_SECONDS = 2.0
-"""Seconds for a rank that did not end to print its stack."""
+"""Seconds that a rank that did not end has to print its stack before it is killed."""
 
 
 def launch(work: Callable[[], object], ranks: int) -> int:
-    """Fork `ranks` processes that find each other, do `work` in each and wait for them; return 0,
-    or the exit code of a rank that failed.
+    """Fork `ranks` processes that find each other, call `work`, a function without arguments, in
+    each and wait for them; return 0, or the exit code of a rank that failed.
 
     The ranks inherit all imports, and run one thread each. This process touches no GPU. If a rank
     fails, the others are ended. SIGTERM and Ctrl-C are passed on; on Linux the ranks do not outlive
-    this process. Raises Interrupted if the ranks were stopped before training began or a signal
+    this process. Raises Interrupted if the ranks were stopped before the work began or a signal
     ended one.
     """
     from mlm_repro.engine.launch.mesh import STACK_SIGNAL
@@ -93,15 +93,17 @@ def launch(work: Callable[[], object], ranks: int) -> int:
                 and code
                 and all(process.exitcode in (None, 0, -signal.SIGTERM) for process in processes)
             ):
-                raise Interrupted(f"stopped before training began; the same command {afterwards()}")
+                raise Interrupted(f"stopped before the work began; the same command {afterwards()}")
             killed = [
                 rank
                 for rank, process in enumerate(processes)
                 if (process.exitcode or 0) < 0 and not stopped
             ]
             if killed and code == Interrupted.exit_code:
-                ended = f"rank {killed[0]} {ended_by(processes[killed[0]].exitcode or 0)}"
-                raise Interrupted(f"{ended}; the same command {afterwards()}")
+                raise Interrupted(
+                    f"rank {killed[0]} {ended_by(processes[killed[0]].exitcode or 0)}; the same"
+                    f" command {afterwards()}"
+                )
             return code
         finally:
             # What did not end in time says where it stands before it is killed; a stopped process
@@ -119,8 +121,8 @@ def launch(work: Callable[[], object], ranks: int) -> int:
 
 def become_rank(rank: int, shared: Mapping[str, str]) -> None:
     """Make this forked process the rank `rank`: it ends with its parent and runs one thread of
-    torch, and gloo and NCCL use the loopback unless a variable names another interface. Sets RANK,
-    LOCAL_RANK and the environment variables `shared`."""
+    torch, and gloo and NCCL use the loopback unless a variable names another interface. Sets the
+    environment variables RANK, LOCAL_RANK, both to `rank`, and those in `shared`, name → value."""
     end_with_parent()
     gc.freeze()  # what the parent has made is not looked through, nor copied by looking
     # gloo and NCCL would otherwise listen on an outer interface, for ranks that all live here.
@@ -133,8 +135,8 @@ def become_rank(rank: int, shared: Mapping[str, str]) -> None:
 
 
 def _wait(processes: Sequence[BaseProcess], grace_seconds: float = 10.0) -> int:
-    """Wait for the ranks and return 0, or the exit code of a rank that failed: another than an
-    interruption's if there is one, and -SIGKILL if only signals ended ranks.
+    """Wait for the processes of the ranks and return 0, or the exit code of a rank that failed:
+    another than an interruption's if there is one, and -SIGKILL if only signals ended ranks.
 
     After a failure the other ranks have `grace_seconds` to end; then they are left running.
     """
@@ -156,8 +158,8 @@ def _wait(processes: Sequence[BaseProcess], grace_seconds: float = 10.0) -> int:
 
 
 def keep_large_buffers() -> None:
-    """Keep glibc from returning large buffers to the system each iteration, the largest cost of
-    training on a CPU. Does nothing with another C library.
+    """Keep glibc, for the rest of this process, from returning large buffers to the system each
+    iteration, the largest cost of training on a CPU. Does nothing with another C library.
 
     Every allocation is then served from a heap that is not trimmed. Call before torch is imported.
     """

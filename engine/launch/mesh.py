@@ -29,8 +29,8 @@ from mlm_repro.lineage.errors import BadInput, HardwareFault, Interrupted, after
 from mlm_repro.lineage.variables import DOOR, launched_ranks, number
 
 JOIN_SECONDS = "MLM_JOIN_SECONDS"
-"""Environment variable with the seconds that a rank waits for the others to start, by default 300:
-hundreds of processes import libraries from one file system."""
+"""Name of the environment variable with the seconds that a rank waits for the others to start, by
+default 300: hundreds of processes import libraries from one file system."""
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """Time after which a rank stops waiting for another during the work (gloo; with NCCL its own
 watchdog ends the process)."""
@@ -39,10 +39,10 @@ REPORT_SECONDS = 5.0
 FLIGHT_RECORDS = "2000"
 """Number of collectives that NCCL's flight recorder remembers, and dumps when one does not end."""
 LOCAL_RANKS = "LOCAL_RANK", "SLURM_LOCALID"
-"""Environment variables with a rank's number on its machine: torchrun sets the first, `srun` alone
-the second."""
+"""Names of environment variables with a rank's number on its machine: torchrun sets the first,
+`srun` alone the second."""
 STACK_SIGNAL = signal.SIGQUIT
-"""Signal that makes a rank print its stack."""
+"""Signal that makes a launched rank print its stack to stderr and go on."""
 PEER_GONE = (
     "connection was likely closed",
     "connection closed by peer",
@@ -50,7 +50,8 @@ PEER_GONE = (
     "broken pipe",
     "remote process exited",
 )
-"""Phrases by which an error of gloo or NCCL says that a peer process has ended."""
+"""Phrases, in lower case, by which the text of an error of gloo or NCCL says that a peer process
+has ended."""
 
 
 class RanksMissing(HardwareFault):
@@ -62,15 +63,16 @@ class RankLost(Interrupted):
 
 
 def launched_world_size() -> int:
-    """Return the number of launched ranks, as WORLD_SIZE or `run_threads` states it; 1 for a plain
-    process."""
+    """Return the number of ranks that were launched in all, as WORLD_SIZE or, for ranks that are
+    threads, `run_threads` states it; 1 for a plain process."""
     thread = current_rank()
     return thread.world.size if thread else launched_ranks() or 1
 
 
 def local_rank() -> int:
     """Return this rank's number on its machine, as the launcher gave it in LOCAL_RANK or
-    SLURM_LOCALID; 0 for a plain process. A rank that is a thread has its number among all."""
+    SLURM_LOCALID; 0 for a plain process. For a rank that is a thread it is its number among all
+    ranks."""
     thread = current_rank()
     return (
         thread.rank if thread else next((n for n in map(number, LOCAL_RANKS) if n is not None), 0)
@@ -80,10 +82,11 @@ def local_rank() -> int:
 def join_ranks() -> None:
     """Wait until every launched rank has come, and make their process group, with NCCL on GPUs and
     gloo on CPUs. Choose this rank's GPU. SIGQUIT makes a rank print its stack from then on. Does
-    nothing for one rank and for ranks that are threads; a group that exists stays.
+    nothing for one rank and for ranks that are threads; a group that exists stays. Every rank calls
+    it.
 
     Raises RanksMissing if not every rank came in time, BadInput if RANK, MASTER_ADDR or MASTER_PORT
-    is missing or MLM_JOIN_SECONDS is no number.
+    is missing or unusable, or MLM_JOIN_SECONDS is no number.
     """
     ranks = launched_world_size()
     if ranks == 1 or current_rank():
@@ -95,11 +98,13 @@ def join_ranks() -> None:
     rank, host, port = (os.environ.get(name, "") for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
     if not (rank.isdigit() and host and port.isdigit()):
         raise BadInput(
-            "WORLD_SIZE is set but RANK, MASTER_ADDR or MASTER_PORT is not: start ranks with"
-            " torchrun"
+            "the environment has WORLD_SIZE, but no usable RANK, MASTER_ADDR or MASTER_PORT: start"
+            " the ranks with torchrun, or unset WORLD_SIZE"
         )
     if not (waits := os.environ.get(JOIN_SECONDS, "300")).isdigit():
-        raise BadInput(f"{JOIN_SECONDS} = {waits!r} is not a whole number of seconds")
+        raise BadInput(
+            f"the environment variable {JOIN_SECONDS} is {waits!r}, not a whole number of seconds"
+        )
     agent_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     deadline = time.monotonic() + int(waits)
     try:
@@ -115,7 +120,8 @@ def join_ranks() -> None:
         )
     except dist.DistError as error:
         alone = RanksMissing(
-            f"rank {rank} of {ranks} found nobody at {host}:{port} within {waits} seconds"
+            f"rank {rank} of {ranks} could not meet the others at {host}:{port} within {waits}"
+            " seconds: check that they have started, and MASTER_ADDR and MASTER_PORT"
         )
         alone.on_every_rank = True  # rank 0, which speaks to the user, did not start
         raise alone from error
@@ -131,9 +137,15 @@ def join_ranks() -> None:
             time.sleep(0.02)
             came = store.add("mlm/ranks", 0)
     except dist.DistError as error:
-        raise RanksMissing(f"rank 0 left before all {ranks} ranks came") from error
+        raise RanksMissing(
+            f"rank 0 or its launcher ended before all {ranks} ranks had come: its own output says"
+            " why"
+        ) from error
     if came < ranks:
-        raise RanksMissing(f"{came} of {ranks} ranks came within {waits} seconds")
+        raise RanksMissing(
+            f"only {came} of {ranks} ranks came within {waits} seconds: start the others, or let"
+            f" ranks wait longer with {JOIN_SECONDS}"
+        )
     # A rank that hangs in a collective can be asked where.
     faulthandler.register(STACK_SIGNAL)
     backend = "gloo"
@@ -154,8 +166,8 @@ def join_ranks() -> None:
 
 
 def leave_ranks() -> None:
-    """Take down this rank's process group of torch.distributed, if there is one. Left up, it can
-    abort a process that exits."""
+    """Take down this rank's process group of torch.distributed; do nothing if there is none. Left
+    up, the group can abort a process that exits."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -163,8 +175,8 @@ def leave_ranks() -> None:
 @contextmanager
 def telling_of_lost_ranks() -> Iterator[None]:
     """Context manager: turn the errors with which gloo and NCCL, in the block, report a peer that
-    has ended or does not answer into RankLost. After a time-out this rank first prints where it
-    waits."""
+    has ended or does not answer into RankLost; other errors pass. After a time-out this rank first
+    prints to stderr where it waits."""
     try:
         yield
     except RuntimeError as error:
@@ -173,12 +185,15 @@ def telling_of_lost_ranks() -> Iterator[None]:
             raise _hanging(error) from error
         if not any(words in text for words in PEER_GONE):
             raise
-        raise RankLost(f"another rank ended; the same command {afterwards()}") from error
+        raise RankLost(
+            f"another rank ended during the work; the same command {afterwards()}"
+        ) from error
 
 
 def _hanging(error: RuntimeError) -> RankLost:
-    """Print where this rank waits, and return, after 5 seconds, a RankLost that names the ranks
-    that hang: they do not report that they wait too."""
+    """Print to stderr, from the traceback of `error`, a time-out, where this rank waits, and
+    return, after 5 seconds, a RankLost that names the ranks that hang: those that do not report in
+    this time that they wait too."""
     rank = dist.get_rank()
     ranks = dist.get_world_size()
     print(f"rank {rank} waits here:", file=sys.stderr, flush=True)
@@ -202,9 +217,9 @@ def _hanging(error: RuntimeError) -> RankLost:
 
 
 def check_agreement(config: dict[str, Any]) -> None:
-    """Compare the configuration, a nested dict, with those of the other ranks. Raises BadInput on
-    every rank, naming the first key that differs. Every rank calls it; one rank and ranks that are
-    threads are not compared."""
+    """Compare `config`, this rank's configuration as a nested dict, with those of the other ranks.
+    Raises BadInput on every rank, naming the first key that differs. Every rank calls it; one rank
+    and ranks that are threads are not compared."""
     if launched_world_size() == 1 or current_rank():
         return
     configs: list[Any] = [None] * dist.get_world_size()
@@ -215,28 +230,32 @@ def check_agreement(config: dict[str, Any]) -> None:
             first = flat[0].get(key)
             differing = other.get(key)
             if first != differing:
-                values = f"{key} is {first!r} on rank 0 and {differing!r} on rank {rank}"
-                raise BadInput(f"the ranks disagree about their work: {values}")
+                raise BadInput(
+                    f"the ranks were given different configurations: {key} is {first!r} on rank 0"
+                    f" and {differing!r} on rank {rank}"
+                )
 
 
 def local_device() -> torch.device:
-    """Return this rank's GPU, or the CPU if the machine has no GPU or ranks are threads."""
+    """Return the torch device of this rank: its own GPU, or the CPU if the machine has no GPU or
+    ranks are threads."""
     if current_rank() or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", local_rank())
 
 
 def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
-    """Join the ranks, unless they have joined, and return the mesh of `layout` over the started
-    threads or processes. Every rank calls it. Processes communicate through NCCL on GPUs, gloo on
-    CPUs.
+    """Join the ranks, unless they have joined, and return the ParallelMesh of `layout`, as this
+    rank sees it, over the started threads or processes. Every rank calls it. Processes communicate
+    through NCCL on GPUs, gloo on CPUs.
 
     Raises BadInput if the number of ranks differs from the layout's, RanksMissing if some do not
     come. `sequence_parallel` has no effect without tensor parallelism.
     """
     if layout.world_size != launched_world_size():
         raise BadInput(
-            f"{layout} needs {layout.world_size} ranks but {launched_world_size()} were started"
+            f"the layout {layout} needs {layout.world_size} ranks, and {launched_world_size()} were"
+            " started: start as many, or change the layout"
         )
     thread = current_rank()
     device = local_device()

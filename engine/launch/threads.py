@@ -24,18 +24,19 @@ from mlm_repro.engine.parallel.mesh import DONE, MAX, SUM, Axis, Pending
 
 _local = threading.local()
 _Number = tuple[int, int, int]
-"""Key of a message: sender, receiver, and the number of earlier messages between them."""
+"""Type of the key of a message: sender, receiver, and the number of earlier messages from this
+sender to this receiver."""
 
 
 class RanksFailed(RuntimeError):
     """Error: a rank that was started here as a process or a thread failed, ended without an answer,
-    or did not answer in time. The text has the traceback of the rank that failed first, if it left
-    one."""
+    or did not answer in time. The text has the traceback of the rank that failed first, or the
+    stack of one that still computes, if there is one."""
 
     def __init__(self, sentence: str, details: str, lost: bool = False) -> None:
         super().__init__(f"{sentence}\n{details}")
         self.sentence = sentence
-        """First line of the error's text."""
+        """First line of the error's text, without the traceback."""
         self.lost = lost
         """True if the rank ended or fell silent without an error of its program."""
 
@@ -49,16 +50,16 @@ class ThreadRank(NamedTuple):
 
 
 def current_rank() -> ThreadRank | None:
-    """Return the rank that this thread runs, as its number and the state that it shares with the
-    others; None outside `run_threads`."""
+    """Return a ThreadRank, the number of the rank that this thread runs and the state that it
+    shares with the others; None outside `run_threads`."""
     return getattr(_local, "rank", None)
 
 
 def run_threads(
     function: Callable[..., Any], ranks: int, *args: Any, timeout_seconds: float | None = 300.0
 ) -> list[Any]:
-    """Call `function(*args)` in each of `ranks` threads, each one rank, and return their results in
-    rank order. One thread computes at a time.
+    """Call `function(*args)` in each of `ranks` threads, each of which is one rank, and return a
+    list of the results in rank order. One thread computes at a time.
 
     The first exception of a rank ends the others and is raised here. Raises RanksFailed, with the
     stack of a rank that is still computing, after `timeout_seconds`, or never if that is None; such
@@ -113,22 +114,22 @@ class _OtherRankFailed(BaseException):
 
 
 class World:
-    """State that the ranks of one `run_threads`, which are threads, share: the lock, who waits and
-    who has ended, messages, collectives and the first failure. Every method is called by a thread
-    that holds the lock."""
+    """State that the ranks of one `run_threads`, which are threads, share: the lock, the ranks that
+    wait and that have ended, messages, collectives and the first failure. Every method is called by
+    a thread that holds the lock."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.lock = threading.Lock()
         self.computing = 0
-        """The rank that holds the lock."""
+        """Number of the rank that holds the lock, and so computes."""
         self.failure: BaseException | None = None
         self.meetings: dict[tuple[int, ...], _Meeting] = defaultdict(_Meeting)
         self.messages: dict[_Number, torch.Tensor] = {}
         self.sent = Counter[tuple[int, int]]()
-        """Number of messages sent so far, by sender and receiver."""
+        """Dict (sender, receiver) → number of messages sent so far."""
         self.expected = Counter[tuple[int, int]]()
-        """Number of messages that receivers have asked for so far, by sender and receiver."""
+        """Dict (sender, receiver) → number of messages that the receiver has asked for so far."""
         # One condition a rank: waking all at each message made n threads look and n - 1 sleep
         # again.
         self._wakeups = [threading.Condition(self.lock) for _ in range(size)]
@@ -136,9 +137,9 @@ class World:
         self._ended = set[int]()
 
     def wait(self, rank: int, is_ready: Callable[[], bool]) -> None:
-        """Let other ranks compute until this rank, number `rank`, is woken and `is_ready()` is
-        true; return at once if it is true already. Ends this rank if `check`, called after each
-        waking, raises."""
+        """Let other ranks compute until the calling rank, number `rank`, is woken and the function
+        `is_ready` returns True; return at once if it does already. Ends this rank if `check`,
+        called after each waking, raises."""
         while not is_ready():
             self._fall_asleep(rank)
             while rank not in self._awake:
@@ -147,21 +148,22 @@ class World:
             self.check()
 
     def wake(self, rank: int) -> None:
-        """Wake a waiting rank, so that it checks again whether it is ready. Nothing happens to a
-        rank that has ended."""
+        """Wake the waiting rank with this number, so that it calls its `is_ready` again. Nothing
+        happens to a rank that has ended."""
         if rank not in self._ended:
             self._awake.add(rank)
             self._wakeups[rank].notify()
 
     def check(self) -> None:
-        """Raise an error that ends the calling rank, if the world has a failure: another rank's, a
-        deadlock, a time-out or an interruption."""
+        """Raise an error that ends the calling rank, if the world has a failure: another rank's
+        exception, a deadlock, a time-out or an interruption. Otherwise nothing happens."""
         if self.failure is not None:
             raise _OtherRankFailed
 
     def fail(self, error: BaseException, rank: int | None) -> None:
-        """Record the failure unless there is one already, and wake all ranks, which end at their
-        next check. `rank` is None if no rank caused it."""
+        """Record the exception `error` as the world's failure unless there is one already, and wake
+        all ranks, which end at their next check. `rank` is the number of the rank that raised it,
+        and None if no rank caused it."""
         if self.failure is None:
             self.failure = error
             if rank is not None and self.size > 1:
@@ -170,8 +172,8 @@ class World:
             self.wake(other)
 
     def leave(self, rank: int) -> None:
-        """Mark a rank as ended. If all remaining ranks wait, record a deadlock as the failure,
-        which ends them."""
+        """Mark the rank with this number as ended. If all remaining ranks wait, record a deadlock
+        as the failure, which ends them."""
         self._ended.add(rank)
         self._fall_asleep(rank)
 
@@ -181,7 +183,8 @@ class World:
         if not self._awake and len(self._ended) < self.size:
             waiting = sorted(set(range(self.size)) - self._ended)
             error = RuntimeError(
-                f"deadlock: {len(waiting)} of {self.size} ranks wait, rank {waiting[0]} among them"
+                f"deadlock: {len(waiting)} of {self.size} ranks wait, rank {waiting[0]} among them,"
+                " and no rank computes that could answer them"
             )
             self.fail(error, None)
 
@@ -219,12 +222,12 @@ class ThreadAxis(Axis):
 
     world: World = field(default_factory=lambda: World(1), compare=False)
     members: tuple[int, ...] = ()
-    """Global ranks along the axis, in order."""
+    """Global ranks along the axis, as a tuple in the axis's order."""
 
     def _meet(self, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
-        """Return combine(list of all ranks' values, in the axis's order), the same object on every
-        rank. Every rank of the axis calls it. The last rank to come computes it while the others
-        wait."""
+        """Return the result of `combine` for a list of the values of all ranks of the axis, in the
+        axis's order, the same object on every rank. Every rank of the axis calls it. The last rank
+        to come computes it, without gradients, while the others wait."""
         meeting = self.world.meetings[self.members]
         me = self.members[self.rank]
         meeting.values[me] = value
@@ -282,8 +285,9 @@ class ThreadAxis(Axis):
 
 
 def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the sum of tensors: neighbours are added, then neighbouring sums, and so on; with an
-    odd number the last one waits for the next round."""
+    """Return the sum of tensors of one shape, given in rank order: neighbours are added, then
+    neighbouring sums, and so on; with an odd number the last one waits for the next round. With one
+    tensor it is the tensor itself."""
     # Always in the order of the ranks, so the bits do not depend on which rank comes last.
     while len(parts) > 1:
         pairs = zip(parts[::2], parts[1::2], strict=False)

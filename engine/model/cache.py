@@ -23,19 +23,20 @@ class Cache(ABC):
 
     @property
     def length(self) -> int:
-        """Number of positions that come before the inputs of this call, whose keys and values are
-        stored; 0 by default."""
+        """Number of positions that come before the inputs of this forward pass, whose keys and
+        values are stored; 0 by default. The model numbers its positions from there."""
         return 0
 
     @abstractmethod
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
         """Return the attention outputs of a layer's heads at the q positions where it computes, [q,
-        b, h/t], from its inputs' queries, keys and values [s, b, n/t, 3, d]; `layer` is the layer's
-        global number."""
+        b, h/t], from `qkv`, its inputs' queries, keys and values [s, b, n/t, 3, d]; `layer` is the
+        layer's global number. A subclass defines this, and may store keys and values."""
 
     def rows(self, layer: int, x: Tensor) -> Tensor:
-        """Return the rows of a layer's inputs x [s, b, h] at the positions where it computes its
-        output, [q, b, h]; by default x itself, with every position."""
+        """Return the rows of a layer's inputs x [s, b, h] at the positions where the layer computes
+        its output, [q, b, h]; by default x itself, with every position. `layer` is the layer's
+        global number; a subclass that computes fewer positions overrides this."""
         return x
 
 
@@ -47,9 +48,10 @@ class KeyValueCache(Cache):
 
     capacity: int
     _stored: dict[int, Tensor] = field(default_factory=dict)
-    """Keys and values of each layer, [2, b, n/t, capacity, d]."""
+    """Dict global number of a layer → its keys and values, [2, b, n/t, capacity, d], valid up to
+    the positions in `_seen`."""
     _seen: Counter[int] = field(default_factory=Counter)
-    """Number of positions that each layer has stored."""
+    """Global number of a layer → number of positions that it has stored."""
 
     @property
     def length(self) -> int:
@@ -72,8 +74,9 @@ class KeyValueCache(Cache):
 
 @dataclass
 class ScoredPositions(Cache):
-    """Cache for scoring at `positions` [b, q]: the last layer computes its output at these alone,
-    the layers before it everywhere."""
+    """Cache for scoring at `positions` [b, q]: the layer with the global number `last_layer`
+    computes its output at these alone, the layers before it everywhere. It stores no keys and
+    values."""
 
     positions: Tensor
     last_layer: int
@@ -92,13 +95,14 @@ class ScoredPositions(Cache):
 
 
 def rows_at(x: Tensor, positions: Tensor) -> Tensor:
-    """Return the states x [s, b, h] at positions [b, q], which differ by sequence, as [q, b, h]."""
+    """Return the states x [s, b, h] at positions [b, q], indices into s that differ by sequence, as
+    a new tensor [q, b, h]."""
     return x.take_along_dim(positions.T[..., None], dim=0)
 
 
 def by_head(qkv: Tensor) -> tuple[Tensor, ...]:
-    """Return views of [s, b, n/t, 3, d] as a tuple of queries, keys and values, each [b, n/t, s,
-    d]."""
+    """Return a tuple of three views of qkv [s, b, n/t, 3, d]: queries, keys and values, each [b,
+    n/t, s, d]."""
     return qkv.permute(3, 1, 2, 0, 4).unbind(0)
 
 

@@ -23,8 +23,8 @@ from mlm_repro.engine.rng import Dropout
 
 class GPT2(CausalModel):
     """GPT-2 language model over token ids [b, s], or one pipeline stage of it. Its output is [s, b,
-    h], or [s/t, b, h] where the sequence is divided; `logits` takes the last stage's. Parameters
-    have the whole model's names."""
+    h], or [s/t, b, h] where the sequence is divided; `logits` takes the last stage's output.
+    Parameters have the whole model's names."""
 
     def build(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         if self.stage.is_first or self.stage.is_last:

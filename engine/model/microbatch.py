@@ -30,38 +30,41 @@ class Recurrence:
 
 @dataclass(frozen=True)
 class SentencePairs:
-    """A BERT's inputs besides the tokens: token types, padding and the order of both parts."""
+    """Inputs of a BERT besides the tokens: token types, padding and the order of both parts of each
+    sequence."""
 
     token_types: Tensor
-    """0 for tokens of the first part, 1 for tokens of the second, [b, s]."""
+    """Tensor [b, s]: 0 for tokens of the first part, 1 for tokens of the second."""
     is_token: Tensor
-    """False at padding, [b, s]."""
+    """Boolean tensor [b, s]: True for a token, False at padding."""
     is_swapped: Tensor
-    """1 where the second part came first in its document, [b]."""
+    """Tensor [b]: 1 where the second part came first in its document, else 0."""
 
 
 @dataclass(frozen=True)
 class PipelineInput:
-    """One microbatch: token ids and targets, each [b, s]. A BERT ignores negative targets; other
-    models have none."""
+    """One microbatch: token ids and targets, each an int64 tensor [b, s]. A BERT ignores negative
+    targets; other models have none."""
 
     tokens: Tensor
     targets: Tensor
     dropout: Dropout | None = None
     recurrence: Recurrence | None = None
-    """Memory of earlier segments; None if the model sees this segment alone."""
+    """Memory of the segments before this one; None if the model sees this segment alone."""
     pairs: SentencePairs | None = None
-    """Parts and padding, for a BERT; None if a sequence is one part without padding."""
+    """Parts and padding of a BERT's sequences; None if each sequence is one part without padding,
+    as in all other models."""
     places: tuple[int, ...] = ()
-    """Indices of the microbatch's sequences in the global batch; empty outside of training."""
+    """Indices of the microbatch's sequences in the global batch, in the order of its rows; empty
+    outside of training."""
     mean_targets: Tensor | None = None
     """Mean number of targets per microbatch over the whole global batch, a scalar that divides a
     BERT's loss in training; None to divide by the microbatch's own number of targets."""
 
     def tensors(self) -> list[Tensor]:
-        """Return a list of the tensors that change from microbatch to microbatch, apart from a
-        BERT's pairs and a model's memory: tokens, targets and, unless they are None, `mean_targets`
-        and the table of dropout keys."""
+        """Return a list of the microbatch's tensors that change from microbatch to microbatch,
+        apart from a BERT's pairs and a model's memory, in this order: tokens, targets and, unless
+        they are None, `mean_targets` and the table of dropout keys."""
         given = (
             self.tokens,
             self.targets,
@@ -79,11 +82,12 @@ def to_input(
     pairs: Sequence[PairSample] = (),
     places: tuple[int, ...] = (),
 ) -> PipelineInput:
-    """Return the microbatch of these token ids on the mesh's device. Without `pairs` the ids are
-    [b, s + 1], and each predicts the next: tokens and targets are [b, s].
+    """Return a PipelineInput, the microbatch of the token ids in `tokens`, on the mesh's device.
+    Without `pairs` the ids are [b, s + 1], and each predicts the next: tokens and targets are [b,
+    s].
 
-    With `pairs`, for a BERT, the tokens are [b, s], the pairs give targets, parts and padding, and
-    `recurrence` is not used.
+    With `pairs`, for a BERT, one PairSample a row, the tokens are [b, s], the pairs give targets,
+    parts and padding, and `recurrence` is not used.
     """
     rows = _on_device(tokens, mesh)
     if not pairs:
@@ -99,8 +103,8 @@ def to_input(
 
 
 def _on_device(array: NDArray[Any], mesh: ParallelMesh) -> Tensor:
-    """Return an array as a tensor on the mesh's device; on a CPU both share their memory. The host
-    does not wait for a GPU."""
+    """Return a numpy array as a tensor of the same shape and dtype on the mesh's device; on a CPU
+    both share their memory. The host does not wait for a GPU's copy."""
     tensor = torch.from_numpy(array)
     # Only a copy from page-locked memory can run beside the host.
     return (tensor.pin_memory() if mesh.device.type == "cuda" else tensor).to(

@@ -19,18 +19,18 @@ from mlm_repro.engine.rng import Dropout, initial_normal
 
 
 class StageModel(nn.Module, ABC):
-    """Base class of every model, or of one pipeline stage of it. A subclass defines `build`,
-    `run_stage` and `batch_loss`.
+    """Base class of the model of every family, or of one pipeline stage of it. A subclass defines
+    `build`, `run_stage` and `batch_loss`.
 
     Parameters bear the whole model's names. Stages hand on [s, b, h]; `inputs` are token ids [b, s]
     on the first stage, the previous stage's output elsewhere.
     """
 
     layers: nn.ModuleDict
-    """This stage's layers by their global numbers."""
+    """This stage's layers, keyed by their global numbers as texts, in order."""
     scales_residual: ClassVar = True
-    """True if the last weight of each residual branch is drawn with a standard deviation divided by
-    √(2L)."""
+    """True if the initial values of the last weight of each residual branch are drawn with a
+    standard deviation divided by √(2L), L the number of layers."""
 
     def __init__(
         self,
@@ -39,8 +39,9 @@ class StageModel(nn.Module, ABC):
         stage: PipelineStage | None = None,
         parallel: ParallelConfig = SERIAL,
     ) -> None:
-        """Build the modules of `stage`, or of the whole model if it is None; `initialize` gives
-        their values. Of `parallel` only the recomputation settings are used."""
+        """Build the modules of `stage`, or of the whole model if it is None, without meaningful
+        values, which the method `initialize` gives them. Of `parallel` only the recomputation
+        settings are used."""
         super().__init__()
         self.config = config
         self.mesh = mesh
@@ -50,8 +51,9 @@ class StageModel(nn.Module, ABC):
         self.build(config, mesh)
 
     def layers_of(self, kind: Callable[..., nn.Module]) -> nn.ModuleDict:
-        """Return this stage's layers as a ModuleDict, keyed by their global numbers as texts. Each
-        is built by `kind(config, mesh, number, whether its attention is recomputed)`."""
+        """Return this stage's layers as a ModuleDict, keyed by their global numbers as texts, in
+        order. Each is built by the function call
+        `kind(config, mesh, number, is its attention recomputed)`."""
         # Keys are the layers' global numbers, from which parameters have the whole model's names.
         recomputes = self.recomputes_attention
         return nn.ModuleDict(
@@ -60,12 +62,14 @@ class StageModel(nn.Module, ABC):
 
     @abstractmethod
     def build(self, config: ModelConfig, mesh: ParallelMesh) -> None:
-        """Create the modules of `self.stage`, `layers` among them. A subclass defines it;
-        `__init__` calls it once, and `initialize` fills the parameters afterwards."""
+        """Create, as attributes of this object, the modules of `self.stage`, `layers` among them. A
+        subclass defines this; `__init__` calls it once, and `initialize` fills the parameters
+        afterwards. Nothing is returned."""
 
     def initialize(self, seed: int) -> None:
-        """Fill every parameter of this stage, or this rank's part of it, with its initial value,
-        which depends only on (seed, global name, global shape).
+        """Fill in place every parameter of this stage, or this rank's part of it, with its initial
+        value, which depends only on (seed, global name, global shape), its role and the model's
+        configuration.
 
         Its distribution follows from the parameter's role
         (`mlm_repro.engine.parallel.sharding.Role`).
@@ -93,14 +97,15 @@ class StageModel(nn.Module, ABC):
     @abstractmethod
     def run_stage(self, inputs: Tensor, batch: PipelineInput) -> Tensor:
         """Run the stage on its inputs, token ids [b, s] on the first stage and the previous stage's
-        output elsewhere. Return its output for this microbatch, [s, b, h], or [s/t, b, h] where the
-        sequence is divided."""
+        output elsewhere; a subclass defines this. Return its output for the microbatch `batch`, [s,
+        b, h], or [s/t, b, h] where the sequence is divided. Every tensor-parallel rank calls it."""
 
     @abstractmethod
     def batch_loss(self, hidden: Tensor, batch: PipelineInput) -> Tensor:
-        """Return the mean loss of the microbatch's sequences from the last stage's output, a
-        scalar, differentiable. Every tensor-parallel rank calls it. A BERT in training may divide
-        by `mean_targets` instead."""
+        """Return the mean loss of the sequences of the microbatch `batch` from `hidden`, the last
+        stage's output, as a scalar tensor, differentiable; a subclass defines this. Every
+        tensor-parallel rank calls it and gets the same loss. A BERT in training may divide by
+        `mean_targets` instead of its number of targets."""
 
 
 class CausalModel(StageModel):
@@ -110,16 +115,20 @@ class CausalModel(StageModel):
     @abstractmethod
     def forward(self, inputs: Tensor, dropout: Dropout | None = None) -> Tensor:
         """Return the output of the stage, [s, b, h], or [s/t, b, h] where the sequence is divided,
-        from its inputs: token ids [b, s], or the previous stage's output. On the last stage it is
-        the input of `logits`."""
+        from its inputs: token ids [b, s] on the first stage, the previous stage's output elsewhere.
+        On the last stage the output is the input of `logits`. Without `dropout` nothing is
+        dropped."""
 
     def hidden_states_at(self, inputs: Tensor, positions: Tensor) -> Tensor:
-        """Run the model on `inputs`, without dropout, and return the last stage's output at
-        positions [b, q] alone, [q, b, h]. It equals the whole output there up to rounding. By
-        default everything is computed; a subclass may compute less."""
+        """Run the whole model on `inputs`, token ids [b, s], without dropout, and return its
+        output, the input of `logits`, at positions [b, q] alone, [q, b, h]. It equals the whole
+        output there up to rounding. By default everything is computed; a subclass may compute
+        less."""
         return rows_at(self.forward(inputs), positions)
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """Return this rank's logits [..., v/t], with its part of the vocabulary's padding, for
-        states [..., h]; log-probabilities if the model has an adaptive softmax."""
+        `hidden`, states [..., h] that the last stage gave out; they are not gathered. A model with
+        an adaptive softmax returns log-probabilities instead. A subclass defines this, and every
+        tensor-parallel rank calls it."""

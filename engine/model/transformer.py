@@ -126,16 +126,18 @@ class TransformerLayer(nn.Module):
         return self.add(x, self.mlp(normed), "mlp", dropout)
 
     def add(self, x: Tensor, branch: Tensor, of: str, dropout: Dropout | None = None) -> Tensor:
-        """Return x + dropout(branch + bias) for x [s, b, h] and the output [s, b, h] of a branch;
-        `of` names it, attention or mlp, and so the bias [h]."""
+        """Return x + dropout(branch + bias), [s, b, h], for x [s, b, h] and the output [s, b, h] of
+        a branch; the text `of` names the branch, attention or mlp, and so the bias [h]. Without
+        `dropout` nothing is dropped."""
         bias, mask = self.bias_and_mask(len(x), of, dropout)
         return kernel("bias_dropout_add", branch)(branch, bias, x, mask)
 
     def bias_and_mask(
         self, rows: int, of: str, dropout: Dropout | None
     ) -> tuple[Tensor, DropoutMask | None]:
-        """Return the bias [h] of a branch, attention or mlp as `of` says, and the dropout mask for
-        `rows` positions of its output, None without dropout."""
+        """Return a pair: the bias [h] of a branch of this layer, attention or mlp as the text `of`
+        says, and the DropoutMask for `rows` positions of the branch's output, None without
+        dropout."""
         # Not added by the product: with tensor parallelism it would be summed once for each rank.
         bias = (self.mlp.dense_4h_to_h if of == "mlp" else self.self_attention.dense).bias
         return bias, _mask(f"layers.{self.layer}.{of}_output", rows, dropout, self.mesh)
@@ -161,9 +163,9 @@ class Embedding(nn.Module):
         return drop(self.embedded(tokens, start), "embedding", dropout, self.mesh)
 
     def embedded(self, tokens: Tensor, start: int = 0) -> Tensor:
-        """Return word plus position embedding of token ids [b, s], the first at position `start`,
-        without dropout, [s, b, h], or this rank's positions [s/t, b, h] with sequence
-        parallelism."""
+        """Return word plus position embedding of token ids [b, s], the first of which is at
+        position `start`, without dropout, [s, b, h], or this rank's positions [s/t, b, h] with
+        sequence parallelism. Every tensor-parallel rank calls it."""
         words = self.word_embeddings(tokens)  # [s, b, h]
         # With sequence parallelism a rank has its own part of the positions.
         first = start + self.mesh.sequence_rank * words.size(0)
@@ -172,7 +174,7 @@ class Embedding(nn.Module):
 
 
 def embedding_table(rows: int, columns: int) -> nn.Embedding:
-    """Return a trainable embedding table [rows, columns] with arbitrary values;
+    """Return a trainable nn.Embedding, a table [rows, columns], with arbitrary values;
     `StageModel.initialize` sets them."""
     # Not `nn.Embedding(rows, columns)`: torch's own initial values import its compiler on `meta`,
     # which took seconds of every command.
@@ -180,8 +182,9 @@ def embedding_table(rows: int, columns: int) -> nn.Embedding:
 
 
 def run_layers(layers: Sequence[nn.Module], x: Tensor, *others: object, at_once: int = 0) -> Tensor:
-    """Apply the layers in order to x [s, b, h], and return the last one's output [s, b, h].
-    `others` are further arguments that every layer gets.
+    """Apply the modules `layers` in order to x [s, b, h], each to the output of the one before, and
+    return the last one's output; without layers x itself. `others` are further arguments that every
+    layer gets.
 
     With `at_once`, the backward pass recomputes groups of `at_once` layers, and only the input of
     each group is kept.
@@ -199,8 +202,9 @@ def run_layers(layers: Sequence[nn.Module], x: Tensor, *others: object, at_once:
 
 
 def recomputed(is_wanted: bool, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return function(*arguments), differentiable. If `is_wanted`, the function runs again in the
-    backward pass, and its intermediate results are not kept."""
+    """Return the result of function(*arguments), differentiable. If `is_wanted`, the function runs
+    again in the backward pass, and its intermediate results are not kept; without gradients that
+    changes nothing."""
     # Without gradients nothing is kept, and nothing needs to be recomputed.
     if not (is_wanted and torch.is_grad_enabled()):
         return function(*arguments)
@@ -209,9 +213,9 @@ def recomputed(is_wanted: bool, function: Callable[..., Any], *arguments: Any) -
 
 
 def drop_weights(weights: Tensor, layer: int, dropout: Dropout | None, axis: Axis) -> Tensor:
-    """Return a layer's attention weights, [b, n/t, s, k], after dropout, as a tensor of that shape:
-    the tensor itself if `dropout` is None. `axis` is the tensor-parallel axis, which divides the
-    heads."""
+    """Return `weights`, a layer's attention weights [b, n/t, s, k], after dropout, as a new tensor
+    of that shape: the tensor itself if `dropout` is None. `layer` is the layer's global number, and
+    `axis` the tensor-parallel axis, which divides the heads."""
     if dropout is None:
         return weights
     rows = weights.size(1) * weights.size(2)
@@ -228,14 +232,15 @@ def drop_weights(weights: Tensor, layer: int, dropout: Dropout | None, axis: Axi
 
 
 def drop(x: Tensor, site: str, dropout: Dropout | None, mesh: ParallelMesh) -> Tensor:
-    """Return a tensor of the residual stream, [s, b, h], after the dropout of `site`, a name that
-    selects the mask: the tensor itself if `dropout` is None."""
+    """Return x, a tensor of the residual stream, [s, b, h] or with sequence parallelism this rank's
+    part, after the dropout of `site`, a name that selects the mask: the tensor itself if `dropout`
+    is None."""
     mask = _mask(site, len(x), dropout, mesh)
     return x if mask is None else kernel("dropout", x)(x, mask)
 
 
 def _mask(site: str, rows: int, dropout: Dropout | None, mesh: ParallelMesh) -> DropoutMask | None:
-    """Return the dropout mask that `site` names for this rank's `rows` positions, or None without
-    dropout. With sequence parallelism it is the rank's part of the whole mask, so that layouts
-    agree."""
+    """Return the DropoutMask that the name `site` selects for this rank's `rows` positions, or None
+    if `dropout` is None. With sequence parallelism it is the rank's part of the whole mask, so that
+    layouts agree."""
     return dropout.mask(site, mesh.sequence_rank * rows) if dropout else None

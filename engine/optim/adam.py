@@ -63,9 +63,9 @@ class FlatLamb(FlatOptimizer):
             copy.copy_(group.master)
 
     def _norms(self, group: FlatGroup, own: Tensor) -> Tensor:
-        """Return the norm of each parameter's whole tensor as one float64 tensor, in the group's
-        order of parameters. `own` has this rank's part of the numbers, laid out as `group.master`.
-        Every rank calls it.
+        """Return the norm of each parameter's whole tensor as one float64 tensor [parameters], in
+        the group's order of parameters. `own` has this rank's part of the numbers to be normed, a
+        flat tensor laid out as `group.master`. Every rank calls it.
 
         The last pipeline stage takes the first stage's norm for its copy of the embedding.
         """
@@ -117,9 +117,9 @@ class LambOfThePost(FlatLamb):
 def build_optimizer(
     parameters: list[ShardedParameter], train: TrainConfig, mesh: ParallelMesh, shard: bool = False
 ) -> FlatOptimizer:
-    """Return the optimizer that `train.optimizer` names over these parameters, which become views
-    of its flat storage. With `shard` its state is divided over the data-parallel ranks (ZeRO stage
-    1)."""
+    """Return the FlatOptimizer that `train.optimizer` names over these parameters, whose values
+    become views of its flat storage. With `shard` its state is divided over the data-parallel ranks
+    (ZeRO stage 1)."""
     # By name, so that another optimizer needs no change here (`docs/extend/optimizer.md`).
     module, _, name = OPTIMIZERS[train.optimizer].partition(":")
     optimizer: type[FlatOptimizer] = getattr(import_module(module), name)

@@ -16,8 +16,9 @@ from mlm_repro.engine.parallel.mesh import Axis, LoneAxis, ParallelMesh
 from mlm_repro.engine.parallel.sharding import ShardedParameter
 
 Written = list[tuple[str, ShardedParameter, int, Callable[[], Tensor | None]]]
-"""List of an optimizer's tensors for a checkpoint, each as a tuple: name, parameter, data-parallel
-rank that writes it, and a function that returns the tensor on that rank and None on the others."""
+"""Type of a list of an optimizer's tensors for a checkpoint, each as a tuple: name,
+ShardedParameter, data-parallel rank that writes it, and a function that returns the tensor on that
+rank and None on the others."""
 
 
 class FlatGroup:
@@ -48,50 +49,51 @@ class FlatGroup:
         self.own = slice(owners.rank * size, (owners.rank + 1) * size)
         self.master = self.flat[self.own].float() if self.is_mixed else self.flat[self.own]
         self.own_copy = self.flat[self.own] if self.is_mixed else None
-        """Slice of the model's weights that this owner updates, a copy of `master`; None if it is
-        `master` itself."""
+        """Slice of the model's flat weights that this owner updates, a copy of `master` in 16 bits;
+        None if it is `master` itself."""
         # In fp32 in mixed precision: a 16-bit sum over microbatches would lose its small terms.
         self.main_gradient = torch.zeros_like(self.flat, dtype=self.master.dtype)
         self.divisor = 1.0
         """Number by which `main_gradient` is still to be divided; on a GPU the update divides in
         its own pass."""
         self.gradients = list(self.views(self.main_gradient))
-        """Pairs of a parameter and its view of `main_gradient`, in the group's order."""
+        """List of pairs of a ShardedParameter and its view of `main_gradient`, in the group's
+        order."""
         self.exp_avg = torch.zeros_like(self.master)
         self.exp_avg_sq = torch.zeros_like(self.master)
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """This owner's part of the group's state, as checkpoints keep it: the flat tensors
-        themselves by name, `exp_avg`, `exp_avg_sq` and in mixed precision `master`."""
+        """Dict of this owner's part of the group's state, as checkpoints keep it: the flat tensors
+        themselves, not copies, by name, `exp_avg`, `exp_avg_sq` and in mixed precision `master`."""
         moments = {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
         return moments | ({"master": self.master} if self.is_mixed else {})
 
     @property
     def own_gradient(self) -> Tensor:
-        """This owner's slice of the gradient, a view. The whole gradient is first divided by
-        `divisor`, which becomes 1."""
+        """Flat tensor, a view: this owner's slice of the gradient. The whole `main_gradient` is
+        first divided by `divisor`, which becomes 1."""
         if self.divisor != 1:
             self.main_gradient.div_(self.divisor)
             self.divisor = 1.0
         return self.main_gradient[self.own]
 
     def publish(self) -> None:
-        """Gather the other owners' updated weights into the model's flat tensor. Every rank of
-        `owners` calls it; with one owner nothing happens."""
+        """Gather the other owners' updated weights into the model's flat tensor `flat`, in place.
+        Every rank of `owners` calls it; with one owner nothing happens."""
         if self.owners.size > 1:
             self.flat.copy_(self.owners.all_gather(self.flat[self.own], dim=0))
 
     def views(self, flat: Tensor) -> Iterator[tuple[ShardedParameter, Tensor]]:
-        """Yield each parameter of the group with its view of a flat tensor, laid out as
-        `self.flat`, in the parameter's shape."""
+        """Yield pairs of each parameter of the group, in order, and its view of the argument
+        `flat`, a flat tensor laid out as the group's own `flat`, in the parameter's shape."""
         for parameter, start, end in self.starts():
             yield parameter, flat[start:end].view(parameter.local.shape)
 
     def owned(self, start: int, end: int) -> list[tuple[int, Tensor]]:
-        """Return the gradient from element `start` to `end` of the flat tensor as pairs of an owner
-        and a slice, a view of the gradient. The owner is the index of the rank that updates the
-        slice's weights."""
+        """Return the gradient from element `start` to `end`, without it, of the flat tensor as a
+        list of pairs of an owner and a slice, a view of the gradient, in order. The owner is the
+        index, on the group's axis `owners`, of the rank that updates the slice's weights."""
         size = self.own.stop - self.own.start
         cuts = [
             (owner, max(start, owner * size), min(end, owner * size + size))
@@ -102,8 +104,8 @@ class FlatGroup:
         ]
 
     def starts(self) -> Iterator[tuple[ShardedParameter, int, int]]:
-        """Yield each parameter with the range of its elements in the flat tensor: the first index,
-        and the last plus one."""
+        """Yield for each parameter of the group, in order, a triple: the ShardedParameter and the
+        range of its elements in the flat tensor, the first index and the last plus one."""
         end = 0
         for parameter in self.parameters:
             start = end
@@ -111,22 +113,22 @@ class FlatGroup:
             yield parameter, start, end
 
     def pieces(self, own: Tensor) -> list[Tensor]:
-        """Return this owner's elements of each parameter, as a list of slices, which are views, of
-        `own`, a tensor laid out as `master`. A slice is empty if other owners have the whole
-        parameter."""
+        """Return this owner's elements of each parameter of the group, in order, as a list of flat
+        slices, which are views, of `own`, a flat tensor laid out as `master`. A slice is empty if
+        other owners have the whole parameter."""
         return [self.piece(own, start, end) for _, start, end in self.starts()]
 
     def piece(self, own: Tensor, start: int, end: int) -> Tensor:
-        """Return this owner's elements in the range [start, end) of the flat tensor, as a slice, a
-        view, of `own`, a tensor laid out as `master`. It is empty if other owners have the whole
-        range."""
+        """Return this owner's elements in the range [start, end) of the whole flat tensor, as a
+        slice, a view, of `own`, a flat tensor laid out as `master`. It is empty if other owners
+        have the whole range."""
         first = self.own.start
         return own[max(start - first, 0) : max(end - first, 0)]
 
 
 class FlatOptimizer(ABC):
-    """Base of the optimizers, which define `update`. It groups the parameters by weight decay,
-    clips by the global norm, and gives and takes the state as checkpoints have it."""
+    """Base of the optimizers, which define the method `update`. It groups the parameters by weight
+    decay, clips by the global norm, and gives and takes the state as checkpoints have it."""
 
     def __init__(
         self,
@@ -135,8 +137,8 @@ class FlatOptimizer(ABC):
         mesh: ParallelMesh,
         shard: bool = False,
     ) -> None:
-        """Group the parameters by weight decay, and make them views of flat tensors. With `shard`
-        the state is divided over the data-parallel ranks (ZeRO stage 1)."""
+        """Group the parameters by weight decay, and make their values views of flat tensors. With
+        `shard` the state is divided over the data-parallel ranks (ZeRO stage 1)."""
         self.mesh = mesh
         self.train = train
         owners = mesh.dp if shard else LoneAxis()
@@ -151,14 +153,15 @@ class FlatOptimizer(ABC):
     @abstractmethod
     def update(self, group: FlatGroup, step: AdamStep) -> None:
         """Update a group's moments, master weights and their copy in the model, this owner's slices
-        alone, from its gradient; every optimizer defines it. `step` has the learning rate and the
-        other numbers of the step. The gradient is yet to be multiplied by `step.clipping`, and to
-        be divided by `group.divisor` unless it is read as `own_gradient`."""
+        alone, in place from its gradient; every optimizer defines this, and it returns nothing.
+        `step` has the learning rate and the other numbers of the step. The gradient is yet to be
+        multiplied by `step.clipping`, and to be divided by `group.divisor` unless it is read as
+        `own_gradient`."""
 
     def gradient_norm(self) -> Tensor:
         """Return the norm of the whole gradient, before clipping, over all ranks, counting shared
-        parameters once; a float64 scalar tensor. Every rank calls it. On CPUs the gradient is
-        divided by its divisor."""
+        parameters once: a float64 scalar tensor, the same on every rank. Every rank calls it, after
+        the gradients were reduced. On CPUs the gradient is divided in place by its divisor."""
         device = self.groups[0].master.device
         own = [
             # On a GPU the gradient stays undivided, and the norm is divided instead.
@@ -172,9 +175,10 @@ class FlatOptimizer(ABC):
         return self._over_ranks(squares).sqrt() / self.groups[0].divisor
 
     def _counted(self, flats: list[Tensor]) -> list[Tensor]:
-        """Return this owner's elements of the parameters, as far as this rank counts them, so that
-        no element of the model is counted on two ranks: a list of slices of `flats`: a tensor for
-        each group, laid out as the group's `master`. Empty slices are left out."""
+        """Return a list of this owner's elements of the parameters, as far as this rank counts
+        them, so that no element of the model is counted on two ranks: slices, which are views, of
+        `flats`, a list of a tensor for each group, laid out as the group's `master`. Empty slices
+        are left out."""
         counted = []
         for group, flat in zip(self.groups, flats, strict=True):
             for parameter, piece in zip(group.parameters, group.pieces(flat), strict=True):
@@ -191,8 +195,9 @@ class FlatOptimizer(ABC):
 
     @torch.no_grad()
     def step(self, learning_rate: float, gradient_norm: float) -> None:
-        """Count the step, clip the gradient, whose norm is given, to `train.clip_gradient`, and
-        update the moments, the master weights and the model's. Every rank calls it."""
+        """Count the step, clip the gradient, whose norm `gradient_norm` is as the method of that
+        name returns it, to `train.clip_gradient`, and update the moments, the master weights and
+        the model's weights in place with the rate `learning_rate`. Every rank calls it."""
         self.steps += 1
         train = self.train
         limit = self.train.clip_gradient
@@ -206,9 +211,9 @@ class FlatOptimizer(ABC):
             group.publish()
 
     def try_step(self) -> None:
-        """Run one update with rate 0, so that its memory is allocated, then reset moments and step
-        count; the weights stay. Overwrites the gradients. Every rank calls it, before the first
-        step only."""
+        """Run one update with learning rate 0, so that its memory is allocated, then reset moments
+        and step count; the weights stay. Overwrites the gradients. Every rank calls it, before the
+        first step only."""
         for group in self.groups:
             group.main_gradient.fill_(1)
         self.step(learning_rate=0.0, gradient_norm=0.0)
@@ -218,10 +223,10 @@ class FlatOptimizer(ABC):
         self.steps = 0
 
     def written(self) -> Written:
-        """Return the optimizer's tensors for a checkpoint, without a last stage's copy of the
-        embedding: for each its name, its parameter, the data-parallel rank that writes it, and a
-        function that returns it on that rank and None on others. Every rank calls each function, in
-        one order."""
+        """Return the optimizer's tensors for a checkpoint as a list of tuples, without a last
+        stage's copy of the embedding: for each tensor its name, such as `exp_avg.NAME`, its
+        ShardedParameter, the data-parallel rank that writes it, and a function that returns it on
+        that rank and None on others. Every rank calls each function, in one order."""
         written: Written = []
         for group in self.groups:
             own_size = -(-group.flat.numel() // self.mesh.dp.size)
@@ -238,9 +243,10 @@ class FlatOptimizer(ABC):
         self, group: FlatGroup, part: Tensor, parameter: ShardedParameter, start: int, writer: int
     ) -> Tensor | None:
         """Return one state tensor of a parameter, such as a moment, in the shape of
-        `parameter.local`, on the data-parallel rank `writer`. The group's `part` of that state,
-        this owner's, is flat, and the parameter begins at `start` of the whole. Other owners send
-        it their elements of `part`; every other rank returns None. Every owner calls it."""
+        `parameter.local`, on the data-parallel rank `writer`. `part` is this owner's part of that
+        state of the group, flat, and the parameter begins at element `start` of the whole. Other
+        owners send the writer their elements of `part`; every rank but the writer returns None.
+        Every owner calls it."""
         owners = group.owners
         end = start + parameter.local.numel()
         shape = parameter.local.shape
@@ -262,12 +268,12 @@ class FlatOptimizer(ABC):
         fill: Callable[[list[tuple[ShardedParameter, str, int, Tensor]]], None],
         names: Sequence[str] = ("exp_avg", "exp_avg_sq", "master"),
     ) -> None:
-        """Load the state tensors with these names through `fill`, and set the number of steps. The
-        model's 16-bit weights stay as they are.
+        """Load the state tensors with these names, in place, through the function `fill`, and set
+        the number of steps. The model's 16-bit weights stay as they are.
 
-        `fill` is called for each group and each name that it has. It gets a list of (parameter,
-        name, first, tensor) and fills each tensor, which may be empty, with this owner's elements
-        of that parameter's state, from element `first` on.
+        `fill` is called for each group and each name that the group has. It gets a list of
+        (parameter, name, first, tensor) and fills each tensor, which may be empty, with this
+        owner's elements of that parameter's state, from element `first` of the parameter on.
         """
         self.steps = steps
         for group in self.groups:

@@ -15,10 +15,11 @@ from mlm_repro.engine.parallel.mesh import ParallelMesh, Pending
 from mlm_repro.engine.parallel.sharding import Role, ShardedParameter
 
 BUCKET_ELEMENTS = 4_000_000
-"""Minimum number of elements in a bucket, a slice of the flat gradient that is reduced together."""
+"""Least number of elements in a bucket, a slice of the flat gradient that is reduced together; the
+last bucket of a group may be smaller."""
 OF_RANK = 1_000_000
-"""Minimum number of elements in a bucket for each rank, whose share of the reduction must fill a
-link."""
+"""Least number of elements in a bucket for each data-parallel rank, whose share of the reduction
+must fill a link."""
 
 
 @dataclass
@@ -28,17 +29,18 @@ class _Bucket:
 
     gradient: Tensor
     size: int
-    """Number of parameters in the bucket."""
+    """Number of parameters whose gradients are in the bucket."""
     is_shared: bool
-    """True if other ranks of the model hold terms of these gradients, so that the bucket is reduced
-    at the end."""
+    """True if other ranks of the same replica hold terms of these gradients, so that the bucket is
+    reduced over data-parallel ranks only at the end."""
     is_copy: bool
-    """True for the last stage's tied embedding, which the first stage reduces for both."""
+    """True for the last stage's copy of the tied embedding, whose gradient the first stage reduces
+    for both."""
     owned: list[tuple[int, Tensor]]
-    """Slices of the bucket's gradient, each with the one data-parallel rank that needs its sum;
-    empty if every rank needs the whole sum."""
+    """Pairs of a data-parallel rank and the slice of the bucket's gradient whose sum this rank
+    alone needs; empty if every rank needs the whole sum."""
     missing: int = 0
-    """Number of parameters whose last gradient in the iteration is still to come."""
+    """Number of the bucket's parameters whose last gradient in the iteration is still to come."""
     works: list[Pending] = field(default_factory=list)
     is_launched: bool = False
 
@@ -97,8 +99,9 @@ class GradientReducer:
                         )
 
     def begin(self) -> None:
-        """Prepare the reducer for the first backward pass of an iteration: the parameters' own
-        gradients become None. The flat gradients stay until new ones overwrite them."""
+        """Prepare the reducer for the first backward pass of an iteration: the field `grad` of each
+        parameter becomes None, and no gradient counts as arrived. The flat gradients stay until new
+        ones overwrite them."""
         self._armed.clear()
         self.arrived.clear()
         for parameter, _ in self._gradients():
@@ -111,15 +114,15 @@ class GradientReducer:
             bucket.is_launched = False
 
     def arm(self, parameters: Sequence[ShardedParameter]) -> None:
-        """Mark these parameters: the next gradient of each is its last in this iteration, after
-        which its reduction may start."""
+        """Mark these parameters before a backward pass: the next gradient of each is its last in
+        this iteration, after which the reduction of its bucket may start."""
         self._armed.update(id(parameter.local) for parameter in parameters)
 
     def finish(self, divisor: float) -> None:
-        """Complete the reduction of an iteration's gradients. Every rank calls it. The gradients
-        are then sums over microbatches and data-parallel ranks, zero for a parameter that got none;
-        the optimizer divides them by `FlatGroup.divisor`, set here to `divisor` times the number of
-        ranks.
+        """Complete the reduction of an iteration's gradients, in place. Every rank calls it. The
+        gradients are then sums over microbatches and data-parallel ranks, zero for a parameter that
+        got none; the optimizer divides them by `FlatGroup.divisor`, set here to `divisor` times the
+        number of data-parallel ranks.
 
         If the optimizer is divided, only the slice that this rank owns is valid afterwards.
         Gradients that ranks of one replica share are summed over these ranks too: the tied
@@ -143,9 +146,10 @@ class GradientReducer:
             group.divisor = divisor * self.mesh.dp.size
 
     def _share(self) -> list[Tensor]:
-        """Sum the gradients of parameters that several ranks of one model hold, in place; all of
-        these ranks call it. Return views of the tied embedding's gradients that only the first
-        stage has summed, which the caller broadcasts to the last stage."""
+        """Sum in place, over the ranks of one replica, the gradients of parameters that several of
+        these ranks hold; all of these ranks call it. Return a list of views of the tied embedding's
+        gradients that only the first stage has summed, which the caller broadcasts to the last
+        stage."""
         tied = []
         for parameter, view in self._gradients():
             if self._is_tied(parameter) and self.mesh.dp.size == 1:
@@ -170,9 +174,9 @@ class GradientReducer:
         return self.mesh.sequence_parallel and parameter.dim is None
 
     def _take(self, bucket: _Bucket, main: Tensor, is_mixed: bool, parameter: Tensor) -> None:
-        """Hook that autograd calls after a parameter's gradient: copy the gradient to its slice
-        `main` of the flat gradient, or add it after the first microbatch, and start the bucket's
-        reduction if it was the bucket's last."""
+        """Hook that autograd calls after a parameter's gradient in `parameter.grad`: copy the
+        gradient to its slice `main` of the flat gradient, or add it after the first microbatch, and
+        start the bucket's reduction if it was the bucket's last. Nothing is returned."""
         # Without mixed precision autograd itself adds to the view after the first microbatch.
         if parameter.grad is not None and parameter.grad is not main:
             if id(parameter) in self.arrived:
@@ -191,7 +195,8 @@ class GradientReducer:
     def _add(self, bucket: _Bucket, main: Tensor, key: int, a: Tensor, b: Tensor) -> None:
         """Write the product a·b, a weight's gradient, to `main`, its slice of the flat gradient, in
         fp32, or add it after the first microbatch, and start the bucket's reduction if it was the
-        bucket's last. A product calls it in backward instead of the hook."""
+        bucket's last. `key` is the weight's identity (`id`). A product calls this in its backward
+        pass instead of handing a gradient to the hook."""
         add_product(main, a, b, key in self.arrived)
         self.arrived.add(key)
         self._count(bucket, key)
@@ -205,8 +210,9 @@ class GradientReducer:
                 self._launch(bucket)
 
     def _launch(self, bucket: _Bucket) -> None:
-        """Start to sum the gradients of a bucket, a slice of the flat gradient, over the
-        data-parallel ranks, unless it has started or is a copy that another stage reduces."""
+        """Start to sum the gradients of a bucket, a slice of the flat gradient, in place over the
+        data-parallel ranks, unless the sum has started or the bucket is a copy that another stage
+        reduces. The Pendings to wait for are kept in `bucket.works`."""
         if not bucket.is_launched and not bucket.is_copy:
             dp = self.mesh.dp
             bucket.works = [dp.start_reduce(part, owner) for owner, part in bucket.owned]
@@ -226,10 +232,10 @@ def _in_buckets(
     is_alone: Callable[[ShardedParameter], bool],
     dp: int,
 ) -> list[list[tuple[ShardedParameter, Tensor]]]:
-    """Return the pairs of parameter and gradient, which come in flat order, cut into buckets. A
-    bucket ends when it has 4 million elements, or 1 million for each of the `dp` data-parallel
-    ranks if that is more. A parameter that `is_alone` has a bucket of its own, and the bucket
-    before it may be smaller, as the last one may."""
+    """Return the pairs of parameter and gradient, which come in flat order, cut into buckets, as a
+    list of lists. A bucket ends when it has 4 million elements, or 1 million for each of the `dp`
+    data-parallel ranks if that is more. A parameter for which the function `is_alone` returns True
+    has a bucket of its own, and the bucket before it may be smaller, as the last one may."""
     buckets: list[list[tuple[ShardedParameter, Tensor]]] = []
     # At the least size, so that the first parameter opens a bucket.
     count = least = max(BUCKET_ELEMENTS, OF_RANK * dp)

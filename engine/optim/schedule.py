@@ -7,9 +7,9 @@ from mlm_repro.engine.config import TrainConfig
 
 
 def clock(train: TrainConfig, updates: int, samples: int) -> float:
-    """Return the time from which the learning rate of an update follows, as `train.clock` says: the
-    number of updates including it, or the number of samples before it divided by the global batch
-    size. `updates` and `samples` count what came before it.
+    """Return as a number the time from which the learning rate of an update follows, in the unit
+    that `train.clock` names: the number of updates including this one, or the number of samples
+    before it divided by the global batch size. `updates` and `samples` count what came before it.
 
     Megatron-LM calls it `num_steps` (`optimizer_param_scheduler.py`, there in samples).
     """
@@ -17,9 +17,9 @@ def clock(train: TrainConfig, updates: int, samples: int) -> float:
 
 
 def end_of_schedule(train: TrainConfig) -> float:
-    """Return the time at which the learning rate's schedule ends, counted in updates or, with
-    `train.clock` = samples, in samples divided by the global batch size: the end of the training
-    unless `decay_iterations` names another."""
+    """Return as a number the time at which the learning rate's schedule ends, counted in updates
+    or, with `train.clock` = samples, in samples divided by the global batch size: the end of the
+    training unless `train.decay_iterations` names another."""
     if train.decay_iterations or train.clock == "updates":
         return train.decay_iterations or train.iterations
     # With a growing batch the training has fewer samples than iterations × batch.
@@ -27,8 +27,8 @@ def end_of_schedule(train: TrainConfig) -> float:
 
 
 def learning_rate(train: TrainConfig, time: float) -> float:
-    """Return the learning rate at `time`, counted as `clock` does: linear warm-up, then one fall
-    towards the floor, or none (`constant`).
+    """Return the learning rate at `time`, counted as the function `clock` does: linear warm-up,
+    then one fall towards the floor, `train.min_learning_rate`, or none (`constant`).
 
     With w warm-up steps of N, n the time, and peak and floor rates; after N `clipped-cosine` and
     `exponential` keep their last rate, and the others with a fall give the floor:
@@ -68,7 +68,8 @@ def learning_rate(train: TrainConfig, time: float) -> float:
 
 def _share_left(train: TrainConfig, time: float, end: float) -> float:
     """Return the share, from 1 to 0, of the learning rate's way from floor to peak that is left at
-    `time`, which is at most `end`: 1 before the fall begins."""
+    `time`, which is at most `end`, the end of the schedule, both counted as `clock` does: 1 before
+    the fall begins, 0 at `end`."""
     length = train.wsd_iterations or end - train.warmup_iterations
     done = max(time - (end - length), 0) / length
     form = train.wsd_decay if train.decay == "WSD" else train.decay

@@ -26,8 +26,9 @@ from mlm_repro.lineage.errors import BadInput
 
 def shard_zero3(model: StageModel, mesh: ParallelMesh) -> None:
     """Divide a whole model's parameters over the data-parallel ranks, in place (ZeRO stage 3 by
-    torch's FSDP2); each layer is gathered when it computes. Every rank calls it. Values are lost
-    and yet to be given, and a model on the meta device takes only its shards' memory.
+    torch's FSDP2); each layer is gathered when it computes. Every rank calls it. The parameters'
+    values are lost and yet to be given, and a model on the meta device takes only its shards'
+    memory.
 
     Gradients are reduced in fp32 or above. Raises BadInput if ranks are threads.
     """

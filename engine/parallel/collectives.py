@@ -16,8 +16,8 @@ Collective = Callable[[Tensor], Tensor]
 
 
 class _Conjugate(torch.autograd.Function):
-    """Autograd function that applies one collective in the forward pass and another to the
-    gradient."""
+    """Autograd function (x, forward, backward) → the result of the collective `forward` for x. The
+    backward pass applies the collective `backward` to the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, forward: Collective, backward: Collective) -> Tensor:
@@ -37,8 +37,9 @@ def _same(x: Tensor) -> Tensor:
 
 def enter_tensor_parallel(x: Tensor, axis: Axis, sequence_parallel: bool = False) -> Tensor:
     """Return x, [s, b, h] or with sequence parallelism [s/t, b, h], as input of a column-parallel
-    product, [s, b, h]. Forward is f, which changes nothing and sums the gradient backward; with
-    sequence parallelism it is an all-gather of the sequence, and a reduce-scatter backward.
+    product, [s, b, h]. Forward is f, which changes nothing and sums the gradient over the axis
+    backward; with sequence parallelism it is an all-gather of the sequence, and a reduce-scatter
+    backward. Every rank of the axis calls it.
 
     Megatron-LM: `copy_to_tensor_model_parallel_region`, `gather_from_sequence_parallel_region`.
     """
@@ -50,10 +51,10 @@ def enter_tensor_parallel(x: Tensor, axis: Axis, sequence_parallel: bool = False
 
 
 def leave_tensor_parallel(x: Tensor, axis: Axis, sequence_parallel: bool = False) -> Tensor:
-    """Return x, a rank's term of a row-parallel product, summed over the axis: [s, b, h], or with
-    sequence parallelism this rank's part, [s/t, b, h]. x itself may be overwritten. Forward is g,
-    an all-reduce, which changes nothing backward; with sequence parallelism it is a reduce-scatter
-    of the sequence, and an all-gather backward.
+    """Return the sum over the axis of x, each rank's term of a row-parallel product: [s, b, h], or
+    with sequence parallelism this rank's part of the sum, [s/t, b, h]. x itself may be overwritten.
+    Forward is g, an all-reduce, which changes nothing backward; with sequence parallelism it is a
+    reduce-scatter of the sequence, and an all-gather backward. Every rank of the axis calls it.
 
     Megatron-LM: `reduce_from_tensor_model_parallel_region`,
     `reduce_scatter_to_sequence_parallel_region`.
@@ -67,8 +68,9 @@ def leave_tensor_parallel(x: Tensor, axis: Axis, sequence_parallel: bool = False
 
 
 def gather_features(x: Tensor, axis: Axis, start: int, whole: int) -> Tensor:
-    """Return the features of all ranks, `whole` in number along the last dim; this rank's x begins
-    at `start`. Every rank of the axis calls it.
+    """Return the features of all ranks side by side along the last dim, [..., whole], on every
+    rank; this rank's part x is put at column `start` there. Every rank of the axis calls it, and
+    the parts may differ in width.
 
     Backward takes this rank's part of a gradient that is whole on every rank.
     """

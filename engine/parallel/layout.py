@@ -3,7 +3,6 @@ torch."""
 
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlm_repro.lineage.errors import BadInput
@@ -26,18 +25,19 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks of the layout, tp · pp · dp."""
+        """Number of all ranks of the layout, tp · pp · dp."""
         return self.tp * self.pp * self.dp
 
     def rank(self, tp: int, pp: int, dp: int) -> int:
         """Return the global rank whose indices along the tensor-, pipeline- and data-parallel axes
-        these are."""
+        are `tp`, `pp` and `dp`, each counted from 0."""
         # Tensor-parallel ranks exchange the most and are neighbours, so that they share a node.
         return tp + self.tp * (dp + self.dp * pp)
 
     def lines(self, rank: int) -> tuple[tuple[int, ...], ...]:
         """Return four tuples of global ranks: those along the tp, the pp and the dp axis through
-        `rank`, and both ends of its pipeline if it is one of them, else itself alone."""
+        the global rank `rank`, each in the axis's order, and both ends of its pipeline if it is one
+        of them, else itself alone."""
         tp = rank % self.tp
         dp = rank // self.tp % self.dp
         pp = rank // (self.tp * self.dp)
@@ -52,29 +52,29 @@ class Layout:
 
 @dataclass(frozen=True)
 class PipelineStage:
-    """One stage of the pipeline: its layers, and whether it is the first or the last."""
+    """One stage of the pipeline: its layers, and two marks that say if it is the first or the
+    last."""
 
     layers: range
-    """Global numbers of the stage's transformer layers."""
+    """Range of the global numbers, counted from 0, of the stage's transformer layers."""
     is_first: bool = True
-    """True if the stage holds the embedding."""
+    """True if the stage is the first, which holds the embedding."""
     is_last: bool = True
-    """True if the stage holds the final layer norm and the output head."""
+    """True if the stage is the last, which holds the final layer norm and the output head."""
 
 
 def split_layers(num_layers: int, pp: int, chunks: int) -> list[PipelineStage]:
-    """Return the pipeline's stages, pp · chunks in number, in order, each with its layers; stage =
-    chunk · pp + rank.
+    """Return a list of the pipeline's stages as PipelineStages, pp · chunks in number, in order,
+    each with its layers; stage = chunk · pp + rank.
 
     If the layers do not divide evenly, the earlier stages hold one more: the last stage also
     computes the output head. Raises BadInput when there are fewer layers than stages.
     """
     if num_layers < (stages := pp * chunks):
-        needs = (
-            f"pp = {pp} with {chunks} chunk{'s' if chunks > 1 else ''} needs at least {stages}"
-            " layers"
+        raise BadInput(
+            f"pp = {pp} × chunks = {chunks} makes {stages} pipeline stages, and the model has only"
+            f" {num_layers} layers: make parallel.pp or parallel.chunks smaller"
         )
-        raise BadInput(f"{needs}; the model has {num_layers}")
     least, extra = divmod(num_layers, stages)
     starts = [stage * least + min(stage, extra) for stage in range(stages + 1)]
     return [
@@ -84,7 +84,7 @@ def split_layers(num_layers: int, pp: int, chunks: int) -> list[PipelineStage]:
 
 
 def layout_of(config: "RunConfig", ranks: int) -> Layout:
-    """Return the layout of a run on `ranks` ranks: tp and pp as configured, all others
+    """Return the Layout of a run on `ranks` ranks in all: tp and pp as configured, all others
     data-parallel.
 
     Raises BadInput if tp, pp or the data-parallel ranks do not divide the heads, the vocabulary,
@@ -94,20 +94,9 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
     tp = config.parallel.tp
     pp = config.parallel.pp
     batch_in_microbatches = config.train.batch_in_microbatches
-    for size, what in (
-        (config.model.num_heads, "attention heads"),
-        (config.model.padded_vocab_size, "vocabulary rows"),
-        (ranks, "ranks"),
-    ):
-        if size % tp:
-            pad = (
-                ", or pad the dataset's vocabulary with its tokenizer.tp"
-                if what == "vocabulary rows"
-                else ""
-            )
-            raise BadInput(
-                f"tp = {tp} does not divide the {size} {what}; it can be {_divisors(size)}{pad}"
-            )
+    check_tensor_parallel(config.model, tp)
+    if ranks % tp:
+        raise BadInput(f"tp = {tp} does not divide the {ranks} ranks; tp can be {_divisors(ranks)}")
     if config.parallel.sequence_parallel and not config.model.section.divides_sequence:
         raise BadInput(
             f"a model of family = {config.model.family!r} does not divide its sequence: "
@@ -115,60 +104,71 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
         )
     if config.model.transformer_xl.cutoffs and tp * pp > 1:
         raise BadInput(
-            "an adaptive embedding is not divided: set parallel.tp = 1 and parallel.pp = 1"
+            "a transformer-xl with cutoffs has an adaptive embedding, which is not divided: set"
+            " parallel.tp = 1 and parallel.pp = 1"
         )
     if config.parallel.sequence_parallel and config.model.seq_length % tp:
         length = config.model.seq_length
-        cannot = f"sequence parallelism cannot divide seq_length = {length} by tp = {tp}"
-        raise BadInput(f"{cannot}; tp can be {_divisors(length)}")
+        raise BadInput(
+            f"parallel.sequence_parallel cannot divide seq_length = {length} by tp = {tp}; tp can"
+            f" be {_divisors(length)}"
+        )
     if ranks % (tp * pp):
-        product = f"tp × pp = {tp} × {pp} does not divide the {ranks} ranks"
-        raise BadInput(f"{product}; with tp = {tp}, pp can be {_divisors(ranks // tp)}")
+        raise BadInput(
+            f"tp × pp = {tp} × {pp} does not divide the {ranks} ranks: with tp = {tp}, pp can be"
+            f" {_divisors(ranks // tp)}, or change the number of ranks"
+        )
     dp = ranks // (tp * pp)
     if batch_in_microbatches % dp:
         batch = (
-            "the largest divisor of the growing batch"
+            "the largest common divisor of the growing batch's sizes"
             if config.train.rampup_batch_size
             else "the global batch"
         )
         raise BadInput(
-            f"{batch}, {batch_in_microbatches} × microbatch_size = {config.train.microbatch_size},"
-            f" does not divide over {dp} data-parallel ranks: make microbatch_size smaller, or the"
-            f" ranks one of {_divisors(batch_in_microbatches)} (× tp × pp)"
+            f"{batch}, {batch_in_microbatches} times microbatch_size ="
+            f" {config.train.microbatch_size}, does not divide over {dp} data-parallel ranks: make"
+            " microbatch_size smaller, or the number of ranks tp × pp times one of"
+            f" {_divisors(batch_in_microbatches)}"
         )
     # Every size of a growing batch has to fit the schedule, not only the last.
     grows_interleaved = config.train.rampup_batch_size and config.parallel.schedule == "interleaved"
     if grows_interleaved and batch_in_microbatches // dp % pp:
         raise BadInput(
-            f"the interleaved schedule needs multiples of pp = {pp} microbatches, and the growing"
-            f" batch has {batch_in_microbatches // dp} for each data-parallel rank, or a multiple"
-            " of that"
+            f"parallel.schedule = 'interleaved' needs a multiple of pp = {pp} microbatches on each"
+            " data-parallel rank, and not every batch size of train.rampup_batch_size gives one:"
+            " change its numbers, or set schedule = '1f1b' and chunks = 1"
         )
     # A parameter is divided over one axis at most (`ShardedParameter`), here the data axis.
     if config.parallel.shard_parameters:
         if config.model.family != "gpt2" or tp * pp > 1 or config.parallel.shard_optimizer:
             raise BadInput(
-                "parallel.shard_parameters (ZeRO stage 3) divides a GPT-2 over data-parallel ranks"
-                " alone: set parallel.tp = 1, parallel.pp = 1 and parallel.shard_optimizer = false"
+                "parallel.shard_parameters (ZeRO stage 3) is only for a GPT-2 on data-parallel"
+                " ranks: leave it out, or set parallel.tp = 1, parallel.pp = 1 and"
+                " parallel.shard_optimizer = false"
             )
         # FSDP2 would pad what does not divide; checkpoints need equal shards.
         for name in ("hidden_size", "seq_length", "padded_vocab_size"):
             if (size := getattr(config.model, name)) % dp:
                 raise BadInput(
-                    f"parallel.shard_parameters cannot divide {name} = {size} over {dp} ranks"
+                    f"parallel.shard_parameters cannot divide {name} = {size} over {dp} ranks:"
+                    " choose a number of ranks that divides it"
                 )
     return Layout(tp=tp, pp=pp, dp=dp)
 
 
-def check_tensor_parallel(model: "ModelConfig", tp: int, where: Path) -> None:
-    """Raise BadInput, with the model's path `where`, unless `tp` divides its attention heads and
-    its padded vocabulary."""
-    for size, what in (
-        (model.num_heads, "attention heads"),
-        (model.padded_vocab_size, "vocabulary rows"),
+def check_tensor_parallel(model: "ModelConfig", tp: int) -> None:
+    """Raise BadInput, with the choices that would, unless the number `tp` of tensor-parallel ranks
+    divides the model's attention heads and its padded vocabulary. Nothing is returned."""
+    pad = ", or pad the vocabulary for it with `tokenizer.tp` of the dataset's recipe"
+    for size, what, advice in (
+        (model.num_heads, "attention heads", ""),
+        (model.padded_vocab_size, "vocabulary rows", pad),
     ):
         if size % tp:
-            raise BadInput(f"tp = {tp} does not divide the {size} {what} of {where}")
+            raise BadInput(
+                f"tp = {tp} does not divide the {size} {what}; tp can be {_divisors(size)}{advice}"
+            )
 
 
 def _divisors(number: int) -> str:

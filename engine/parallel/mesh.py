@@ -26,8 +26,8 @@ MIN = dist.ReduceOp.MIN
 
 
 class Waiting:
-    """Context manager that adds to `seconds` the time inside the block, which this rank spends in
-    communication, on CPUs mostly waiting for the others."""
+    """Context manager that adds to its own `seconds` the time inside the block, which this rank
+    spends in communication, on CPUs mostly waiting for the others."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -45,10 +45,11 @@ class Pending(Protocol):
     it."""
 
     def wait(self) -> object:
-        """Wait until the communication is complete."""
+        """Wait until the communication is complete; a tensor that is received or reduced has its
+        values then. What is returned has no meaning."""
 
     def is_completed(self) -> bool:
-        """Return True if the communication is complete."""
+        """Return True if the communication is complete, without waiting."""
 
 
 class _Done:
@@ -64,9 +65,10 @@ DONE = _Done()
 
 @dataclass(frozen=True)
 class Axis(ABC):
-    """One axis of the mesh as this rank sees it: its number of ranks, this rank's index, and the
-    communication among them. Subclasses define that for ranks that are processes, threads or alone.
-    Every collective is called by all ranks of the axis, in one order."""
+    """One axis of the mesh as this rank sees it: its number of ranks `size`, this rank's index
+    `rank` on it, and the communication among them. Subclasses define that for ranks that are
+    processes, threads or alone. Every collective is called by all ranks of the axis, in one
+    order."""
 
     # An axis knows no process group, so that ranks that are threads, and a rank whose peers are
     # absent, are axes too.
@@ -76,52 +78,60 @@ class Axis(ABC):
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = SUM) -> Tensor:
-        """Reduce a tensor in place over the axis, by default to the sum, and return it."""
+        """Reduce in place the tensors that the ranks of the axis give, of one shape, by default to
+        their sum (`op`), and return the tensor itself. Every rank of the axis calls it and gets the
+        same values."""
 
     def start_all_reduce(self, tensor: Tensor) -> Pending:
-        """Begin to sum a tensor in place over the axis; return the work to wait for. By default the
-        sum is complete on return."""
+        """Begin to sum in place the tensors that all ranks of the axis give, of one shape; return
+        the Pending to wait for, after which each rank has the sum. By default the sum is complete
+        on return."""
         # An axis that cannot work in the background is done when it returns.
         self.all_reduce(tensor)
         return DONE
 
     @abstractmethod
     def start_reduce(self, tensor: Tensor, owner: int) -> Pending:
-        """Begin to sum a tensor in place on rank `owner` of the axis, and return the work to wait
-        for; the others' values are undefined afterwards."""
+        """Begin to sum in place, on rank `owner` of the axis, the tensors that all its ranks give,
+        and return the Pending to wait for; the values of the other ranks' tensors are undefined
+        afterwards."""
 
     @abstractmethod
     def broadcast(self, tensor: Tensor, owner: int = 0) -> None:
-        """Copy the tensor of rank `owner` of the axis to every rank of the axis, in place."""
+        """Copy the tensor of rank `owner` of the axis into the `tensor` of every rank of the axis,
+        in place; nothing is returned. Every rank of the axis calls it, with tensors of one
+        shape."""
 
     @abstractmethod
     def all_gather(self, tensor: Tensor, dim: int) -> Tensor:
-        """Return the tensors of all ranks of the axis, which have one shape, joined along `dim` in
-        rank order, on every rank."""
+        """Return the tensors of all ranks of the axis, which have one shape, joined along the dim
+        `dim` in rank order, on every rank; with one rank the tensor itself. Every rank of the axis
+        calls it."""
 
     @abstractmethod
     def reduce_scatter(self, tensor: Tensor) -> Tensor:
-        """Return this rank's share of the sum of all ranks' tensors, cut along dim 0 into as many
-        equal shares as the axis has ranks."""
+        """Return this rank's share of the sum of all ranks' tensors, which have one shape: the sum
+        is cut along dim 0 into as many equal shares, in rank order, as the axis has ranks; with one
+        rank it is the tensor itself. Every rank of the axis calls it."""
 
     @abstractmethod
     def gather_objects(self, value: Any) -> list[Any]:
-        """Return a list of the values, any Python objects, that the ranks of the axis give, in rank
-        order, on every rank."""
+        """Return a list of the values, any Python objects that can be pickled, that the ranks of
+        the axis give, in rank order, on every rank. Every rank of the axis calls it."""
 
     def barrier(self) -> None:
-        """Wait until every rank of the axis has called it."""
+        """Wait until every rank of the axis has called this method."""
         self.gather_objects(None)
 
     @abstractmethod
     def start_send(self, tensor: Tensor, peer: int) -> Pending:
-        """Begin to send a contiguous tensor to rank `peer` of the axis, and return the work to wait
-        for. The tensor must not change until the work is complete."""
+        """Begin to send a contiguous tensor to rank `peer` of the axis, and return the Pending to
+        wait for. The tensor must not change until the communication is complete."""
 
     @abstractmethod
     def start_receive(self, tensor: Tensor, peer: int) -> Pending:
-        """Begin to fill a contiguous tensor with the next one that rank `peer` of the axis sends,
-        and return the work to wait for."""
+        """Begin to fill a contiguous tensor in place with the next tensor that rank `peer` of the
+        axis sends to this rank, and return the Pending to wait for."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +227,8 @@ def _begun(work: dist.Work | None) -> Pending:
 
 @dataclass(frozen=True)
 class ParallelMesh:
-    """A rank's layout, its axes (groups of ranks to communicate with) and its device."""
+    """Mesh of ranks as one rank sees it: the layout, the rank's axes (groups of ranks to
+    communicate with) and its device."""
 
     layout: Layout
     tp: Axis
@@ -225,13 +236,13 @@ class ParallelMesh:
     dp: Axis
     embedding: Axis
     """Axis of the first and last pipeline rank, which share the tied embedding; of size 1 on the
-    ranks between."""
+    ranks between, and with one pipeline rank."""
     device: torch.device
     sequence_parallel: bool = False
     """True if activations outside tensor-parallel regions are divided along the sequence over the
-    tp axis."""
+    axis `tp`."""
     world: Axis = LoneAxis()
-    """Axis of all ranks, by their global numbers."""
+    """Axis of all ranks of the mesh, in the order of their global numbers; of size 1 by default."""
 
     @property
     def sequence_rank(self) -> int:
@@ -241,8 +252,8 @@ class ParallelMesh:
 
     @property
     def waiting(self) -> Waiting:
-        """Timer of this rank's communication over all axes: a context manager that adds to
-        `seconds`."""
+        """Waiting of this rank: the timer of its communication over all axes, a context manager
+        that adds to its own `seconds`."""
         # Whoever builds the mesh gives all its axes one clock.
         return self.tp.waiting
 
@@ -254,8 +265,9 @@ class ParallelMesh:
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
         """Context manager for a block without collectives, which succeeds on every rank or on none:
-        the first UserError or OSError in rank order is raised on all. Leaving the block is
-        collective; any other exception is raised on its own rank alone, and the others wait."""
+        the first UserError or OSError in rank order is raised on all. Every rank enters and leaves
+        the block, and leaving it is collective; any other exception is raised on its own rank
+        alone, and the others wait."""
         # Without this, the ranks that succeeded would go on to the next collective and wait for the
         # failed one until the time-out, and its sentence would be lost among theirs.
         failure = None
@@ -271,6 +283,7 @@ class ParallelMesh:
 
 
 def serial_mesh(device: str | torch.device = "cpu") -> ParallelMesh:
-    """Return the mesh of a single rank, which communicates with no other, on this device."""
+    """Return the ParallelMesh of a single rank, which communicates with no other, on this
+    device."""
     axis = LoneAxis()
     return ParallelMesh(Layout(), axis, axis, axis, LoneAxis(), torch.device(device))

@@ -36,13 +36,14 @@ class Role(Enum):
 
     @property
     def is_decayed(self) -> bool:
-        """True if weight decay applies to parameters of this kind: to matrices and embeddings, not
+        """True if weight decay applies to parameters of this role: to matrices and embeddings, not
         to vectors, biases and norms."""
         return self in (Role.WEIGHT, Role.LAST_WEIGHT, Role.EMBEDDING, Role.TIED_EMBEDDING)
 
 
 Roles = Mapping[str, Role]
-"""A module's name for each of its parameters → the parameter's role."""
+"""Type of a mapping: name that a module has for one of its own parameters → the Role of that
+parameter."""
 ROLES_IN_TORCH: dict[type[nn.Module], Roles] = {
     nn.Linear: {"weight": Role.WEIGHT, "bias": Role.BIAS},
     nn.LayerNorm: {"weight": Role.NORM, "bias": Role.BIAS},
@@ -53,7 +54,7 @@ ROLES_IN_TORCH: dict[type[nn.Module], Roles] = {
 @dataclass(frozen=True)
 class ShardedParameter:
     """One parameter as this rank holds it, with its name in the whole model, its role, and the axis
-    and dim along which it is divided."""
+    and dim along which it is divided. `local` is this rank's part."""
 
     name: str
     local: nn.Parameter
@@ -62,11 +63,11 @@ class ShardedParameter:
     dim: int | None
     """Dim along which the parameter is divided over `axis`; None if every rank holds it whole."""
     is_copy: bool = False
-    """The last pipeline stage's copy of the word embedding, which the first stage owns."""
+    """True for the last pipeline stage's copy of the word embedding, which the first stage owns."""
 
     @property
     def global_shape(self) -> tuple[int, ...]:
-        """Shape of the undivided parameter."""
+        """Shape of the undivided parameter, as a tuple."""
         shape = list(self.local.shape)
         if self.dim is not None:
             shape[self.dim] *= self.axis.size
@@ -75,24 +76,24 @@ class ShardedParameter:
     @property
     def is_counted(self) -> bool:
         """True if this rank counts its part of the parameter in sums over the tensor- and
-        pipeline-parallel axes, so that each element is counted once."""
+        pipeline-parallel axes, so that each element of the model is counted once."""
         # A norm would count a whole parameter once for each rank, and the tied embedding twice.
         return not self.is_copy and (self.dim is not None or self.axis.rank == 0)
 
     def shard(self, whole: Tensor) -> Tensor:
-        """Return this rank's part of a tensor of the global shape, as a view; the tensor itself if
-        the parameter is not divided."""
+        """Return this rank's part of `whole`, a tensor of this parameter's global shape, as a view;
+        the tensor itself if the parameter is not divided."""
         return (
             whole if self.dim is None else whole.chunk(self.axis.size, dim=self.dim)[self.axis.rank]
         )
 
 
 def sharded_parameters(model: nn.Module, mesh: ParallelMesh) -> list[ShardedParameter]:
-    """Return the parameters of a model or pipeline stage in definition order, by the whole model's
-    names.
+    """Return the parameters of a model or pipeline stage as a list of ShardedParameters, in
+    definition order, by the whole model's names.
 
-    Under ZeRO stage 3 they are new parameters over this rank's shards, divided along dim 0 over the
-    data axis. Raises TypeError for a parameter whose role is not declared.
+    Under ZeRO stage 3 each `local` is a new parameter over this rank's shard, divided along dim 0
+    over the data axis. Raises TypeError for a parameter whose role is not declared.
     """
     stage = getattr(model, "stage", None)
     # With one stage the head is the embedding itself, and there is no copy.
@@ -104,8 +105,8 @@ def sharded_parameters(model: nn.Module, mesh: ParallelMesh) -> list[ShardedPara
         if own_name not in roles:
             known = ", ".join(map(str, Role))
             raise TypeError(
-                f"nothing says what {name} is: declare it in {type(owner).__name__}.roles, as one"
-                f" of {known}"
+                f"the role of parameter {name} is not declared: give it in"
+                f" {type(owner).__name__}.roles, as one of {known}"
             )
         # Declared, not guessed from the name: initial values and weight decay follow from it.
         role = roles[own_name]
@@ -125,9 +126,9 @@ def sharded_parameters(model: nn.Module, mesh: ParallelMesh) -> list[ShardedPara
 
 
 def _declared(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Return the module that has to declare the role of the model's parameter `name`, the innermost
-    that holds it, and the parameter's name there. A list of parameters is declared under the list's
-    name."""
+    """Return a pair: the module that has to declare the role of the model's parameter `name`, the
+    innermost that holds it, and the parameter's name there. A list of parameters is declared under
+    the list's name."""
     prefix, _, own_name = name.rpartition(".")
     owner = model.get_submodule(prefix)
     return _declared(model, prefix) if isinstance(owner, nn.ParameterList) else (owner, own_name)

@@ -46,8 +46,8 @@ class PartitionedModel:
         self.parallel = parallel
         self.mesh = mesh
         self.sites: dict[str, int] = {}
-        """Row of each dropout site in the table of keys on a GPU. A site gets its row at its first
-        use."""
+        """Dict name of a dropout site → its row in the table of keys on a GPU. A site gets its row
+        at its first use."""
         self.graphs: Captured | None = None
         self.is_zero3 = parallel.shard_parameters and mesh.dp.size > 1
         self._by_chunk = [sharded_parameters(chunk, mesh) for chunk in chunks]
@@ -57,8 +57,9 @@ class PartitionedModel:
         self.storage_mesh = replace(mesh, tp=mesh.dp, dp=LoneAxis()) if self.is_zero3 else mesh
 
     def reducer(self, groups: Sequence[FlatGroup]) -> GradientReducer:
-        """Return a new reducer, which sums gradients over ranks and brings them to the optimizer's
-        flat groups. It puts hooks on the parameters, so one model gets one."""
+        """Return a new GradientReducer, which sums gradients over ranks and brings them to
+        `groups`, the optimizer's flat groups. It puts hooks on the parameters, so one model gets
+        one reducer."""
         if self.is_zero3:
             from mlm_repro.engine.optim.zero3 import ShardedReducer
 
@@ -71,9 +72,10 @@ class PartitionedModel:
         reducer: GradientReducer,
         loss_scale: float = 1.0,
     ) -> Tensor:
-        """Run forward and backward in training mode and return this rank's sum of (loss ×
-        sequences), without the loss scale, float64, zero off the last stage. The scaled gradients
-        go to the reducer, whose `finish` the caller has to call. Every rank calls it."""
+        """Run forward and backward over this rank's microbatches in training mode and return this
+        rank's sum of (loss × sequences), without the loss scale, a float64 scalar tensor, zero off
+        the last stage. The scaled gradients go to the reducer, whose `begin` is called here and
+        whose `finish` the caller has to call. Every rank calls it."""
         for chunk in self.chunks:
             # Asked first, because the flag is set on every module, which takes time.
             if not chunk.training:
@@ -103,9 +105,9 @@ class PartitionedModel:
         return executor.run(self._program(len(microbatches), training=True), before_backward)
 
     def capture(self, batch: PipelineInput, reducer: GradientReducer) -> None:
-        """Capture CUDA graphs of forward and backward, which `forward_backward` replays from now on
-        for microbatches of this shape. Runs passes over zeros, which overwrite the gradients. An
-        earlier pass must have used every dropout site."""
+        """Capture CUDA graphs of forward and backward, which the method `forward_backward` replays
+        from now on for microbatches of the shape of `batch`. Runs passes over zeros, which
+        overwrite the gradients. An earlier pass must have used every dropout site."""
         # A copy of the batch: the graphs read these very tensors at each replay.
         program = self._program(1, training=True)
         own = deepcopy(self.with_keys(batch))
@@ -117,8 +119,9 @@ class PartitionedModel:
         self._graded = set(reducer.arrived)
 
     def with_keys(self, batch: PipelineInput) -> PipelineInput:
-        """Return a copy of the microbatch that has, on this rank's GPU, the random keys of all
-        dropout sites (points of the model) used so far; without dropout the microbatch itself."""
+        """Return a copy of the microbatch `batch` that has, on this rank's GPU, the random keys of
+        all dropout sites (points of the model) used so far; without dropout the microbatch
+        itself."""
         dropout = batch.dropout
         return (
             replace(batch, dropout=dropout.on_device(self.mesh.device, self.sites))
@@ -128,8 +131,9 @@ class PartitionedModel:
 
     @torch.no_grad()
     def evaluate(self, microbatches: Sequence[PipelineInput]) -> Tensor:
-        """Run forward alone, in evaluation mode, which stays on, and return this rank's sum of
-        (loss × sequences), float64, zero off the last stage. Every rank calls it."""
+        """Run forward alone over this rank's microbatches, without gradients, in evaluation mode,
+        which stays on, and return this rank's sum of (loss × sequences), a float64 scalar tensor,
+        zero off the last stage. Every rank calls it."""
         for chunk in self.chunks:
             chunk.eval()
         executor = PipelineExecutor(
@@ -154,9 +158,10 @@ class PartitionedModel:
 def partition(
     model: ModelConfig, parallel: ParallelConfig, mesh: ParallelMesh, dtype: torch.dtype, seed: int
 ) -> PartitionedModel:
-    """Return this rank's stages of the configured model, one object that runs them, with initial
-    values drawn from `seed`, the same in every layout. Raises BadInput for fewer layers than
-    stages, and for ZeRO stage 3 over several data-parallel ranks that are threads."""
+    """Return a PartitionedModel of this rank's stages of the configured model, with initial values
+    drawn from `seed`, the same in every layout, in the number format `dtype` on the mesh's device.
+    Raises BadInput for fewer layers than stages, and for ZeRO stage 3 over several data-parallel
+    ranks that are threads."""
     stages = split_layers(model.num_layers, parallel.pp, parallel.chunks)
     model_class = family_of(model).model_class()
     chunks = []
@@ -213,11 +218,11 @@ class PipelineExecutor:
             scatter_gather and mesh.tp.size > 1 and mesh.pp.size > 1 and not mesh.sequence_parallel
         )
         self._payloads: dict[tuple[Op, int, int], tuple[Pending, Tensor]] = {}
-        """Activations and gradients that wait for their consumer, whole or as sent, by direction,
-        microbatch and the stage that consumes them."""
+        """Activations and gradients that wait for their consumer, whole or as sent, each after the
+        Pending to wait for, by direction, microbatch and the stage that consumes them."""
         self._graphs: dict[tuple[int, int], tuple[Tensor, GradientEdge]] = {}
-        """Forward passes whose backward pass is still to come, by microbatch and chunk: the input,
-        and the edge of the output in autograd's graph, which does not keep the output."""
+        """Forward passes whose backward pass is still to come, by (microbatch, chunk): a pair of
+        the input and the edge of the output in autograd's graph, which does not keep the output."""
         # With the tensors, which would otherwise be freed before they have left.
         self._sends: list[tuple[Pending, Tensor]] = []
         self._total = torch.zeros((), dtype=torch.float64, device=mesh.device)
@@ -228,11 +233,12 @@ class PipelineExecutor:
         before_backward: Callable[[int], None] = lambda chunk: None,
     ) -> Tensor:
         """Execute the program, a list of passes, sends and receives, and return the sum of (loss ×
-        sequences), without the loss scale, float64; zero on ranks without the last stage.
-        `before_backward` is called with the index of the chunk, this rank's stage, before each
-        backward pass.
+        sequences), without the loss scale, a float64 scalar tensor; zero on ranks without the last
+        stage. `before_backward` is called before each backward pass with the index, on this rank,
+        of the chunk, the stage, that it goes through.
 
         Gradients of the loss scale × loss, summed over microbatches, are added to the parameters'.
+        Every pipeline rank executes its own program at the same time.
         """
         # The order was made for all ranks at once; a rank only obeys, so no two ranks can disagree
         # about the next message.
@@ -253,9 +259,10 @@ class PipelineExecutor:
         return self._total
 
     def _forward(self, compute: Compute, inputs: Tensor | None) -> Tensor | None:
-        """Run a forward pass, keep its graph for the backward pass unless gradients are off, and
-        return the stage's output for the next stage. The last stage adds its loss to the total and
-        returns None."""
+        """Run the forward pass `compute`, keep its graph for the backward pass unless gradients are
+        off, and return the stage's output, detached, for the next stage. `inputs` is the previous
+        stage's output, None on the first stage, which reads the token ids. The last stage adds its
+        loss × sequences to the total and returns None."""
         chunk = self._chunks[compute.chunk]
         batch = self._microbatches[compute.microbatch]
         # A received activation is a leaf of this rank's graph; its gradient is what the stage
@@ -275,8 +282,9 @@ class PipelineExecutor:
         return None if is_last else output.detach()
 
     def _backward(self, compute: Compute, gradient: Tensor | None) -> Tensor | None:
-        """Run a backward pass, which adds to the parameters' gradients and frees the forward pass's
-        graph. Return the gradient of the stage's input for the previous stage; None on the first
+        """Run the backward pass `compute`, which adds to the parameters' gradients and frees the
+        forward pass's graph. `gradient` is the gradient of the stage's output, None on the last
+        stage. Return the gradient of the stage's input for the previous stage; None on the first
         stage."""
         # Popped, so that the activations are freed as the backward pass walks through them.
         inputs, output = self._graphs.pop((compute.microbatch, compute.chunk))
@@ -284,9 +292,9 @@ class PipelineExecutor:
         return inputs.grad
 
     def _put(self, compute: Compute, payload: Tensor | None) -> None:
-        """Store a pass's result, unless it is None, under the stage that consumes it, from where
-        the message that sends it, or this rank's own next chunk, takes it. If messages are divided,
-        only this rank's part is stored."""
+        """Store `payload`, the result of the pass `compute`, unless it is None, under the stage
+        that consumes it, from where the message that sends it, or this rank's own next chunk, takes
+        it. If messages are divided, only this rank's part is stored, as a flat tensor."""
         if payload is not None:
             stage = self._stage(compute) + (1 if compute.op is Op.FORWARD else -1)
             flat = payload.contiguous().view(-1)
@@ -296,9 +304,10 @@ class PipelineExecutor:
             self._payloads[compute.op, compute.microbatch, stage] = DONE, part
 
     def _take(self, compute: Compute) -> Tensor | None:
-        """Return the input of a pass, an activation or a gradient, once it has come, and remove it
-        from the stored payloads. None for a forward pass of the first stage, and for a backward
-        pass of the last stage. Collective over the tp axis if messages are divided."""
+        """Return the input of the pass `compute`, an activation or a gradient [s, b, h], once it
+        has come, and remove it from the stored payloads. None for a forward pass of the first
+        stage, and for a backward pass of the last stage. Every tensor-parallel rank calls it if
+        messages are divided."""
         stage = self._stage(compute)
         if stage == (0 if compute.op is Op.FORWARD else self._last):
             return None

@@ -15,25 +15,25 @@ from mlm_repro.engine.pipeline.schedule import Compute, Op
 
 
 class Message(NamedTuple):
-    """Instruction of a rank's program: send to another pipeline rank, or receive from it, an
-    activation or the gradient of one."""
+    """Instruction of a rank's program: send a payload to another pipeline rank if `send` is True,
+    else receive it from there. A payload is an activation or the gradient of one."""
 
     send: bool
     payload: Op
-    """FORWARD: an activation; BACKWARD: the gradient of one."""
+    """Kind of the payload: FORWARD for an activation, BACKWARD for the gradient of one."""
     microbatch: int
     stage: int
-    """The stage whose computation consumes the payload."""
+    """Number of the stage, counted over all ranks, whose computation consumes the payload."""
     peer: int
-    """Pipeline rank at the other end."""
+    """Pipeline rank at the other end of the message."""
 
 
 Instruction = Compute | Message
 
 
 class Interval(NamedTuple):
-    """A forward or backward pass with its start and end in simulated time, in units of a forward
-    pass."""
+    """A forward or backward pass, `compute`, with its start and end in simulated time, in units of
+    a forward pass."""
 
     compute: Compute
     start: float
@@ -42,34 +42,36 @@ class Interval(NamedTuple):
 
 # A backward pass has two products for each one of a forward pass.
 DURATIONS = {Op.FORWARD: 1.0, Op.BACKWARD: 2.0}
-"""Assumed duration of a chunk's forward and backward pass, in units of a forward pass."""
+"""Direction of a pass → assumed duration of this pass of a chunk, in units of a forward pass."""
 
 
 @dataclass(frozen=True)
 class Lowered:
     """Programs of all pipeline ranks, lists of passes, sends and receives, and the simulated time
-    of their passes; both have a list for each rank."""
+    of their passes. `programs` and `timeline` each have a list for each rank, in rank order."""
 
     programs: list[list[Instruction]]
     timeline: list[list[Interval]]
 
     @property
     def makespan(self) -> float:
-        """Time from the first forward to the last backward pass, in units of a forward pass."""
+        """Simulated time from the first forward to the last backward pass of all ranks, in units of
+        a forward pass."""
         return max(intervals[-1].end for intervals in self.timeline)
 
     @property
     def bubble(self) -> float:
-        """Idle time of the pipeline rank that computes longest, from the first pass to the last of
-        all ranks, divided by the time that it computes."""
+        """Share such as 0.25: idle time of the pipeline rank that computes longest, from the first
+        pass to the last of all ranks, divided by the time that this rank computes."""
         busiest = max(sum(i.end - i.start for i in intervals) for intervals in self.timeline)
         return self.makespan / busiest - 1.0
 
 
 def lower(orders: Sequence[Sequence[Compute]], chunks: int) -> Lowered:
-    """Return each pipeline rank's program and the timeline of its passes. `orders` has, for each
-    rank with `chunks` stages, its passes in order. A program has these passes, and every message
-    where the computation that produces it ends. All ranks are walked in time together.
+    """Return a Lowered: each pipeline rank's program and the timeline of its passes. `orders` has,
+    for each rank with `chunks` stages, its passes in order. A program has these passes, and every
+    message where the computation that produces the payload ends. All ranks are walked in time
+    together.
 
     A pass starts when its input has arrived, which for the loss's own backward pass is when its
     forward pass has ended; so no rank waits for what comes later. Raises ValueError if an order is
@@ -132,5 +134,7 @@ def lower(orders: Sequence[Sequence[Compute]], chunks: int) -> Lowered:
             try_start(peer, now)
         try_start(rank, now)
     if any(position[rank] < len(orders[rank]) for rank in range(pp)):
-        raise ValueError("the schedule cannot make progress")
+        raise ValueError(
+            "the schedule cannot proceed: the next pass of each rank waits for one that comes later"
+        )
     return Lowered(programs, timeline)

@@ -21,8 +21,8 @@ class Op(StrEnum):
 
 
 class Compute(NamedTuple):
-    """One forward or backward pass of one microbatch through one stage of a rank; `chunk` is the
-    stage's index on that rank."""
+    """One forward or backward pass, as `op` says, of one microbatch through one stage of a rank;
+    `chunk` is the stage's index on that rank."""
 
     op: Op
     microbatch: int
@@ -30,13 +30,13 @@ class Compute(NamedTuple):
 
 
 def check_schedule(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> None:
-    """Raise BadInput where the schedule is not defined: chunks without interleaving, or
-    interleaving with a number of microbatches that is not a multiple of pp (2021 paper, Section
-    2.2).
-    """
+    """Raise BadInput where the schedule `name` is not defined for these numbers: several chunks
+    without interleaving, or interleaving with a number of microbatches on a data-parallel rank that
+    is not a multiple of pp (2021 paper, Section 2.2). Nothing is returned."""
     if name != "interleaved" and chunks != 1:
         raise BadInput(
-            f"the {name} schedule has one chunk per rank, not {chunks}; interleaved has several"
+            f"the {name} schedule has one chunk, one stage, on each rank, not {chunks}: interleaved"
+            " is the schedule for several"
         )
     # Microbatches go through the chunks in groups of p, and the order of an incomplete group is not
     # defined.
@@ -45,17 +45,18 @@ def check_schedule(name: ScheduleName, pp: int, chunks: int, microbatches: int) 
             str(count) for count in (microbatches - beyond, microbatches - beyond + pp) if count
         )
         raise BadInput(
-            f"the interleaved schedule needs a multiple of pp = {pp} microbatches, not"
-            f" {microbatches}, such as {near}"
+            f"the interleaved schedule needs a multiple of pp = {pp} microbatches on each"
+            f" data-parallel rank, not {microbatches}: it can have {near}"
         )
 
 
 def compute_orders(
     name: ScheduleName, pp: int, chunks: int, microbatches: int
 ) -> list[list[Compute]]:
-    """Return for every rank the list of its passes, forward and backward, in the order in which the
-    schedule `name` computes them. Raises BadInput for several chunks without interleaving, and for
-    interleaving with a number of microbatches that is not a multiple of pp."""
+    """Return for every pipeline rank a list of its passes, forward and backward, in the order in
+    which the schedule `name` computes them. Raises BadInput for several chunks without
+    interleaving, and for interleaving with a number of microbatches that is not a multiple of
+    pp."""
     every = passes(pp, chunks, microbatches)
     return [
         [every[number] for number in order] for order in pass_orders(name, pp, chunks, microbatches)
@@ -63,8 +64,8 @@ def compute_orders(
 
 
 def forward_orders(pp: int, chunks: int, microbatches: int) -> list[list[Compute]]:
-    """Return for every rank the list of its forward passes alone, in order, for validation. It is
-    the same list object for each."""
+    """Return for every pipeline rank the list of its forward passes alone, as validation runs them:
+    by microbatch, then by chunk. It is the same list object for each rank."""
     # One order for all ranks: without backward passes nobody has to make room.
     order = [
         Compute(Op.FORWARD, microbatch, chunk)
@@ -74,9 +75,9 @@ def forward_orders(pp: int, chunks: int, microbatches: int) -> list[list[Compute
 
 
 def passes(pp: int, chunks: int, microbatches: int) -> list[Compute]:
-    """Return the passes that each rank makes, one flat list that holds for all ranks: forward
-    passes in their order, then backward passes in theirs. With several chunks `microbatches` is a
-    multiple of pp."""
+    """Return the passes that each pipeline rank makes, one flat list that holds for all ranks:
+    forward passes in their order, then backward passes in theirs. With several chunks
+    `microbatches` must be a multiple of pp, which is not checked."""
     every = []
     for op in Op:
         for number in range(microbatches * chunks):
@@ -91,9 +92,9 @@ def passes(pp: int, chunks: int, microbatches: int) -> list[Compute]:
 
 
 def pass_orders(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> list[list[int]]:
-    """Return for every rank the order of its passes, as a list of indices into the list that
-    `passes` returns. Raises BadInput for several chunks without interleaving, and for interleaving
-    with a number of microbatches that is not a multiple of pp.
+    """Return for every pipeline rank the order of its passes, as a list of indices into the list
+    that the function `passes` returns. Raises BadInput for several chunks without interleaving, and
+    for interleaving with a number of microbatches that is not a multiple of pp.
 
     GPipe: all forward passes, then all backward passes, so m activations are in flight. 1F1B
     (PipeDream-Flush): warm-up forwards, one forward and one backward in turn, the remaining
@@ -115,21 +116,21 @@ def pass_orders(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> 
 
 
 def _warmup(pp: int, rank: int, chunks: int) -> int:
-    """Return how many forward passes a rank makes before forward and backward alternate, in 1F1B
-    (one chunk) or the interleaved schedule; a rank with fewer passes makes all of them."""
+    """Return the number of forward passes that a rank makes before forward and backward alternate,
+    in 1F1B (one chunk) or the interleaved schedule; a rank with fewer passes makes all of them."""
     return pp - rank - 1 if chunks == 1 else 2 * (pp - rank - 1) + (chunks - 1) * pp
 
 
 def ideal_bubble(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> float:
-    """Return a pipeline rank's idle time divided by the time that it computes: (p − 1)/m for p
-    ranks and m microbatches, divided by the number of chunks when interleaved (2021 paper, Section
-    2.2)."""
+    """Return, as a share such as 0.25, a pipeline rank's idle time divided by the time that it
+    computes: (p − 1)/m for p ranks and m microbatches, divided by the number of chunks when
+    interleaved (2021 paper, Section 2.2)."""
     return (pp - 1) / (microbatches * (chunks if name == "interleaved" else 1))
 
 
 def peaks_in_flight(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> list[int]:
-    """Return for each pipeline rank the largest number of forward passes, over all its chunks, that
-    wait for their backward pass at one time.
+    """Return a list with, for each pipeline rank, the largest number of forward passes, over all
+    its chunks, that wait for their backward pass at one time.
 
     Raises BadInput for several chunks without interleaving, and for interleaving with a number of
     microbatches that is not a multiple of pp.

@@ -17,14 +17,15 @@ STATISTICS = "statistics.json"
 
 
 class Step(FileSchema, frozen=False, strict=True):
-    """Line of metrics.jsonl for an iteration, or for the mean of several up to it. Guards add their
-    measurements."""
+    """Line of metrics.jsonl for one training iteration, or for the mean of several up to it. Guards
+    add their measurements, `spike` and `warning`."""
 
     kind: Literal["train"]
     iteration: int
     batch_size: int | None = None
     samples: int | None = None
-    """Number of samples up to and including this iteration."""
+    """Number of samples that the training has read up to and including this iteration; None if the
+    line does not state it."""
     loss: Finite
     learning_rate: Finite
     gradient_norm: Finite | None = None
@@ -34,28 +35,30 @@ class Step(FileSchema, frozen=False, strict=True):
     tokens_per_second: Finite
     model_tflops: Finite
     skipped: bool = False
-    """True if the update was skipped."""
+    """True if the update of this iteration was skipped, so that the weights stayed."""
     spike: dict[str, float] = Field(default_factory=dict)
-    """Quantity → the limit that it exceeded; empty if the iteration is no spike."""
+    """Dict `loss` or `gradient_norm` → the limit that this value exceeded; empty if the iteration
+    is no spike."""
     warning: str = ""
 
 
 class TensorNumbers(FileSchema):
-    """Entry of a checkpoint's statistics.json for one tensor: its norm, extremes, number of
-    non-finite values and checksum."""
+    """Entry of a checkpoint's statistics.json for one tensor: the norm and the extremes of its
+    finite values, its number of non-finite values and its checksum."""
 
     norm: float
     min: float
     max: float
     nonfinite: float
     checksum: int | None = None
-    """Sum of (2·position + 1) × bits over the whole tensor, modulo 2^64, which is equal at every
-    layout."""
+    """Sum of (2·position + 1) × (the element's bits as an integer) over the whole tensor, modulo
+    2^64, which is equal at every layout; None in an entry of an earlier version that computed
+    none."""
 
 
 class Validation(FileSchema, extra="forbid", strict=True):
-    """Line of metrics.jsonl for a validation after `iteration` iterations: its kind, number of
-    sequences, mean loss and perplexity."""
+    """Line of metrics.jsonl for a validation after `iteration` iterations: its kind, the number of
+    sequences in `samples`, their mean loss and its perplexity."""
 
     kind: Literal["validation", "final-validation"]
     iteration: int
@@ -65,8 +68,9 @@ class Validation(FileSchema, extra="forbid", strict=True):
 
 
 class Memory(FileSchema):
-    """Memory of a training in bytes: of the fullest rank by the closed form, and of each rank as
-    measured up to the end of the last session's first iteration."""
+    """Memory of a training in bytes: `closed_form_bytes` of the fullest rank by the closed form,
+    and `measured_bytes` of each rank as measured, in the way that `measured_by` names, up to the
+    end of the last session's first iteration."""
 
     closed_form_bytes: int
     measured_bytes: list[int]
@@ -74,8 +78,8 @@ class Memory(FileSchema):
 
 
 class TrainingSummary(FileSchema):
-    """summary.json of a complete training: sizes, seed, layout, speed, memory and final
-    validation."""
+    """Content of summary.json of a complete training: number of parameters, iterations and tokens,
+    seed, layout, speed, memory, final validation and the name of the last checkpoint."""
 
     parameters: int
     iterations: int
@@ -92,8 +96,9 @@ class TrainingSummary(FileSchema):
 
 
 def read_metrics(run: Path) -> list[JSON]:
-    """Return the lines of metrics.jsonl in a run's directory as JSON objects, oldest first, up to
-    the first damaged line; a crash may cut the last line short. Empty if there is no file."""
+    """Return the lines of metrics.jsonl in a run's directory as a list of dicts, oldest first, up
+    to the first damaged line; a crash may cut the last line short. Empty if there is no file. Each
+    has at least `kind` and `iteration`."""
     path = run / METRICS
     if not path.is_file():
         return []
@@ -111,41 +116,45 @@ def read_metrics(run: Path) -> list[JSON]:
 
 
 def read_steps(run: Path) -> list[Step]:
-    """Return the iterations in metrics.jsonl of a run, oldest first, up to the first damaged line;
-    empty without the file. Raises IntegrityFailure if a line that can be read does not fit the
-    schema."""
+    """Return the iterations in metrics.jsonl in a run's directory as a list of Steps, oldest first,
+    up to the first damaged line; empty without the file. Raises IntegrityFailure if a line that can
+    be read does not fit the schema."""
     return steps_in(read_metrics(run))
 
 
 def read_validations(run: Path) -> list[Validation]:
-    """Return the validations in metrics.jsonl of a run, oldest first and with the final one, up to
-    the first damaged line; empty without the file. Raises IntegrityFailure if a line that can be
-    read does not fit the schema."""
+    """Return the validations in metrics.jsonl in a run's directory as a list of Validations, oldest
+    first and with the final one, up to the first damaged line; empty without the file. Raises
+    IntegrityFailure if a line that can be read does not fit the schema."""
     return validations_in(read_metrics(run))
 
 
 def steps_in(metrics: Iterable[JSON]) -> list[Step]:
-    """Return the iterations among lines of metrics.jsonl, given as JSON objects, in their order.
-    Raises IntegrityFailure if one does not fit the schema."""
-    where = f"iteration {{iteration}} in {METRICS}"
+    """Return as a list of Steps the iterations among lines of metrics.jsonl, given as dicts, in
+    their order; other kinds of lines are left out. Raises IntegrityFailure if one does not fit the
+    schema."""
     return [
-        parse_document(line, Step, where.format(**line))
+        parse_document(line, Step, f"iteration {line['iteration']} in {METRICS}")
         for line in metrics
         if line["kind"] == "train"
     ]
 
 
 def validations_in(metrics: Iterable[JSON]) -> list[Validation]:
-    """Return the validations, with a final one, among lines of metrics.jsonl, given as JSON
-    objects, in their order. Raises IntegrityFailure if one does not fit the schema."""
-    where = f"a validation in {METRICS}"
-    return [parse_document(line, Validation, where) for line in metrics if line["kind"] != "train"]
+    """Return as a list of Validations all lines of metrics.jsonl, given as dicts, that are not
+    iterations, in their order, the final validation too. Raises IntegrityFailure if one does not
+    fit the schema."""
+    return [
+        parse_document(line, Validation, f"a validation in {METRICS}")
+        for line in metrics
+        if line["kind"] != "train"
+    ]
 
 
 def describe_end(run: Path) -> str:
-    """Return a text of three lines for the console about a complete training: its losses and speed,
-    its checkpoint, and commands to type next. Raises IntegrityFailure if the summary or the metrics
-    do not fit their schema."""
+    """Return a text of three lines for the console about a complete training in the directory
+    `run`: its losses and speed, its checkpoint, and commands to type next. Raises IntegrityFailure
+    if the summary or the metrics do not fit their schema."""
     summary = read_summary(run)
     metrics = read_metrics(run)
     trained = [line for line in metrics if line["kind"] == "train"]
@@ -172,6 +181,6 @@ def describe_end(run: Path) -> str:
 
 
 def read_summary(run: Path) -> TrainingSummary:
-    """Return the summary.json in the directory of a complete training. Raises IntegrityFailure if
-    it cannot be read or does not fit the schema."""
+    """Return the summary.json in the directory of a complete training as a TrainingSummary. Raises
+    IntegrityFailure if it cannot be read or does not fit the schema."""
     return read_document(run / SUMMARY, TrainingSummary)

@@ -18,26 +18,29 @@ from mlm_repro.lineage.extras import import_extra
 
 EVENTS = Path("tensorboard") / "events.out.tfevents.mlm"
 LARGEST = 3.4e38
-"""Largest number in an event file, which is fp32; larger numbers are in metrics.jsonl alone."""
+"""Largest number that an event file takes, which is fp32; larger numbers are in metrics.jsonl
+alone."""
 
 
 class Session(NamedTuple):
-    """Functions that write to and close a logger in one session of a run. Both raise the library's
-    errors."""
+    """Pair of functions that write to a logger and close it in one session of a run. Either raises
+    the errors of the logger's library."""
 
     write: Callable[[int, dict[str, float]], None]
-    """Function (iteration, numbers by name) that writes the numbers; iterations never fall."""
+    """Function (iteration, numbers by name) that writes the numbers and returns nothing; from call
+    to call the iteration never falls."""
     close: Callable[[], None]
 
 
 Start = Callable[[Path], Session]
-"""Type of a function (run directory) → `Session`, which begins a logger's session."""
+"""Type of a function (run directory) → Session, which begins a session of one logger and may raise
+any error of its library."""
 
 
 def start_tensorboard(run: Path) -> Session:
-    """Begin a session of TensorBoard: empty its folder, and return functions that write numbers to
-    a new event file and close it. Numbers too large for fp32 are left out. Raises BadInput if
-    tensorboard is missing."""
+    """Begin a session of TensorBoard in the run directory `run`: empty its folder, and return a
+    Session, the functions that write numbers to a new event file and close it. Numbers too large
+    for fp32 are left out. Raises BadInput if tensorboard is missing."""
     events = import_extra("tensorboard.compat.proto.event_pb2", "tensorboard")
     records = import_extra("tensorboard.summary.writer.record_writer", "tensorboard")
     if (folder := run / EVENTS.parent).exists():
@@ -62,13 +65,14 @@ def start_tensorboard(run: Path) -> Session:
 
 
 LOGGERS: dict[str, Start] = {"tensorboard": start_tensorboard}
-"""Name of a logger in the configuration → function that begins its session. Its extra and its
-library have the same name."""
+"""Name of a logger in the configuration → function (run directory) → Session that begins its
+session. Its extra and its library have the same name."""
 
 
 def open_loggers(names: Iterable[str]) -> dict[str, Start]:
-    """Return by name the functions that begin a session of these loggers, which write metrics with
-    other libraries. Raises BadInput if a library is missing, KeyError for an unknown name."""
+    """Return a dict name → function (run directory) → Session, which begins a session of that
+    logger, for each of these names. Raises BadInput if a logger's library is missing, KeyError for
+    an unknown name."""
     chosen = {name: LOGGERS[name] for name in names}
     for name in chosen:
         import_extra(name, name)
@@ -83,13 +87,14 @@ def writing_metrics(
     note: Callable[[str], None],
     earlier: Path | None = None,
 ) -> Iterator[Callable[[Step | Validation], None]]:
-    """Context manager: yield a function that adds a line to metrics.jsonl and passes the same
-    numbers to the loggers.
+    """Context manager: yield a function that adds a Step or a Validation, as a line, to
+    metrics.jsonl of the run directory `run` and passes the same numbers to the loggers.
 
     The line is in the file when the function returns. The file is first cut back to iteration
     `reached`, from which a session starts, and loses a final validation; each logger is given the
-    lines that stay. A run that continues another begins with the lines of `earlier` instead. A
-    logger that fails gets no more numbers in this session, and `note` gets a sentence about it.
+    lines that stay. A run that continues another begins with the lines of the run directory
+    `earlier` instead. A logger that fails gets no more numbers in this session, and the function
+    `note` is called with a sentence about it.
     """
     lines = read_metrics(earlier or run) if reached else []
     before = [
@@ -102,8 +107,9 @@ def writing_metrics(
 
     @contextmanager
     def leaving_out(name: str) -> Iterator[None]:
-        """Context manager: if the block raises an Exception, note its first line, close this
-        logger's session and give it no more numbers. The exception is not passed on."""
+        """Context manager: if the block raises an Exception, call `note` with a sentence that ends
+        in its first line, close the session of the logger `name` and give it no more numbers. The
+        exception is not passed on."""
         try:
             yield
         except Exception as error:
@@ -116,12 +122,11 @@ def writing_metrics(
                     session.close()
 
     def log(line: JSON) -> None:
-        chosen = {
-            name: line[name]
-            for name in line
-            if name != "iteration" and type(line[name]) in (int, float)
+        numbers = {
+            f"{line['kind']}/{name}": value
+            for name, value in line.items()
+            if name != "iteration" and type(value) in (int, float)
         }
-        numbers = {f"{line['kind']}/{name}": value for name, value in chosen.items()}
         for name, session in list(sessions.items()):
             with leaving_out(name):
                 session.write(line["iteration"], numbers)

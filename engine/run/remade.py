@@ -58,16 +58,17 @@ from mlm_repro.lineage.run import MANIFEST
 
 # The guards' SPIKE_WINDOW, which cannot be imported without torch.
 WINDOW = 128
-"""Number of last iterations whose loss and gradient norm a checkpoint keeps."""
+"""Number of last iterations whose losses and gradient norms a checkpoint keeps."""
 BITS = {"F64": "<i8", "F32": "<i4", "F16": "<i2", "BF16": "<i2"}
 FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
 Bits = NDArray[np.signedinteger[Any]]
 
 
 def metrics(run: Path) -> Comparisons:
-    """Yield comparisons of a complete training's directory: of its metrics with the iterations and
-    the schedule that its configuration gives, and of its summary with its metrics and
-    configuration. A fault that is no comparison is yielded as a sentence."""
+    """Yield comparisons, each a Remade, of the directory `run` of a complete training: of its
+    metrics with the iterations and the schedule that its configuration gives, and of its summary
+    with its metrics and configuration. A fault that is no comparison is yielded as a sentence.
+    Raises IntegrityFailure if a file cannot be read."""
     config = recipe_of(run)
     done = read_summary(run)
     manifest = read_document(run / MANIFEST, Manifest)
@@ -86,6 +87,8 @@ def metrics(run: Path) -> Comparisons:
         where,
         "its configuration gives",
     )
+    rate = {"tokens_per_second": round(done.tokens_per_second, 1)}
+    yield as_said(done, rate, where, "a training writes, to a tenth")
     seconds = done.tokens / done.tokens_per_second
     if not math.isclose(seconds, done.train_seconds, rel_tol=0.001, abs_tol=0.01):
         yield Remade(
@@ -114,7 +117,7 @@ def metrics(run: Path) -> Comparisons:
             continue
         last = number
         if not line.keys() <= Step.model_fields.keys() | RETIRED_KEYS:
-            yield f"{METRICS} has a key at {number} that no training measures"
+            yield f"{METRICS}: the line of iteration {number} has a key that no training measures"
         if "samples" not in line:
             continue
         size = schedule.batch_size(number - 1)
@@ -134,9 +137,10 @@ def metrics(run: Path) -> Comparisons:
 
 
 def checkpoints(run: Path) -> Comparisons:
-    """Yield comparisons of each checkpoint of a training with the training's metrics, of its
-    tensors with their statistics, and of its tokenizer with the dataset's, and an Absent for the
-    iterations that no checkpoint remembers."""
+    """Yield comparisons, each a Remade, of each checkpoint in the directory of a complete training
+    with the training's metrics, of its tensors with their statistics, and of its tokenizer with the
+    dataset's, if that is on this machine; and an Absent for the iterations that no checkpoint
+    remembers."""
     manifest = read_document(run / MANIFEST, Manifest)
     every = read_steps(run)
     steps = [step for step in every if step.gradient_norm is not None]
@@ -198,15 +202,16 @@ def checkpoints(run: Path) -> Comparisons:
 
 
 def datasets(run: Path) -> Comparisons:
-    """Yield a Parent, a directory to check in turn, for each dataset that a training's manifest
-    names; its digest is compared with the one in the manifest."""
+    """Yield a Parent, a directory to check in turn, for each dataset that the manifest in a
+    training's directory names; its digest is to be compared with the one in the manifest."""
     for dataset in named_datasets(run):
         yield Parent(dataset.place, dataset.parent, dataset_digest)
 
 
 def ending(done: TrainingSummary, validations: Sequence[Validation], name: str) -> Comparisons:
-    """Yield comparisons of a training's summary with the last of its validations in the metrics,
-    and of each validation's perplexity with its loss. `name` is the run's, for the texts."""
+    """Yield comparisons, each a Remade, of a training's summary with the last of `validations`, its
+    validations in the metrics in their order, and of each validation's perplexity with its loss.
+    `name` is the run's, for the texts."""
     where = f"{SUMMARY} of {name}"
     by = f"its {METRICS} gives"
     stated = {
@@ -232,8 +237,8 @@ def ending(done: TrainingSummary, validations: Sequence[Validation], name: str) 
 
 
 def recipe_of(training: Path) -> RunConfig:
-    """Return the configuration in the manifest of a training's directory. Raises IntegrityFailure
-    if the manifest cannot be read, BadInput if this program refuses the configuration."""
+    """Return the RunConfig in the manifest of a training's directory. Raises IntegrityFailure if
+    the manifest cannot be read, BadInput if this program refuses the configuration."""
     return parse_config(
         read_document(training / MANIFEST, Manifest).config,
         RunConfig,
@@ -242,8 +247,8 @@ def recipe_of(training: Path) -> RunConfig:
 
 
 def _tensors_of(checkpoint: Path, is_old: bool) -> Comparisons:
-    """Yield comparisons of each tensor's statistics, taken before it was written, and of its entry
-    in the index, with the tensor in the checkpoint's files.
+    """Yield comparisons, each a Remade, of each tensor's statistics, taken before it was written,
+    and of its entry in the index, with the tensor in the files of the directory `checkpoint`.
 
     A checkpoint that `is_old`, of an earlier version, may have statistics without a checksum; an
     Absent says so.
@@ -277,10 +282,10 @@ def _tensors_of(checkpoint: Path, is_old: bool) -> Comparisons:
 
 
 def _numbers(bits: Bits, kind: str) -> dict[str, float | int]:
-    """Return by name the norm and extremes of a tensor's finite values, its number of non-finite
-    values and its checksum, as `engine.checkpoint.statistics` computes them before writing. The
-    extremes are 0 if no value is finite. `bits` are the flat tensor's values as integers, `kind`
-    their format."""
+    """Return a dict of a tensor's numbers: `norm`, `min` and `max` of its finite values,
+    `nonfinite`, the count of the others, and `checksum`, as `engine.checkpoint.statistics` computes
+    them before writing. `min` and `max` are 0 if no value is finite. `bits` are the flat tensor's
+    values as integers, `kind` their format, such as F32."""
     values = (bits.astype("<i4") << 16).view("<f4") if kind == "BF16" else bits.view(FLOATS[kind])
     finite = values[np.isfinite(values)].astype(np.float64)
     extremes = finite if len(finite) else np.zeros(1)
@@ -295,9 +300,9 @@ def _numbers(bits: Bits, kind: str) -> dict[str, float | int]:
 
 
 def _tensors(file: Path) -> dict[str, tuple[str, Bits]]:
-    """Return for each tensor of a safetensors file, by name, a pair: its number format, such as
-    F32, and its values' bits as an integer array in the tensor's shape. The file is mapped, not
-    read."""
+    """Return a dict of a safetensors file's tensors: name → pair of its number format, such as F32,
+    and its values' bits as an integer array in the tensor's shape. The values are mapped from the
+    file, not read."""
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         header = parse_json(opened.read(size))
@@ -316,7 +321,8 @@ CHECKPOINT = rf"(config|index|lineage|state)\.json|{PIECES}|{MARKER}"
 KINDS = {
     "training": Kind(
         {METRICS: None, SUMMARY: TrainingSummary},
-        rf"timeline\.json|tensorboard/events\.{NAME}|checkpoints/iter_[0-9]{{7,}}/({CHECKPOINT})",
+        rf"timeline\.json|tensorboard/events\.{NAME}|checkpoints/iter_[0-9]{{7,}}/({CHECKPOINT})"
+        rf"|scores/iter_[0-9]{{7,}}/{NAME}\.json",
         lambda config: re.escape(config["name"]),
         PLACES,
         lambda config: differing(RunConfig, config),
@@ -329,6 +335,7 @@ KINDS = {
             "metrics.jsonl *.tokens_per_second",
             "metrics.jsonl *.model_tflops",
             "metrics.jsonl *.spike",
+            "scores/*",
             "checkpoints/* seconds",
             "checkpoints/* loss_scaler",
             "checkpoints/*/probe.json",

@@ -6,12 +6,11 @@ plans. Imports no torch.
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from mlm_repro.data_pipeline.files import named_datasets
 from mlm_repro.data_pipeline.tokens.tokenizer import FILE_NAME
@@ -51,33 +50,30 @@ from mlm_repro.lineage.files import Manifest, read_object
 from mlm_repro.lineage.run import MANIFEST, RunDirectory, asked_for, identity_in
 from mlm_repro.lineage.shipped import Shipped, find_file
 
-ORIGINS = ("init_from", "continues")
-"""Names that a starting point has among a run's inputs: `init_from` for a checkpoint's weights
-alone, `continues` for a run that is continued."""
 SCHEMA = 1
 """Version of the meaning of a training's settings. Raise it when a default or the arithmetic behind
 a key changes."""
 PLACES = frozenset({"data", "parallel", "record"})
-"""Sections of the configuration that do not change the result: where a run takes place and which
-records it writes."""
+"""Names of the sections of the configuration that do not change the result: where a run takes place
+and which records it writes."""
 FIRST_RELEASE = {
     "initial_loss_scale": 2.0**32,
     "decay_iterations": None,
     "init_from": None,
     "continues": None,
 }
-"""Values of `[train]` that hold for a manifest of the first release, which left them out. Its fp16
-began at another loss scale."""
+"""Dict key → value of the section `[train]` that holds for a manifest of the first release, which
+left these keys out. Its fp16 began at another loss scale."""
 
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """The checkpoint from which a run starts: with its weights alone (`kind` init_from) or with its
-    whole state (`kind` continues)."""
+    """The checkpoint from which a run starts: with its weights alone (`kind` is init_from) or with
+    its whole state (`kind` is continues). `digest` is the checkpoint's."""
 
     kind: str
     place: Path
-    """Path of the checkpoint, or of a run whose newest checkpoint is meant."""
+    """Path of the checkpoint, or, with `init_from`, of a run whose newest checkpoint is meant."""
     digest: str
 
 
@@ -87,15 +83,15 @@ class ResolvedRun:
     and starting point."""
 
     config: RunConfig
-    """The configuration with the vocabulary of its dataset."""
+    """RunConfig of the run, with the vocabulary of its dataset."""
     dataset: DatasetFacts | None
-    """Dataset of the run; None if the configuration names no dataset. Such a run can be described
-    but not trained."""
+    """Facts about the run's dataset; None if the configuration names no dataset. Such a run can be
+    described but not trained."""
     layout: Layout
     origin: StartingPoint | None = None
-    """Checkpoint that the run starts from; None for random weights."""
+    """StartingPoint of the run, the checkpoint that it starts from; None for random weights."""
     begun: RunDirectory | None = None
-    """The directory in which to resume; None for a run whose directory follows from its
+    """The RunDirectory in which to resume; None for a run whose directory follows from its
     settings."""
 
     @cached_property
@@ -105,14 +101,14 @@ class ResolvedRun:
 
     @cached_property
     def tokens(self) -> int:
-        """Number of tokens that the whole training reads, with the tokens of a run that it
-        continues."""
+        """Number of tokens that the whole training reads, every repetition counted, with the tokens
+        of a run that it continues."""
         return tokens_trained(self.config.model, self.config.train)
 
     @cached_property
     def memory(self) -> RankMemory:
-        """Memory in bytes, by its parts, of the pipeline rank that needs the most, in closed form;
-        with the copy for a checkpoint if this machine has no GPU."""
+        """A RankMemory: memory in bytes, by its parts, of the pipeline rank that needs the most, in
+        closed form; with the copy for a checkpoint if this machine has no GPU."""
         fullest = fullest_rank(
             self.config.model, self.config.train, self.config.parallel, self.layout.dp
         )
@@ -120,8 +116,8 @@ class ResolvedRun:
 
     @cached_property
     def written_bytes(self) -> int:
-        """Number of bytes of one checkpoint that the rank with the most writes, which it copies to
-        the host's memory for that."""
+        """Number of bytes of one checkpoint that the rank with the largest share writes, which it
+        copies to the host's memory for that."""
         return written_bytes(
             self.config.model, self.config.train.precision, self.config.parallel, self.layout.dp
         )
@@ -132,39 +128,40 @@ class ResolvedRun:
         return checkpoint_bytes(self.config.model, self.config.train.precision)
 
     def flops(self, causal: bool = False) -> float:
-        """Return the number of floating-point operations (FLOPs) of the whole training. Attention
-        counts in full, or with `causal` its causal half alone."""
+        """Return as a float the number of floating-point operations (FLOPs) of the whole training
+        on all ranks. Attention counts in full, or with `causal` its causal half alone."""
         return self.tokens * flops_per_token(self.config.model, causal=causal)
 
     @property
     def data(self) -> DatasetFacts:
-        """Facts about the dataset that the run trains on, such as its files, tokenizer and digest.
-        Raises BadInput if the configuration names none."""
+        """The DatasetFacts of the dataset that the run trains on, such as its files, tokenizer and
+        digest. Raises BadInput if the configuration names no dataset."""
         if self.dataset is None:
             raise BadInput(
-                "data.dataset is not set: make a dataset with `mlm-data run` and name its directory"
+                "data.dataset is not set: make a dataset with `mlm-data run` and name its"
+                " directory with --set data.dataset=DIRECTORY"
             )
         return self.dataset
 
     @property
     def parents(self) -> dict[str, str]:
-        """Digests of the run's inputs by name: `dataset`, for a blend each of its datasets too
-        (`dataset 1` and on), and the checkpoint that it starts from, as `init_from` or `continues`.
-        Raises BadInput if the configuration names no dataset."""
+        """Dict name → digest of the run's inputs: `dataset`, for a blend each of its datasets too
+        (`dataset 1` and on), and the checkpoint that the run starts from, as `init_from` or
+        `continues`. Raises BadInput if the configuration names no dataset."""
         return self.data.parents | ({self.origin.kind: self.origin.digest} if self.origin else {})
 
     def _epochs(self) -> str:
-        """Return the number of passes over the training split as the end of a sentence, ", 1.5
-        epochs"; empty without a dataset."""
+        """Return as the end of a sentence, ", 1.5 epochs", the number of passes of this run's
+        tokens over its dataset's training split; an empty text without a dataset."""
         if not self.dataset:
             return ""
         available = sum(len(file.tokens) for file, _ in self.data.token_files("train"))
         return f", {self.tokens / available:.3g} epochs"
 
     def check_validation(self) -> None:
-        """Raise BadInput if the run has no dataset, or one whose validation split is too short for
+        """Raise BadInput if this run has no dataset, or one whose validation split is too short for
         a sequence or for the model's family: a Transformer-XL needs text for its streams, a BERT
-        two sentences in a document."""
+        two sentences in a document. Nothing is returned."""
         from mlm_repro.engine.data.batches import validation_text
 
         config = self.config
@@ -174,8 +171,8 @@ class ResolvedRun:
 
     @property
     def _asked(self) -> Manifest:
-        """Manifest with which this run would begin, without time and environment. Raises BadInput
-        if the configuration names no dataset."""
+        """The Manifest with which this run would begin, without time and environment. Raises
+        BadInput if the configuration names no dataset."""
         described = self.config.model_dump(mode="json")
         settings = settings_of(self.config)
         return asked_for(
@@ -183,57 +180,57 @@ class ResolvedRun:
         )
 
     def directory(self, root: Path) -> RunDirectory:
-        """Return the directory for this run below `root`, whether it was begun or not; nothing is
-        written. Raises BadInput if the configuration names no dataset, or the run's name is too
-        long or leads to a run of another kind."""
+        """Return the RunDirectory for this run below the folder `root`, whether it was begun or
+        not; nothing is written. Raises BadInput if the configuration names no dataset, or the run's
+        name is too long or leads to a run of another kind."""
         return RunDirectory.find(root, self._asked)
 
     def begin(self, root: Path) -> RunDirectory:
-        """Return the directory of this run: the one to resume in, or the one below `root`, begun if
-        it is new.
+        """Return the RunDirectory of this run: the one to resume in, or the one below the folder
+        `root`, which is made and begun if it is new.
 
         The name below `root` follows from what the run computes. A run that was begun before is
         therefore found again, and the trainer resumes from its newest checkpoint
-        (`mlm_repro.engine.checkpoint.checkpoint.resume`). For a new run, a printed note names the
-        runs of the same recipe that have an older identity. Raises BadInput if the configuration
-        names no dataset, the run's name is too long or leads to a run of another kind, or the
-        directory cannot be made or holds other work.
+        (`mlm_repro.engine.checkpoint.checkpoint.resume`). For a new run, a note printed to stderr
+        names the runs of the same recipe that have an older identity. Raises BadInput if the
+        configuration names no dataset, the run's name is too long or leads to a run of another
+        kind, or the directory cannot be made or holds other work.
         """
         if self.begun:
             return self.begun
         run = self.directory(root).begun(self._asked)
         if run.is_new:
-            for path in self._earlier_identities(root, run.path):
-                end = (
-                    "complete"
-                    if is_sealed(path)
-                    else f"unfinished: `mlm-train resume {path}` goes on with it"
-                )
-                print(
-                    f"note: {path} is the same work under an older identity, {end}", file=sys.stderr
-                )
+            self._note_earlier_identities(root, run.path)
         return run
 
-    def _earlier_identities(self, root: Path, own: Path) -> Iterator[Path]:
-        """Yield the directories of trainings below `root`, other than `own`, that were begun with
-        this run's name, settings and inputs, in order of their names. Runs that cannot be read are
-        left out."""
-        for path in sorted(root.glob(f"{self.config.name}-*/{MANIFEST}")):
+    def _note_earlier_identities(self, root: Path, own: Path) -> None:
+        """Print to standard error a note for each training below the folder `root`, other than the
+        one in the directory `own`, that was begun with this run's name, settings and inputs, in
+        order of their names. Runs that cannot be read are left out."""
+        for path in sorted(root.glob(f"{self.config.name}-*")):
             with suppress(UserError):
-                manifest = RunDirectory.open(path.parent, "training").manifest
-                same = settings_of(read_config(manifest, path)) == settings_of(self.config)
-                if same and manifest["parents"] == self.parents and path.parent != own:
-                    yield path.parent
+                run = RunDirectory.open(path, "training")
+                same = settings_of(read_config(run)) == settings_of(self.config)
+                if same and run.manifest["parents"] == self.parents and path != own:
+                    end = (
+                        "complete"
+                        if run.is_complete
+                        else f"unfinished: `mlm-train resume {path}` goes on with it"
+                    )
+                    print(
+                        f"note: {path} is the same work under an older identity, {end}",
+                        file=sys.stderr,
+                    )
 
     def check_not_longer(self, root: Path) -> None:
         """Raise BadInput if the run at `root`/name, this run's name, is complete and has the same
         settings but fewer iterations; the error names `--continue`. A run that continues another is
-        not checked."""
+        not checked. Nothing is returned."""
         named = root / self.config.name
         train = self.config.train
         if not is_sealed(named) or train.continues or not (named / MANIFEST).is_file():
             return
-        theirs = read_config(RunDirectory.open(named, "training").manifest, named / MANIFEST)
+        theirs = read_config(RunDirectory.open(named, "training"))
         length = theirs.train.iterations
         as_long = theirs.train.model_copy(
             update={"iterations": train.iterations, "continues": None}
@@ -241,14 +238,14 @@ class ResolvedRun:
         same = settings_of(theirs.model_copy(update={"train": as_long})) == settings_of(self.config)
         if same and length < train.iterations:
             raise BadInput(
-                f"{named} is complete with {length} iterations: --continue {named} trains the"
-                " rest, with its optimizer; to begin anew, give the run another name with --set"
-                " name=…"
+                f"{named} is complete with {length} iterations, and this recipe has"
+                f" {train.iterations}: --continue {named} trains the rest, with its optimizer; to"
+                " begin anew, give the run another name with --set name=…"
             )
 
     def describe(self) -> str:
-        """Return the text of a dry run: the configuration, the digest of its settings that are not
-        defaults, and its costs."""
+        """Return the text of a dry run, of several lines: the configuration as JSON, the digest of
+        its settings that are not defaults, and its costs, such as parameters, FLOPs and memory."""
         memory = self.memory
         whole = self.flops()
         causal = self.flops(causal=True)
@@ -295,8 +292,8 @@ class ResolvedRun:
         )
 
     def describe_work(self, iterations_done: int = 0) -> str:
-        """Return the work that remains after `iterations_done` iterations as a phrase such as
-        "1,000 iterations, 1.0e+18 FLOPs on 8 ranks"."""
+        """Return as a phrase such as "1,000 iterations, 1.0e+18 FLOPs on 8 ranks" the work of this
+        run that remains after its first `iterations_done` iterations."""
         train = self.config.train
         ranks = self.layout.world_size
         left = train.iterations - iterations_done
@@ -307,9 +304,9 @@ class ResolvedRun:
 def resolve(
     config: RunConfig, ranks: int | None = None, origin: StartingPoint | None = None
 ) -> ResolvedRun:
-    """Return the run of a configuration, with its dataset, layout and starting point, on `ranks`
-    ranks, by default as many as this machine has GPUs or cores for. With `origin` given, neither
-    vocabulary nor starting point is looked up.
+    """Return the ResolvedRun of a configuration, with its dataset, layout and starting point, on
+    `ranks` ranks, by default as many as this machine has GPUs or cores for. With `origin` given,
+    neither vocabulary nor starting point is looked up.
 
     Raises DataMissing, IntegrityFailure or BadInput for a dataset or starting point that is
     missing, incomplete or does not fit, and BadInput for a layout that does not divide the model or
@@ -327,9 +324,9 @@ def resolve(
 
 
 def checked_layout(config: RunConfig, ranks: int) -> Layout:
-    """Return the layout of a run on `ranks` ranks: the configured tensor and pipeline parallelism,
-    all other ranks data-parallel. Raises BadInput if it does not divide the model's sizes, its
-    layers or the batch's microbatches."""
+    """Return the Layout of a run on `ranks` ranks in all: the configured tensor and pipeline
+    parallelism, all other ranks data-parallel. Raises BadInput if it does not divide the model's
+    sizes, its layers or the batch's microbatches, or does not fit the pipeline schedule."""
     layout = layout_of(config, ranks)
     parallel = config.parallel
     split_layers(config.model.num_layers, layout.pp, parallel.chunks)
@@ -339,11 +336,13 @@ def checked_layout(config: RunConfig, ranks: int) -> Layout:
 
 
 def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, StartingPoint | None]:
-    """Return the configuration with the padded vocabulary of the checkpoint that it starts from,
-    and that checkpoint; the configuration unchanged and None if it starts from none.
+    """Return a pair: the configuration with the padded vocabulary of the checkpoint that it starts
+    from, and the StartingPoint of that checkpoint; the configuration unchanged and None if it
+    starts from none. `tokenizer` is the folder of the dataset's tokenizer.
 
     Raises BadInput if the checkpoint has another tokenizer, none, or another shape; dropout and
-    `init_std` may differ.
+    `init_std` may differ. Raises BadInput or IntegrityFailure for a checkpoint that is missing or
+    unreadable.
     """
     seam = config.train.continues
     source = seam.run if seam else config.train.init_from
@@ -354,26 +353,24 @@ def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, Starting
         read_object(checkpoint / CONFIG).get("model", {}), ModelConfig, str(checkpoint / CONFIG)
     )
     ours = config.model.model_copy(update={"padded_vocab_size": theirs.padded_vocab_size})
-    free = {"dropout", "init_std"}
-    pairs = zip(
-        ours.model_dump(exclude=free).items(), theirs.model_dump(exclude=free).values(), strict=True
-    )
-    differing = [(name, value, other) for (name, value), other in pairs if value != other]
-    if differing:
-        name, value, other = differing[0]
-        raise BadInput(
-            f"the weights of {source} have another shape: model.{name} is {other} there and {value}"
-            " here"
-        )
+    values = ours.model_dump()
+    for name, other in theirs.model_dump(exclude={"dropout", "init_std"}).items():
+        if other != values[name]:
+            raise BadInput(
+                f"the weights of {source}, from which this run starts, are of another model:"
+                f" model.{name} is {other} there and {values[name]} in this run"
+            )
     own = checkpoint / "tokenizer" / FILE_NAME
     if not own.is_file():
         raise BadInput(
-            f"{source} has no tokenizer/{FILE_NAME} to make a dataset with: import the weights from"
-            " a directory that has a tokenizer"
+            f"{source}, from which this run starts, has no tokenizer/{FILE_NAME}, so its tokens are"
+            " unknown: import the weights again, from a directory that has a tokenizer"
         )
     if sha256_file(own) != sha256_file(tokenizer / FILE_NAME):
-        other = f"was trained with another tokenizer than {config.data.dataset}"
-        raise BadInput(f"{source} {other}: make a dataset with the tokenizer of these weights")
+        raise BadInput(
+            f"{source}, from which this run starts, has another tokenizer than the dataset"
+            f" {config.data.dataset}: make a dataset with `tokenizer.path = '{own}'` in its recipe"
+        )
     kind, source = ("continues", checkpoint) if seam else ("init_from", source)
     return config.model_copy(update={"model": ours}), StartingPoint(
         kind, source, read_digest(checkpoint)
@@ -381,33 +378,32 @@ def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, Starting
 
 
 def settings_of(config: RunConfig) -> JSON:
-    """Return the run's name and, by section, the settings that differ from their defaults and
-    affect the result, as plain JSON. The sections `data`, `parallel` and `record` are left out."""
+    """Return as a dict of plain JSON the run's `name` and, by section, the settings that differ
+    from their defaults and affect the result. The sections `data`, `parallel` and `record` are left
+    out."""
     return config.model_dump(mode="json", exclude_defaults=True, exclude=set(PLACES))
 
 
-def read_config(manifest: Mapping[str, Any], path: Path) -> RunConfig:
-    """Return the configuration in a training's manifest, without records and loggers of earlier
-    versions. Raises BadInput naming `path` if this program lacks one of its other keys or refuses a
-    value."""
-    values = manifest.get("config", {})
-    if (
-        manifest.get("schema_version") is None
-        and values.get("train", {}).get("precision") == "fp16"
-    ):
+def read_config(run: RunDirectory) -> RunConfig:
+    """Return the RunConfig in the manifest of a training's directory, without records and loggers
+    of earlier versions. Raises BadInput naming the manifest if this program lacks one of its other
+    keys or refuses a value."""
+    manifest = run.manifest
+    values = manifest["config"]
+    if manifest["schema_version"] is None and values.get("train", {}).get("precision") == "fp16":
         values = values | {"train": FIRST_RELEASE | values["train"]}
     # Earlier versions had other records and loggers.
     if isinstance(record := values.get("record"), dict):
         record = {key: value for key, value in record.items() if key not in FORMER_RECORDS}
-        loggers = [name for name in LOGGERS if name in record.get("loggers", ())]
-        values = values | {"record": record | {"loggers": loggers}}
-    return parse_config(values, RunConfig, str(path))
+        record["loggers"] = [name for name in LOGGERS if name in record.get("loggers", ())]
+        values = values | {"record": record}
+    return parse_config(values, RunConfig, str(run.path / MANIFEST))
 
 
 def continue_run(config: RunConfig, run: Path) -> RunConfig:
-    """Return `config` with `train.continues` set, so that it continues a run from its newest
-    checkpoint; `train.init_from` is dropped. Prints a note about settings of `[train]` in the run
-    that this program does not know.
+    """Return a copy of `config` with `train.continues` set, so that it continues the run in the
+    directory `run` from the newest checkpoint there; `train.init_from` is dropped. Prints to stderr
+    a note about settings of `[train]` in the earlier run that this program does not know.
 
     Raises BadInput for anything but a training run, for no more iterations than it has, for a run
     without its number of samples in metrics.jsonl, for another precision, and for a Transformer-XL,
@@ -415,30 +411,29 @@ def continue_run(config: RunConfig, run: Path) -> RunConfig:
     """
     directory = RunDirectory.open(run, "training")
     if config.model.family == "transformer-xl":
-        cut = (
-            "train.iterations divides the text into its streams, so 20 and 20 iterations would not"
-            " read what 40 read"
-        )
         raise BadInput(
-            f"a transformer-xl is not continued: {cut}; train.init_from starts from its weights"
+            "--continue does not take a transformer-xl: train.iterations divides the text into its"
+            " streams, so 20 and 20 iterations would not read what 40 read; --set"
+            f" train.init_from={run} starts from its weights"
         )
     stated = directory.manifest["config"].get("train", {})
     if unknown := sorted(stated.keys() - TrainConfig.model_fields.keys()):
         print(
-            f"note: {run} has train.{', train.'.join(unknown)}, which this program does not know",
+            f"note: {run} has train.{', train.'.join(unknown)}, which this program does not know"
+            " and leaves out",
             file=sys.stderr,
         )
     if (precision := stated.get("precision")) != config.train.precision:
         raise BadInput(
-            f"{run} was trained in {precision}, and its optimizer continues in that alone: set"
-            " train.precision to it"
+            f"{run} was trained in {precision}, in which alone its optimizer can continue: add"
+            f" --set train.precision={precision}"
         )
     iteration = iteration_of(resolve_checkpoint(directory.path))
     samples = {step.iteration: step.samples for step in read_steps(directory.path)}.get(iteration)
     if samples is None:
         raise BadInput(
-            f"{run}/metrics.jsonl does not say how many samples its {iteration} iterations took:"
-            " train.init_from starts from its weights"
+            f"{run}/metrics.jsonl does not say how many samples its {iteration} iterations took,"
+            f" which --continue needs: --set train.init_from={run} starts from its weights"
         )
     run = run.with_name(directory.path.name) if run.is_symlink() else run
     seam = Seam(run=run, iteration=iteration, samples=samples)
@@ -448,9 +443,9 @@ def continue_run(config: RunConfig, run: Path) -> RunConfig:
 
 
 def default_ranks(config: RunConfig) -> int:
-    """Return the default number of ranks: tp × pp times the largest degree of data parallelism that
-    divides the batch's microbatches and needs no more ranks than there are GPUs, or processor cores
-    without GPUs. It is tp × pp at least."""
+    """Return the number of ranks of a run for which none is given: tp × pp times the largest degree
+    of data parallelism that divides the batch's microbatches and needs no more ranks than there are
+    GPUs, or processor cores without GPUs. It is tp × pp at least."""
     model_ranks = config.parallel.tp * config.parallel.pp
     available = max((len(list_gpus()) or available_cores()) // model_ranks, 1)
     microbatches = config.train.batch_in_microbatches
@@ -462,11 +457,12 @@ def default_ranks(config: RunConfig) -> int:
 def read_run_config(
     model: str | Path, overrides: Sequence[str] = (), twin: bool = False
 ) -> RunConfig:
-    """Return the configuration of a shipped model or a TOML file, or its twin.
+    """Return the RunConfig of a shipped model, by its name, or of a TOML file, by its path, or its
+    twin. `overrides` are texts KEY=VALUE.
 
-    With `twin`, overrides of `twin.` are factors by which it is shrunk; all others apply after
-    that. Raises BadInput if there is no such model or file, if the file is not TOML, or if it or an
-    override has an unknown key or a value that is refused.
+    With `twin`, overrides of `twin.` are factors by which the model is shrunk; all others apply
+    after that. Raises BadInput if there is no such model or file, if the file is not TOML, if it or
+    an override has an unknown key or a value that is refused, or for the twin of a growing batch.
     """
     path = find_file(model, Shipped.MODEL)
     if not twin:
@@ -485,11 +481,13 @@ def read_run(
     ranks: int | None = None,
     earlier: Path | None = None,
 ) -> ResolvedRun:
-    """Return the run of a shipped model or a TOML file, which continues `earlier` if that is given.
+    """Return the ResolvedRun of a shipped model or a TOML file, which continues the run in the
+    directory `earlier` if that is given. `model`, `overrides` and `twin` are as in
+    `read_run_config`, `ranks` as in `resolve`.
 
-    Raises the errors of `read_run_config`, `continue_run` and `resolve`, and BadInput if the file
-    or an override states a vocabulary that its dataset does not have. The vocabulary that a twin's
-    rule gives does not count as stated.
+    Raises the errors of `read_run_config`, `continue_run` and `resolve`, mostly BadInput, and
+    BadInput if the file or an override states a vocabulary that its dataset does not have. The
+    vocabulary that a twin's rule gives does not count as stated.
     """
     config = read_run_config(model, overrides, twin)
     run = resolve(continue_run(config, earlier) if earlier else config, ranks)
@@ -501,7 +499,7 @@ def read_run(
     ):
         raise BadInput(
             f"model.vocab_size = {stated} contradicts the dataset {config.data.dataset}, with which"
-            f" it is {actual}: leave it out or --set model.vocab_size={actual}"
+            f" it is {actual}: leave it out of the recipe, or --set model.vocab_size={actual}"
         )
     return run
 
@@ -509,34 +507,36 @@ def read_run(
 def resolve_begun(
     directory: RunDirectory, ranks: int | None = None, changed: Sequence[str] = ()
 ) -> ResolvedRun:
-    """Return the run that was begun in a directory, to be resumed there, at the layout that trained
-    last or a changed one. Its dataset and starting point are found by their digests if they have
-    moved.
+    """Return the ResolvedRun of the training that was begun in `directory`, to be resumed there, at
+    the layout that trained last, on `ranks` ranks or with the settings KEY=VALUE in `changed`. Its
+    dataset and starting point are found by their digests if they have moved.
 
     Raises IntegrityFailure or BadInput if its dataset, its name, its manifest or the meaning of its
-    settings has changed since it began, or if `changed` has a setting that changes the result. Most
-    errors name the command that goes on in a new run.
+    settings has changed since it began, or if `changed` has a setting outside of the sections
+    `data`, `parallel` and `record`; DataMissing without its dataset. Most errors name the command
+    that goes on in a new run.
     """
     manifest = directory.manifest
     path = directory.path
-    elsewhere = f"`mlm-train run CONFIG --continue {path}` goes on in a new run"
     wrong = next((item for item in changed if item.partition(".")[0] not in PLACES), None)
     if wrong:
         raise BadInput(
-            f"--set {wrong} would change what the run computes, and `resume` changes only "
-            f"{', '.join(sorted(PLACES))}; {elsewhere}"
+            f"`mlm-train resume` takes --set only for the sections {', '.join(sorted(PLACES))}:"
+            f" `mlm-train run CONFIG --continue {path} --set {wrong}` goes on in a new run"
         )
     schema = manifest.get("schema_version") or 1  # the first release stated no version
     if schema != SCHEMA:
-        other = (
-            f"settings that mean something else here (schema {schema} of trainings, this program"
-            f" has {SCHEMA})"
+        raise BadInput(
+            f"{path} began with settings that mean something else here (schema {schema} of"
+            f" trainings, this program has {SCHEMA}); `mlm-train run CONFIG --continue {path}` goes"
+            " on in a new run"
         )
-        raise BadInput(f"{path} began with {other}; {elsewhere}")
     try:
-        config = read_config(manifest, path / MANIFEST)
+        config = read_config(directory)
     except BadInput as error:
-        raise BadInput(f"{error}; {elsewhere}") from error
+        raise BadInput(
+            f"{error}; `mlm-train run CONFIG --continue {path}` goes on in a new run"
+        ) from error
     if layouts := manifest.get("attempts") or manifest.get("layouts"):
         parallel = parse_config(layouts[-1]["parallel"], ParallelConfig, str(path / MANIFEST))
         config = config.model_copy(update={"parallel": parallel})
@@ -546,7 +546,10 @@ def resolve_begun(
         identity = identity_in(manifest)
         dataset = manifest["parents"]["dataset"]
     except (KeyError, TypeError, ValueError) as error:
-        raise IntegrityFailure(f"{path / MANIFEST} lacks a name, identity or dataset") from error
+        raise IntegrityFailure(
+            f"{path / MANIFEST} lacks the run's name, identity or dataset, so the run cannot be"
+            " resumed: put the original file back"
+        ) from error
     if path.name != original:
         raise BadInput(
             f"{path} was renamed: give it its name again with `mv {path}"
@@ -554,30 +557,28 @@ def resolve_begun(
         )
     if manifest["identity"] != identity:
         raise IntegrityFailure(
-            f"{path / MANIFEST} was changed: its identity is not that of its configuration"
+            f"{path / MANIFEST} was edited after the run began: its identity is not that of its"
+            " configuration and inputs; undo the edit to resume"
         )
     # A dataset may have moved since the run began; it is found by its digest.
     locations = tuple((named.place, named.weight) for named in named_datasets(path))
     moved = {"dataset": locations[0][0] if isinstance(config.data.dataset, Path) else locations}
     config = config.model_copy(update={"data": config.data.model_copy(update=moved)})
     config = override_config(config, changed) if changed else config
-    train = config.train
-    parents = manifest["parents"]
-    source = (
-        checkpoint_path(train.continues.run, train.continues.iteration)
-        if train.continues
-        else train.init_from
-    )
+    seam = config.train.continues
+    kind = "continues" if seam else "init_from"
+    source = checkpoint_path(seam.run, seam.iteration) if seam else config.train.init_from
     origin = None
-    kind = next((kind for kind in ORIGINS if kind in parents), None)
-    if source and kind:
+    if source and (digest := manifest["parents"].get(kind)):
         where = by_digest(
-            source, parents[kind], lambda run: read_digest(resolve_checkpoint(run)), path.parent
+            source, digest, lambda run: read_digest(resolve_checkpoint(run)), path.parent
         )
-        origin = StartingPoint(kind, where or source, parents[kind])
+        origin = StartingPoint(kind, where or source, digest)
     run = resolve(config, ranks, origin)
     if run.data.digest != dataset:
         raise IntegrityFailure(
-            f"the dataset {config.data.dataset} has changed since {path} began; {elsewhere}"
+            f"the dataset {config.data.dataset} is not the one that {path} began with, by its"
+            " digest: put that one back, or go on in a new run with `mlm-train run CONFIG"
+            f" --continue {path}`"
         )
     return replace(run, begun=directory)

@@ -30,11 +30,11 @@ NO_CONVENTION = (
     "none of these, if the harness ran in float32 with the oracle's tokenizer; the nearest:"
 )
 NOISE = 1e-6
-"""Relative error of a harness in float32."""
+"""Assumed relative error of a perplexity, loss or share that a harness computes in float32."""
 DIGITS = 5e-7
-"""Error of a loss in the table."""
+"""Rounding error of a loss, in nats, in the oracle's table."""
 APART = 1e-4
-"""Smallest difference that tells two losses on one text apart."""
+"""Smallest difference, in nats, that tells two losses on one text apart."""
 SENTENCES = {
     "text": "the text is {}",
     "documents": "documents are {}",
@@ -55,18 +55,19 @@ USUAL = {
     "attention": "in its window",
 }
 REAL_TEXTS = ("as it stands", "detokenised", "rows joined by blank lines", "without <unk>")
-"""Changes to the text that the search tries on a published test."""
+"""Values of the axis `text`, changes to the text, that the search tries on a published test."""
 LONG = (
     "a 32nd apart",
     "overlapping by three quarters",
     "overlapping by three quarters, target inside",
 )
-"""Kinds of windows that need a long pass over a published test; there the search tries them only in
-the conventions of programs that use them."""
+"""Values of the axis `windows` that need a long pass over a published test. The search tries them
+there only in the conventions of programs that use them."""
 
 
 UNIT_SHARES = {"ppl": 0.6, "loss": 0.25, "bits-per-byte": 0.15, ACCURACY: 1.0}
-"""Assumed share of each unit among reported numbers."""
+"""Unit → assumed share of it among the reported numbers of a convention, whose numbers are either
+losses, in one of three units, or shares of right answers."""
 MISMATCHED = 0.05
 """Factor on a convention's weight if the claimed number is in bits per byte and its loss is not
 divided by bytes, or the other way round."""
@@ -76,7 +77,7 @@ NAMED = 0.99
 """Smallest probability at which one convention is named as the answer."""
 SPREADS = {0.1: 0.8, 1.5: 0.2}
 """Assumed spread of numbers that the table lacks, around the numbers in it, as a mixture of normal
-distributions in ln: standard deviation → share."""
+distributions in ln of the number: standard deviation → share."""
 NEIGHBOURHOOD = 0.25
 """Distance in ln up to which a number counts as near a convention's number, for the expected number
 of accidental matches."""
@@ -89,11 +90,13 @@ class Identified:
 
     claimed: str
     matches: list[dict[str, str]]
-    """Conventions that give the number, likeliest first: their axes, with text, unit, value and
-    probability."""
+    """Conventions that give the number, likeliest first, each as a dict of texts: its value by
+    axis, `average`, and under `on`, `unit`, `value` and `probability` the text, the unit, the
+    computed number and its probability."""
     nearest: list[dict[str, str]]
     next_text: str | None
-    """Text on which the matches differ most; None if there is at most one match."""
+    """Name of the text on which the matching conventions differ most; None if there is at most
+    one."""
     accidents: float
     """Expected number of the table's conventions that a nearby number with as many digits would
     match by accident."""
@@ -105,7 +108,7 @@ class Identified:
         return bool(self.matches) and float(self.matches[0]["probability"]) >= NAMED
 
     def describe(self) -> str:
-        """Return the answer as one text of several lines: the named convention, else the likeliest
+        """Return this answer as one text of several lines: the named convention, else the likeliest
         MOST_SHOWN matches with their probabilities and the text to run next, or the nearest
         conventions if none matches."""
         likely = [float(match["probability"]) for match in self.matches]
@@ -148,9 +151,9 @@ def _with_point(number: str) -> str:
 
 
 def parse_claim(claimed: str) -> Decimal:
-    """Return the claimed number as a Decimal with the digits that were printed; a percentage
-    becomes a share, `12.5 %` 0.125. Raises BadInput unless it is a finite number of at least 0
-    whose comma has one meaning."""
+    """Return the claimed number, given as a text, as a Decimal with the digits that were printed; a
+    percentage becomes a share, `12.5 %` 0.125. Raises BadInput unless it is a finite number of at
+    least 0 whose comma has one meaning."""
     try:
         printed = Decimal(_with_point(claimed.rstrip(" %"))).scaleb(-2 * claimed.endswith("%"))
         number = float(printed)
@@ -162,10 +165,12 @@ def parse_claim(claimed: str) -> Decimal:
 
 
 def parse_claims(claimed: str) -> list[tuple[Decimal, str | None]]:
-    """Return the numbers of a claim, each with its text: one number with None for `NUMBER`, several
-    for `TEXT=NUMBER TEXT=NUMBER`, whose numbers come from one program.
+    """Return the numbers of a claim, given as a text, as a list of pairs (number, name of its
+    text). `NUMBER` gives one pair with None as the name; `TEXT=NUMBER TEXT=NUMBER` gives several
+    numbers, which come from one program.
 
-    Raises BadInput for anything else, or for a number that is negative or not finite.
+    Raises BadInput for anything else, for a text that comes twice, and for a number that is
+    negative, not finite or has an ambiguous comma.
     """
     if "=" not in claimed:
         return [(parse_claim(claimed), None)]
@@ -256,13 +261,13 @@ def find(claimed: str, conventions: Sequence[Convention], unit: str | None = Non
 
 def identify(place: Place, claimed: str, task: str, settings: Settings) -> Identified:
     """Score a checkpoint on the test `task`, `wikitext103` or `lambada`, and return as an
-    Identified the conventions by which it gives the claimed number. Every rank of the settings'
-    layout calls it.
+    Identified the conventions by which it gives the number in the text `claimed`. Every rank of the
+    settings' layout calls it.
 
-    It is scored on WikiText-103 by the readings of all programs and each of these with one axis
-    changed, where the windows of `LONG` are tried only in the readings of programs that use them;
-    on LAMBADA by every reading. Raises DataMissing if the test cannot be found or downloaded, and
-    the errors of `open_checkpoint` and `find`.
+    The checkpoint is scored on WikiText-103 by the readings of all programs and each of these with
+    one axis changed, where the windows of `LONG` are tried only in the readings of programs that
+    use them; on LAMBADA by every reading. Raises DataMissing if the test cannot be found or
+    downloaded, and the errors of `open_checkpoint` and `find`.
     """
     from mlm_repro.data_pipeline.contamination.testsets import find_test_set
     from mlm_repro.evaluation.checkpoints import open_checkpoint

@@ -23,8 +23,8 @@ SECOND = "llama"
 
 def write_oracle(out: Path) -> None:
     """Write the new directory `out`: two checkpoints, texts, tasks for lm-evaluation-harness,
-    tables and instructions, all copied from files of this package, and seal it. Raises BadInput if
-    `out` exists or cannot be written."""
+    tables and instructions, all copied from files of this package. Both checkpoints, `out` itself
+    and its folder `llama`, are sealed. Raises BadInput if `out` exists or cannot be written."""
     with new_output(out) as directory:
         shutil.copytree(
             FILES, directory, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
@@ -35,14 +35,15 @@ def write_oracle(out: Path) -> None:
 
 
 def read_table(directory: Path) -> list[Convention]:
-    """Return the conventions in the file `table.csv` of `directory`, which is one of an oracle's
-    checkpoints, each with its value on each text. Raises BadInput if a file in it was changed or
-    removed: that changes numbers."""
+    """Return a list of the conventions in the file `table.csv` of `directory`, which is one of an
+    oracle's checkpoints, each with its value on each text. Raises BadInput if a sealed file of the
+    directory was changed or removed, since that changes numbers, and IntegrityFailure if the
+    directory has no readable seal."""
     for name, entry in sealed_files(directory).items():
         if not (directory / name).is_file() or sha256_file(directory / name) != entry["sha256"]:
             raise BadInput(
-                f"{directory / name} is not as it was written: write the oracle again and run on"
-                " that"
+                f"{directory / name} is not as it was written: write the oracle to a new directory"
+                " by --out and run the harness on that"
             )
     with (directory / "table.csv").open(encoding="utf-8", newline="") as file:
         rows = [

@@ -81,23 +81,24 @@ WINDOWS: dict[str, Callable[[int, int], Iterable[Window]]] = {
         Window(max(0, tokens - c), max(0, tokens - c) + 1, tokens)
     ],
 }
-"""Function from the number of a piece's sub-words and the longest input to the windows over the
-piece."""
+"""Name of a kind of windows → function from the number of a piece's sub-words and the longest
+input, in this order, to the windows over the piece."""
 Axes = dict[str, Sequence[str]]
 
 
 class Usage(NamedTuple):
-    """The conventions for one kind of model: the values of each axis, the usual one first, and the
+    """Conventions for one kind of model: the values of each axis, the usual one first, and the
     reading of each program."""
 
     axes: Axes
     programs: dict[str, dict[str, str]]
-    """Program → values of the axes on which it differs from the usual ones."""
+    """Name of a program → value by axis, of the axes on which it differs from the usual values."""
 
     def readings(self, axes: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
-        """Return readings, each as its value by axis: that of every program, and each of these with
-        one axis changed to a value in `axes`, each reading once. A reading that scores padding is
-        left out unless it cuts separate documents at the right: no other reading has padding."""
+        """Return a list of readings, each as a dict axis → value: every program's own, and each of
+        these with one axis changed to a value in the argument `axes`, each reading once. A reading
+        that scores padding is left out unless it cuts separate documents at the right: no other
+        reading has padding."""
         usual = {axis: values[0] for axis, values in self.axes.items()}
         readings = [usual | base for base in self.programs.values()]
         changes = []
@@ -115,8 +116,9 @@ class Usage(NamedTuple):
 
     def weight(self, axes: Mapping[str, str]) -> float:
         """Return the assumed frequency, relative to others, of a convention. `axes` has the value
-        of each axis of its reading, and its average under `average`. For each axis on which the
-        reading differs from the nearest program's, the frequency is multiplied by CHANGED."""
+        of each axis of its reading, and its average under `average`. The average's frequency in
+        COMMON, or else RARE, is multiplied by CHANGED for each axis on which the reading differs
+        from the nearest program's, or from the usual values if it predicts last words."""
         usual = {axis: values[0] for axis, values in (LAST_WORD_AXES | self.axes).items()}
         changes = min(
             sum((usual | base)[axis] != value for axis, value in axes.items() if axis in usual)
@@ -174,8 +176,8 @@ UNITS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "bits-per-byte": lambda loss: loss / math.log(2),
     ACCURACY: lambda share: share,
 }
-"""Unit of a reported number → function that computes it from a loss in nats, or from a share of
-right answers."""
+"""Unit of a reported number → function that computes it from an array of losses in nats, or for
+`accuracy` from shares of right answers."""
 
 
 COMMON = {
@@ -191,20 +193,20 @@ COMMON = {
     "perplexities of documents": 0.1,
 }
 RARE = 0.02
-"""Assumed frequency of an average that COMMON lacks. Both are guesses from the numbers that
-programs print."""
+"""Assumed frequency of an average that COMMON lacks. COMMON and RARE are guesses from the numbers
+that programs print."""
 CHANGED = 0.05
 """Factor on a program's assumed frequency for each axis that a reading changes."""
 
 
 class Convention(NamedTuple):
-    """A convention of evaluation: a reading with an average, and its value on each text, which is a
-    loss in nats or a share of right answers."""
+    """Convention of evaluation: in `axes` its reading, by axis, and its `average`; in `values` its
+    number on each text, which is a loss in nats or a share of right answers."""
 
     axes: dict[str, str]
     values: dict[str, float]
     weight: float = 1.0
-    """Assumed frequency, relative to others."""
+    """Assumed frequency of the convention, relative to others."""
 
     @property
     def is_share(self) -> bool:
@@ -213,8 +215,8 @@ class Convention(NamedTuple):
 
 
 class ReadText:
-    """A text read by one convention. `requests` are scored; `averages` turns their scores into
-    every average that programs print."""
+    """Text of several documents, read by one convention. `requests` are to be scored by a model;
+    `averages` turns their scores into every average that programs print."""
 
     def __init__(
         self,
@@ -285,8 +287,8 @@ class ReadText:
         self._counts = ~np.isin(targets, apart if axes["documents"] == UNSCORED else [])
 
     def averages(self, scores: Scores) -> Iterator[tuple[str, float]]:
-        """Yield the name and the loss in nats of every average that programs print, computed from
-        the scores of `requests`."""
+        """Yield pairs of the name and the loss in nats of every average that programs print.
+        `scores` has a model's scores of this object's `requests`, in order."""
         nll = -np.add.reduceat(scores.log_probabilities * self._counts, scores.starts)
         counts = np.add.reduceat(self._counts, scores.starts, dtype=np.int64)
         owners = self._owners
@@ -307,8 +309,8 @@ class ReadText:
             yield name, total / max(1, divisor)
 
     def divisors(self) -> dict[str, int]:
-        """Return, by name, the counts by which programs divide the text's summed loss, wrong ones
-        included. A sub-word that is a part of a character is decoded as U+FFFD.
+        """Return a dict name → count by which some program divides the text's summed loss, wrong
+        counts included. A sub-word that is a part of a character is decoded as U+FFFD.
 
         Two counts of decoded sub-words are left out if the tokenizer decodes a sub-word without its
         space.
@@ -365,17 +367,18 @@ LAST_WORD_AXES: Axes = {
 
 
 def last_word_readings(usage: Usage) -> list[dict[str, str]]:
-    """Return every reading of passages whose last words are predicted, each as its value by axis:
-    all combinations of values in LAST_WORD_AXES, of the axis `first` only those that `usage`
-    has."""
+    """Return a list of every reading of passages whose last words are predicted, each as a dict
+    axis → value: all combinations of values in LAST_WORD_AXES, of the axis `first` only those that
+    `usage` has."""
     first = [value for value in LAST_WORD_AXES["first"] if value in usage.axes["first"]]
     axes = LAST_WORD_AXES | {"first": first}
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
 class LastWords:
-    """Passages read by one convention for their last words. `requests` are scored; `averages` turns
-    their scores into mean losses and shares of right answers."""
+    """Passages read by one convention for their last words. `requests`, one for each passage, are
+    to be scored by a model; `averages` turns their scores into mean losses and shares of right
+    answers."""
 
     def __init__(
         self, axes: Mapping[str, str], passages: Sequence[str], tokenizer: Encoder, context: int
@@ -390,9 +393,9 @@ class LastWords:
         ]
 
     def averages(self, scores: Scores) -> Iterator[tuple[str, float]]:
-        """Yield the name and value of each average of the scores of `requests`: the mean loss in
-        nats of a target and of a target's sub-word, and the shares of right targets and right
-        sub-words."""
+        """Yield pairs of the name and value of each average. `scores` has a model's scores of this
+        object's `requests`. The averages are the mean loss in nats of a target and of a target's
+        sub-word, and the shares of right targets and right sub-words."""
         yield "targets", math.fsum(scores.nll) / len(scores.nll)
         yield "sub-words of targets", math.fsum(scores.nll) / len(scores.greedy)
         yield ACCURACY, float(scores.all_greedy.mean())

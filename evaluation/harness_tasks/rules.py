@@ -15,8 +15,9 @@ Rows = dict[str, Dataset]
 
 
 def wikitext103(**_: Any) -> Rows:
-    """Return the split `test`: WikiText-103's test file as one row, with its whole `text`,
-    detokenized, and its number of `words`."""
+    """Return a dict with the split `test`: WikiText-103's test file as one row, with its whole
+    `text`, detokenized, and its number of `words`. Raises DataMissing if the file cannot be found
+    or downloaded. Arguments are ignored."""
     text = read_wikitext("wikitext103", find_test_set("wikitext103"))
     return {
         "test": Dataset.from_list(
@@ -26,15 +27,16 @@ def wikitext103(**_: Any) -> Rows:
 
 
 def strided(row: JSON) -> JSON:
-    """Return a row's text, under `text`, with the stride 32, under `stride`, for the engine to read
-    it in windows of 32 new tokens."""
+    """Return a dict of a row's text, under `text`, and the stride 32, under `stride`, for the
+    engine to read it in windows of 32 new tokens."""
     return {"text": row["text"], "stride": 32}
 
 
 def per_word(row: JSON, results: list[float]) -> dict[str, tuple[float, int]]:
     """Return two metrics by name, each as a pair of a summed log-probability and the number of
     words to divide it by: `word_perplexity`, and `adjusted_perplexity`, with one word less as in
-    Megatron-LM's program. `results` has the log-probability of the row's text."""
+    Megatron-LM's program. `results` has one number, the log-probability of the row's text; the row
+    has its number of `words`."""
     return {
         "word_perplexity": (results[0], row["words"]),
         "adjusted_perplexity": (results[0], row["words"] - 1),
@@ -42,8 +44,9 @@ def per_word(row: JSON, results: list[float]) -> dict[str, tuple[float, int]]:
 
 
 def lambada(**_: Any) -> Rows:
-    """Return the split `test`: OpenAI's passages, each cut as `--strict-lambada` does into its
-    `context` and its last `word`."""
+    """Return a dict with the split `test`: OpenAI's passages, a row for each, cut as
+    `--strict-lambada` does into its `context` and its last `word`. Raises DataMissing if the file
+    cannot be found or downloaded. Arguments are ignored."""
     cut = map(split_last_word, openai_passages(find_test_set("lambada")))
     return {
         "test": Dataset.from_list([{"context": context, "word": word} for context, word in cut])

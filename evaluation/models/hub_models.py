@@ -24,12 +24,13 @@ class Fetched(FileSchema):
     repository: str
     commit: str
     files: dict[str, str]
-    """SHA-256 of each file. Large files were compared with the hub's digests."""
+    """Name of a file in the directory → its hexadecimal SHA-256. Large files were compared with the
+    hub's digests."""
 
 
 def cached_model(name: str) -> Path:
-    """Return the folder of a model in the hub's cache, after a download if the hub can be reached.
-    Its `name` is `owner/name` or `name`, with or without `@revision`.
+    """Return the path of a model's folder in the hub's cache, after a download if the hub can be
+    reached. `name` is the model's: `owner/name` or `name`, with or without `@revision`.
 
     Raises BadInput for a name of another form, or if the hub's weights are several GGUF files.
     Raises DataMissing if the hub does not have the model or keeps it behind a gate, or if it cannot
@@ -47,17 +48,19 @@ def cached_model(name: str) -> Path:
         return Path(snapshot_download(repository, revision=revision, local_files_only=True))
     except LocalEntryNotFoundError as error:
         raise DataMissing(
-            f"model {name} is not in the hub's cache, and the hub cannot be reached"
+            f"model {name} is not in the hub's cache, and the hub cannot be reached: connect this"
+            " machine, or copy here what `mlm-eval fetch` writes on another and give its path"
         ) from error
 
 
 def fetch_model(name: str, out: Path) -> Path:
-    """Download the model's files to the folder of `out` that has the model's name without owner and
-    revision, write fetched.json there, and return the folder.
+    """Download the files of the hub's model `name` to the folder of `out` that has the model's name
+    without owner and revision, write fetched.json there, and return the folder's path.
 
-    What an earlier fetch left there unchanged is not downloaded again. fetched.json lists every
-    other file of the folder. Raises the errors of `cached_model`, and IntegrityFailure for a file
-    with another digest than the hub's.
+    Files that an earlier fetch left there unchanged are not downloaded again. fetched.json lists
+    every other file of the folder with its SHA-256. Raises the errors of `cached_model`,
+    Interrupted also if the hub cannot be reached, and IntegrityFailure for a file with another
+    digest than the hub's.
     """
     repository, short, revision = _parse(name)
     _, described = _download(name, repository, revision, local_dir=out / short)
@@ -79,12 +82,12 @@ def fetch_model(name: str, out: Path) -> Path:
 
 
 def _download(name: str, repository: str, revision: str | None, **where: Any) -> tuple[Path, Any]:
-    """Download a model's files and return their folder with the hub's description of the
-    repository; with `local_dir` in `where`, into that folder and exactly the described commit.
-    `name` is the model's name in errors.
+    """Download a model's files and return a pair: their folder, and the hub's description of the
+    repository. With `local_dir` in `where` the files go into that folder and are exactly the
+    described commit's. `name` is the model's name in errors.
 
-    Raises DataMissing if the hub does not have the model or gates it, Interrupted if it fails
-    otherwise, and BadInput for several GGUF files.
+    Raises DataMissing if the hub does not have the model or gates it, Interrupted if the download
+    fails otherwise, and BadInput for several GGUF files.
     """
     from huggingface_hub import HfApi, snapshot_download
 
@@ -102,8 +105,9 @@ def _download(name: str, repository: str, revision: str | None, **where: Any) ->
 
 
 def is_as_fetched(directory: Path, repository: str) -> bool:
-    """Return True if the directory's fetched.json names that repository, and every file that it
-    lists is there unchanged. Raises IntegrityFailure if fetched.json is damaged."""
+    """Return True if fetched.json in `directory` names `repository` and every file that it lists is
+    there unchanged; False also without a fetched.json. Raises IntegrityFailure if fetched.json is
+    damaged."""
     if not (directory / RECORD).is_file():
         return False
     record = read_document(directory / RECORD, Fetched)
@@ -114,8 +118,9 @@ def is_as_fetched(directory: Path, repository: str) -> bool:
 
 
 def _wanted(name: str, described: Any) -> list[str]:
-    """Return glob patterns of the files to download, with weights in the first format of `WEIGHTS`
-    that the repository has. `described` is the hub's description of the repository, with its files.
+    """Return a list of glob patterns of the files to download, with weights in the first format of
+    `WEIGHTS` that the repository has. `described` is the hub's description of the repository, with
+    its files; `name` is the model's name in errors.
 
     Raises BadInput if that format is GGUF and there are several files.
     """
@@ -131,8 +136,9 @@ def _wanted(name: str, described: Any) -> list[str]:
 
 
 def _parse(name: str) -> tuple[str, str, str | None]:
-    """Split a name into repository, short name and revision, which is None if the name has none.
-    Raises BadInput if it is not a name on the hub."""
+    """Split a model's name on the hub, `owner/name@revision`, into a triple: the repository
+    `owner/name`, the short name without owner, and the revision, which is None if the name has
+    none. Raises BadInput if it is not a name on the hub."""
     if not (match := HUB_NAME.fullmatch(name)):
         raise BadInput(
             f"{name} is not a name on the Hugging Face hub, such as gpt2 or"

@@ -44,17 +44,19 @@ class Place:
     """Path or name of the checkpoint as the user gave it."""
     directory: Path
     format: Literal["native", "transformers", "published"]
-    """`native`: a checkpoint of this suite, of a run the newest; `transformers`: a Hugging Face
-    directory or a GGUF file; `published`: any other that `mlm-train import` reads."""
+    """`native`: a checkpoint of this suite, or the newest one of a run; `transformers`: a Hugging
+    Face directory or a GGUF file; `published`: any other that `mlm-train import` reads."""
     gguf: str = ""
     """Name of the requested GGUF file in the directory; empty if none was named."""
     adapter: Path | None = None
-    """Directory of a PEFT adapter that is applied to the model."""
+    """Directory of a PEFT adapter that is applied to the model in `directory`; None without an
+    adapter."""
 
     @classmethod
     def find(cls, asked: Path, vocab: Path | None = None) -> "Place":
-        """Find the files of a checkpoint, of a run's newest checkpoint, or of a model in a package
-        or on the Hugging Face hub, which may be downloaded.
+        """Return the Place of a checkpoint, of a run's newest checkpoint, or of a model in a
+        package or on the Hugging Face hub, which may be downloaded. `asked` is its path, its name
+        on the hub, or `smollm2`.
 
         `vocab` is a folder with a vocabulary, for files without one. Raises BadInput or
         IntegrityFailure if there is no checkpoint, a file of it is missing or its configuration
@@ -79,13 +81,17 @@ class Place:
         read_object(directory / CONFIG)
         weight_files(directory)
         if not vocab and not any(map(list, map(directory.glob, TOKENIZERS))):
-            raise BadInput(f"{directory} has no tokenizer: none of {', '.join(TOKENIZERS)}")
+            raise BadInput(
+                f"{directory} has no tokenizer, none of {', '.join(TOKENIZERS)}: put one there, or"
+                " for a GPT-2 name the folder of its vocabulary by --set vocab=FOLDER"
+            )
         return cls(asked, directory, "transformers")
 
     @property
     def is_gpt2(self) -> bool:
-        """True for a Hugging Face directory whose configuration names GPT-2, unless an adapter goes
-        with it."""
+        """True if this place is a Hugging Face directory whose configuration names GPT-2, and no
+        adapter goes with it. config.json is read at each access. Raises IntegrityFailure if it
+        cannot be read."""
         from mlm_repro.lineage.files import read_object
 
         path = self.directory / CONFIG
@@ -94,8 +100,10 @@ class Place:
 
 
 def _directory(path: Path) -> Path:
-    """Return an existing path, or the folder of the hub's model of that name, which may be
-    downloaded. Raises BadInput if neither exists, and Interrupted if the hub stops answering."""
+    """Return the path of a checkpoint's directory or file: `path` itself if it exists, the
+    package's folder for `smollm2`, or else the folder of the hub's model of that name, which may be
+    downloaded. Raises BadInput if all of these are missing, and Interrupted if the hub stops
+    answering."""
     if (place := place_of(path)).exists():
         return place
     from mlm_repro.evaluation.models.hub_models import cached_model
@@ -117,18 +125,21 @@ def _is_native(directory: Path) -> bool:
 
 
 def _base(directory: Path) -> Path:
-    """Return the path of the model that the adapter in a directory belongs to: a directory inside
-    of it, or else the path or hub name that its configuration gives.
+    """Return the path of the model that the PEFT adapter in `directory` belongs to: a directory
+    inside of it, or else the path or hub name that adapter_config.json gives.
 
     Raises BadInput if the configuration names no model, if peft is missing, or if the directory
-    also holds a model.
+    also holds a model, and IntegrityFailure if the configuration cannot be read.
     """
     from mlm_repro.lineage.extras import installed
     from mlm_repro.lineage.files import read_object
 
     base = read_object(directory / ADAPTER).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
-        raise BadInput(f"{directory / ADAPTER} does not name the model that it is an adapter of")
+        raise BadInput(
+            f"{directory / ADAPTER} does not name the model that it is an adapter of: set"
+            " base_model_name_or_path in it"
+        )
     if (directory / CONFIG).is_file():
         raise BadInput(
             f"{directory} holds a model and an adapter of {base}: give each a directory of its own"
@@ -139,8 +150,9 @@ def _base(directory: Path) -> Path:
 
 
 def weight_files(directory: Path, gguf: str = "") -> list[Path]:
-    """Return the sorted paths of a Hugging Face directory's weight files: safetensors, else .bin,
-    else one GGUF file. With `gguf` it is the GGUF file of that name, whatever else is there.
+    """Return a sorted list of the paths of a Hugging Face directory's weight files: safetensors,
+    else .bin, else one GGUF file. With `gguf` the list has the GGUF file of that name alone,
+    whatever else is there.
 
     Raises BadInput if the directory has no weights, or several GGUF files and no name.
     """

@@ -48,13 +48,13 @@ CONTEXT_KEYS = (
     "seq_length",
 )
 UNLIMITED = 2048
-"""Context of an architecture that states no longest input."""
+"""Context, in tokens, of an architecture that states no longest input."""
 CHECKED = 8
 """Number of tokens on which the output layer is compared with the whole model, and a merged adapter
 with an unmerged one."""
 MERGED = {4: 1e-4, 2: 0.05}
-"""Largest accepted change of a logit by merging an adapter, as a share of the largest logit, by the
-size of a number in bytes."""
+"""Size in bytes of a logit's number format → largest accepted change of a logit by merging an
+adapter, as a share of the largest logit."""
 
 
 class PretrainedTokenizer:
@@ -85,22 +85,25 @@ class PretrainedTokenizer:
         self.special_tokens = {self.decode([self.end_of_text]): self.end_of_text} | special
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text, without the tokens that the tokenizer would add."""
+        """Return a list of the token ids of a text, without the tokens that the tokenizer would
+        add."""
         ids: list[int] = self._theirs(text, add_special_tokens=False, verbose=False).input_ids
         return ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each text, without the tokens that the tokenizer would add."""
+        """Return a list of token ids for each text, without the tokens that the tokenizer would
+        add."""
         return [self.encode(text) for text in texts]
 
     def spell_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each text, where a literal special token is spelled in sub-words
-        like any other text. The tokenizer adds no tokens."""
+        """Return a list of token ids for each text, where a literal special token is spelled in
+        sub-words like any other text. The tokenizer adds no tokens."""
         settings = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
         return [self._theirs(text, **settings).input_ids for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of token ids: special tokens are in it, and no space is cleaned up."""
+        """Return the text of a sequence of token ids: special tokens are in it, and no space is
+        cleaned up."""
         numbers = [int(token) for token in ids]
         return str(
             self._theirs.decode(
@@ -129,8 +132,9 @@ class PretrainedModel(nn.Module):
             self.cuts = self._head is not None and self._head_is_whole(logits)
 
     def _head_is_whole(self, logits: Tensor) -> bool:
-        """Return True if the output layer alone turns the states before it into `logits`, which the
-        whole model computed of a few test tokens."""
+        """Return True if the output layer alone turns its inputs into `logits` [1, q, v], which the
+        whole model computed of the test tokens, within 1e-5. False also if the model fails when it
+        is run without that layer."""
         try:
             states = self._run(self._some, cuts=True)[0]
         # A model that reshapes its logits cannot do so with the empty ones of a cut layer.
@@ -142,11 +146,10 @@ class PretrainedModel(nn.Module):
 
     @torch.inference_mode()
     def pack_weights(self) -> None:
-        """Put float32 weights of plain linear layers, except the output layer, into oneDNN's order.
-        If the model then fails, because it reads a weight itself, all weights stay as they were.
-
-        Products of several rows get faster, products of a single row slower. The last bits change.
-        """
+        """Put float32 weights of this model's plain linear layers, except the output layer, into
+        oneDNN's order, in place. If the model then fails, because it reads a weight itself, all
+        weights stay as they were. Products of several rows get faster, products of a single row
+        slower. The last bits change."""
         modules = [
             layer
             for layer in self.theirs.modules()
@@ -185,8 +188,8 @@ class PretrainedModel(nn.Module):
 
     @property
     def computes_positions(self) -> bool:
-        """True if positions are rotary and each is computed by itself, so that inputs may exceed
-        the context.
+        """True if this model's positions are rotary and each is computed by itself, so that inputs
+        may exceed the context.
 
         A dynamic position depends on the longest input before it; a table of learned positions ends
         with the context.
@@ -196,8 +199,8 @@ class PretrainedModel(nn.Module):
 
     @property
     def _ropes(self) -> list[JSON]:
-        """Settings of rotary positions in the configuration, each a dict: one, or one for each kind
-        of layer. Empty for a model without such positions."""
+        """List of the settings of rotary positions in the configuration, each a dict: one, or one
+        for each kind of layer. Empty for a model without such positions."""
         rope = getattr(self.config.get_text_config(), "rope_parameters", None) or {}
         return [
             settings
@@ -207,21 +210,22 @@ class PretrainedModel(nn.Module):
 
     @property
     def hidden_size(self) -> int:
-        """Length of a state vector: the output layer's input, or the vocabulary if states are
-        logits."""
+        """Length of a state vector of this model: the output layer's input length, or the size of
+        the vocabulary if states are logits."""
         return int(
             self._head.weight.size(1) if self.cuts else self.config.get_text_config().vocab_size
         )
 
     def forward(self, inputs: Tensor, cache: Any = None) -> Tensor:
-        """Turn token ids [b, s] into states [s, b, h]. With transformers' cache the tokens continue
-        the cached ones."""
+        """Turn token ids [b, s] into states [s, b, h]. With transformers' cache, to which they are
+        added, the tokens continue the cached ones."""
         settings = {} if cache is None else {"past_key_values": cache, "use_cache": True}
         states, logits = self._run(inputs, cuts=self.cuts, **settings)
         return (logits if states is None else states).transpose(0, 1)
 
     def hidden_states_at(self, inputs: Tensor, positions: Tensor) -> Tensor:
-        """Run the model on token ids [b, s] and return the states [q, b, h] at positions [b, q]."""
+        """Run the model on token ids [b, s] and return the states [q, b, h] at the indices
+        `positions` [b, q] of inputs."""
         return rows_at(self.forward(inputs), positions)
 
     def new_cache(self) -> Any:
@@ -229,8 +233,8 @@ class PretrainedModel(nn.Module):
         return import_extra("transformers", EXTRA).DynamicCache(config=self.config)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Turn states [..., h] into logits [..., v] by the output layer; states that are logits are
-        copied."""
+        """Turn states [..., h] into logits [..., v] by the output layer. If this model's states are
+        logits already, return a copy of them."""
         return self._head(states) if self.cuts else states.clone()
 
     def _run(
@@ -255,8 +259,8 @@ class PretrainedModel(nn.Module):
 
 
 def packed(weight: Tensor) -> nn.Parameter:
-    """Return the weight as a parameter without a gradient, in oneDNN's order if it lies on a CPU in
-    float32 or bfloat16 and oneDNN is there, else in the order that it has."""
+    """Return a layer's weight as a parameter without a gradient, in oneDNN's order if it lies on a
+    CPU in float32 or bfloat16 and oneDNN is there, else in the order that it has."""
     is_ordered = (
         onednn and weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
     )
@@ -274,9 +278,10 @@ class Pretrained:
     """A transformers model and its tokenizer, loaded from a checkpoint's place and checked."""
 
     def __init__(self, place: Place, dtype: torch.dtype, device: torch.device) -> None:
-        """Load and examine the model, and silence transformers' messages. Raises BadInput for a
-        model that cannot be read this way or a missing package, IntegrityFailure for damaged files,
-        HardwareMissing, before weights are read, for a model larger than memory."""
+        """Load and examine the model and tokenizer of `place`, with weights in `dtype` on `device`,
+        and silence transformers' messages. Raises BadInput for a model that cannot be read this way
+        or a missing package, IntegrityFailure for damaged files, HardwareMissing, before weights
+        are read, for a model larger than memory."""
         self.directory = place.directory
         self._adapter = place.adapter
         library = import_extra("transformers", EXTRA)
@@ -285,9 +290,9 @@ class Pretrained:
         self._weights = weight_files(self.directory, place.gguf)
         self._settings: JSON = {"local_files_only": True, "trust_remote_code": False}
         self.checked: dict[str, str] = {}
-        """Subject of a check → its outcome."""
+        """Subject of a check of the model or its files → sentence on its outcome."""
         self.warnings: list[str] = []
-        """Warnings of parts of the model or its files that are ignored or read in another way."""
+        """Sentences on parts of the model or its files that are ignored or read in another way."""
         if self._weights[0].suffix == ".gguf":
             import_extra("gguf", "smollm2")
             self._settings["gguf_file"] = self._weights[0].name
@@ -313,7 +318,10 @@ class Pretrained:
             ids = (
                 f"the tokenizer of {self.directory} has ids up to {self.tokenizer.vocab_size - 1:,}"
             )
-            raise IntegrityFailure(f"{ids}, but the model has an embedding of {rows:,} rows")
+            raise IntegrityFailure(
+                f"{ids}, but the model has an embedding of {rows:,} rows: one of the two is of"
+                " another model"
+            )
         if padding := rows - self.tokenizer.vocab_size:
             left = (
                 f"{padding:,} rows of the embedding stand for no sub-word: they are left out of the"
@@ -332,12 +340,12 @@ class Pretrained:
         self._settings["config"] = config
         loaded = self._adapted(self._load(library, dtype))
         self.loaded = self._examine(loaded)
-        """SHA-256 of the configuration and of the tensors that were loaded."""
+        """Hexadecimal SHA-256 of the configuration and of the tensors that were loaded."""
         try:
             self.model = PretrainedModel(loaded.to(device).eval())
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
             raise BadInput(
-                f"{self.directory} fails inside transformers: {one_line(error)}"
+                f"{self.directory} is loaded but fails inside transformers: {one_line(error)}"
             ) from error
         whole = "equals the whole model on scored rows"
         own = "the model's own logits, which it changes"
@@ -357,11 +365,12 @@ class Pretrained:
         return sha256_json(self._digests(True))
 
     def _digests(self, with_weights: bool) -> dict[str, str]:
-        """Return the SHA-256 of files, by file name. These are all .json, .txt and .model files in
-        the model's directory but config.json, and a GGUF file, which has the tokenizer in it.
+        """Return a dict file name → hexadecimal SHA-256. The files are all .json, .txt and .model
+        files in the model's directory but config.json, and a GGUF file, which has the tokenizer in
+        it.
 
         With `with_weights` also config.json, all weights and the adapter's files, which replace
-        files of the same name.
+        files of the same name. Digests of weights are cached.
         """
         files = [
             path
@@ -380,17 +389,18 @@ class Pretrained:
             return {path.name: digest_of_file(path) for path in chosen if path.is_file()}
 
     def _read(self, reader: Any, what: str) -> Any:
-        """Return the configuration or the tokenizer as the transformers class `reader` loads it.
-        Raises BadInput if it cannot."""
+        """Return the configuration or the tokenizer of this place's directory as the transformers
+        class `reader` loads it. `what` is its name in errors. Raises BadInput if it cannot be
+        read."""
         try:
             return reader.from_pretrained(self.directory, **self._settings)
         except Exception as error:  # the library raises errors of many kinds
             raise self._explained(error, what) from error
 
     def _explained(self, error: Exception, what: str) -> UserError:
-        """Return an error whose message says in one sentence how `what` could not be read:
-        IntegrityFailure for weights, BadInput for all else, for missing packages and for a model
-        that needs code of its own."""
+        """Return, without raising it, an error whose message says in one sentence that `what`, such
+        as `weights`, could not be read because of `error`: IntegrityFailure for weights, BadInput
+        for all else, for missing packages and for a model that needs code of its own."""
         if "trust_remote_code" in str(error) or "custom code" in str(error):
             return BadInput(f"{self.directory} needs code of its own, which is never run here")
         if isinstance(error, ImportError):
@@ -403,13 +413,16 @@ class Pretrained:
         )
 
     def _check_kind(self, library: Any, config: Any, stated: JSON) -> None:
-        """Raise BadInput if the model does not predict each token from the ones before it. If its
-        config.json, `stated`, names modeling code, which is never run, add a warning to `warnings`
-        and `checked`."""
+        """Raise BadInput if a model of transformers' configuration `config` does not predict each
+        token from the ones before it. If the content of its config.json, `stated`, names modeling
+        code, which is never run, add a warning to this object's `warnings` and `checked`."""
         names = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         if config.model_type not in names or config.is_encoder_decoder:
             kind = f"{self.directory} is a {config.model_type}"
-            raise BadInput(f"{kind}, which does not predict tokens from earlier ones")
+            raise BadInput(
+                f"{kind}, which does not predict tokens from earlier ones: give a causal language"
+                " model"
+            )
         if stated.get("auto_map"):
             own = (
                 "modeling code that comes with it is never run: transformers' own"
@@ -426,8 +439,9 @@ class Pretrained:
     def _check_size(
         self, library: Any, config: Any, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Raise HardwareMissing if the weights in `dtype` are larger than the device's memory, and
-        BadInput if transformers cannot build a model of the configuration."""
+        """Raise HardwareMissing if the weights of a model of `config`, in `dtype`, are larger than
+        the memory of `device`, and BadInput if transformers cannot build such a model. No memory is
+        taken for weights."""
         try:
             with torch.device("meta"):
                 count = library.AutoModelForCausalLM.from_config(
@@ -444,16 +458,17 @@ class Pretrained:
             needed = f"{count:,} parameters, {size:,.1f} GiB in {str(dtype).removeprefix('torch.')}"
             raise HardwareMissing(
                 f"{self.directory} has {needed}, and the {'GPU' if is_gpu else 'machine'} has"
-                f" {available:,.1f} GiB"
+                f" {available:,.1f} GiB: --set dtype=bf16 takes half of float32"
             )
 
     def _load(self, library: Any, dtype: torch.dtype, **renamed: Any) -> Any:
-        """Load and return transformers' model with its weights. Raises IntegrityFailure if a tensor
-        is missing, of another shape or belongs to another model, or if the weights cannot be read,
-        and BadInput if a package is missing or the model needs code of its own.
+        """Return transformers' model of this place with its weights in `dtype`, on the CPU. Raises
+        IntegrityFailure if a tensor is missing, of another shape or belongs to another model, or if
+        the weights cannot be read, and BadInput if a package is missing or the model needs code of
+        its own.
 
-        Names that torch.compile prefixed are read without the prefix. Unused tensors and
-        quantisation are noted in `checked` and `warnings`.
+        Names that torch.compile prefixed are read without the prefix: `renamed` has the argument
+        for that. Unused tensors and quantisation are noted in `checked` and `warnings`.
         """
         # Read now, because the library may remove it while loading.
         scheme = self._settings["config"].to_dict().get("quantization_config")
@@ -479,7 +494,10 @@ class Pretrained:
             for name, theirs, ours in sorted(report["mismatched_keys"])
         ]
         if wrong := [f"tensor {name!r} is missing" for name in missing] + others:
-            raise IntegrityFailure(f"{self.directory}: {wrong[0]} ({len(wrong)} such)")
+            raise IntegrityFailure(
+                f"{self.directory}: {wrong[0]} ({len(wrong)} such), so the weights are incomplete"
+                " or of another model than the configuration"
+            )
         self.checked["weights"] = "the file's tensors are the model's"
         if left:
             unused = (
@@ -529,8 +547,8 @@ class Pretrained:
             ) from error
         if not differs <= MERGED[beside.itemsize]:
             raise BadInput(
-                f"the adapter {self._adapter} cannot be scored: merged into the weights it is"
-                " another model"
+                f"the adapter {self._adapter} cannot be scored: merged into the model's weights it"
+                " gives other logits than beside them"
             )
         self._say(
             "adapter",
@@ -547,7 +565,8 @@ class Pretrained:
             # aminmax passes NaN on, and takes a tenth of the time of isfinite on every element.
             if is_number and not torch.stack(torch.aminmax(tensor)).isfinite().all():
                 raise IntegrityFailure(
-                    f"{self.directory}: tensor {name!r} holds values that are not finite numbers"
+                    f"{self.directory}: tensor {name!r} holds values that are not finite numbers:"
+                    " the training diverged, or the file is damaged"
                 )
             content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             return (

@@ -20,7 +20,7 @@ from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.remembered import recall, remember
 
 LENGTH = 16
-"""Inputs of a probed row. A shorter row has half as many and is padded beside it."""
+"""Number of inputs of a probed row. A shorter row has half as many and is padded beside it."""
 SHORTEST = 4
 """Smallest context and smallest vocabulary of a model that is probed."""
 ROUNDING = 1e-5
@@ -28,18 +28,19 @@ ROUNDING = 1e-5
 ROUNDING_OF_HALF = 0.02
 """Largest change of a log-probability by rounding alone in 16 bits."""
 OF_ITS_OWN = 1e-3
-"""A change of a log-probability below this share of an input's effect on the next prediction counts
-as rounding."""
+"""Share of an input's effect on the next prediction: a change of a log-probability below this share
+counts as rounding."""
 IN_A_BATCH = 30
 """Factor on the tolerated rounding between a row alone and a row in a batch, whose matrix products
 have other shapes."""
 Outcome = tuple[ScoringModel, str]
-"""The model as it will be scored, and a sentence on the outcome of the probe."""
+"""Pair: the model as it will be scored, and a sentence on the outcome of the probe."""
 
 
 class Probed:
-    """Log-probabilities of four rows, computed once for all probes: a row, the row with another
-    last input, a short row, and the first row's first two tokens."""
+    """Log-probabilities of four rows of a model, computed once for all probes: a row, the row with
+    another last input, a short row, and the first row's first two tokens. `alone` has them scored
+    one by one, `together` in one batch."""
 
     def __init__(self, model: ScoringModel) -> None:
         length = min(LENGTH, model.seq_length)
@@ -53,17 +54,17 @@ class Probed:
         self.together = self.scored(model, len(self._requests))
         row, other, _, first = self.alone
         self.moved = float(np.abs(row[:-2] - other[:-2]).max())
-        """Largest change of an earlier log-probability by another last token."""
+        """Largest change of an earlier log-probability when the last input is another token."""
         self.moved_first = float(np.abs(row[0] - first[0]))
-        """Change of the first log-probability by all later tokens."""
+        """Change of the first log-probability when all later tokens are left out."""
         effect = float(np.abs(row[-1] - other[-1]))
         self.allowed = max(
             ROUNDING_OF_HALF if model.dtype.itemsize < 4 else ROUNDING, OF_ITS_OWN * effect
         )
 
     def scored(self, model: ScoringModel, batch_size: int) -> list[np.ndarray]:
-        """Score the probe's four rows now, `batch_size` at a time, and return the log-probabilities
-        of each, [targets]."""
+        """Score the probe's four rows with `model` now, `batch_size` at a time, and return a list
+        of an array of log-probabilities, [targets], for each row."""
         scores = score(
             model,
             self._requests,
@@ -135,8 +136,8 @@ PROBES: dict[str, Callable[[ScoringModel, Probed], Outcome]] = {
 
 
 def probe(model: ScoringModel, weights: str) -> tuple[ScoringModel, dict[str, str]]:
-    """Probe a model in a few short forward passes. Return the model as it will be scored, and a
-    sentence on the outcome of each probe by the probe's title. Every rank of the model's mesh calls
+    """Probe a model in a few short forward passes. Return a pair: the ScoringModel as it will be
+    scored, and a dict probe's title → sentence on its outcome. Every rank of the model's mesh calls
     it. Raises the probes' BadInput.
 
     The outcomes are cached under the digest `weights` and everything else on which scores depend;
@@ -161,7 +162,7 @@ def probe(model: ScoringModel, weights: str) -> tuple[ScoringModel, dict[str, st
 
 def _difference(rows: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float:
     """Return the largest absolute difference between log-probabilities of two scorings of the same
-    rows; NaN if any log-probability is NaN."""
+    rows, each a list of an array for each row; NaN if any log-probability is NaN."""
     # numpy's maximum, because Python's loses a NaN in any row but the first.
     return float(
         np.max([np.abs(row - other).max() for row, other in zip(rows, others, strict=True)])

@@ -56,7 +56,7 @@ MAX_LOGIT_BYTES = {"cpu": 48 * 2**20, "cuda": 2**30}
 TOGETHER = 1024
 """Number of exponentials that are added in float32 before they join a float64 sum."""
 Batches = list[list[int]]
-"""Indices of requests, batch by batch."""
+"""Indices of requests, a list for each batch."""
 
 
 @dataclass(frozen=True)
@@ -65,17 +65,18 @@ class ScoringModel:
     vocabulary, longest input, hidden size and number format."""
 
     network: CausalModel | PretrainedModel
-    """This rank's part of the model."""
+    """This rank's part of the model: a stage of an engine's model, or a whole one that transformers
+    computes."""
     vocab_size: int
-    """Number of real entries; logits beyond them are padding."""
+    """Number of real entries of the vocabulary; logits beyond them are padding."""
     seq_length: int
     """Longest input that the model takes, in tokens."""
     hidden_size: int
     dtype: torch.dtype
     mesh: ParallelMesh = field(default_factory=serial_mesh)
     length_switch: int = 0
-    """Rows up to this length and longer rows are never in one batch; 0 if length changes
-    nothing."""
+    """Length in inputs: rows up to this length and longer rows are never in one batch, because the
+    model reads them in different ways; 0 if length changes nothing."""
     is_alone: bool = False
     """True if the model reads a row in a batch otherwise than the same row alone."""
 
@@ -101,8 +102,8 @@ def score(
     store: Store | None = None,
     on_resumed: Callable[[int], None] = lambda count: None,
 ) -> Scores:
-    """Score all requests and return their scores, in their order. Token ids that are `banned` are
-    ignored where `greedy_allowed` looks for the likeliest token.
+    """Score all requests and return one Scores for them, in their order. Token ids that are
+    `banned` are ignored where the column `greedy_allowed` looks for the likeliest token.
 
     Scores in the store are read, new ones are added. `on_progress` gets the number of newly scored
     requests, `on_resumed` the number of requests in the store. On a mesh of several ranks every
@@ -114,18 +115,20 @@ def score(
     """
     mesh = model.mesh
     if not requests:
-        raise BadInput("there is nothing to score")
+        raise BadInput("there is nothing to score: the text has no sub-word to predict")
     widest = max(len(request.tokens) for request in requests) - 1
     if widest > model.seq_length:
         raise BadInput(
-            f"a request of {widest} tokens does not fit the model's context of {model.seq_length}"
+            f"{widest} tokens of one window or passage are more than the {model.seq_length} that"
+            " the model takes at once: give a shorter --window"
         )
     if not all(
         request.tokens.min() >= 0 and request.tokens.max() < model.vocab_size
         for request in requests
     ):
         raise BadInput(
-            f"the text has token ids beyond the model's vocabulary of {model.vocab_size}"
+            "the text was encoded by another model's tokenizer: it has ids beyond this model's"
+            f" vocabulary of {model.vocab_size}"
         )
     size = 1 if model.is_alone else batch_size
     batches = plan_batches(
@@ -165,21 +168,22 @@ def score(
 
 
 def _workers(model: ScoringModel, workers: int | None) -> int:
-    """Return the number of worker processes, by default all available cores of a CPU. Raises
-    BadInput if several are requested on a GPU or on several ranks."""
+    """Return the number of worker processes that score `model`: `workers`, or by default one for
+    each available core, on a CPU and one rank, else 1. Raises BadInput if several are requested on
+    a GPU or on several ranks."""
     if model.mesh.device.type == "cpu" and model.mesh.layout.world_size == 1:
         return workers or available_cores()
     if workers not in (None, 1):
         raise BadInput(
             f"{workers} workers were requested, but a model on a GPU or on several ranks is scored"
-            " by one"
+            " by one: leave workers out of --set"
         )
     return 1
 
 
 def describe(model: ScoringModel) -> dict[str, Any]:
-    """Return, as plain values by name, everything besides weights, requests and banned tokens on
-    which the bits of scores depend."""
+    """Return a dict of plain values by name: everything besides weights, requests and banned tokens
+    on which the bits of the model's scores depend."""
     on_cpu = model.mesh.device.type == "cpu"
     return {
         "code": _code_digest(),
@@ -198,8 +202,8 @@ def describe(model: ScoringModel) -> dict[str, Any]:
 
 @cache
 def installed_packages() -> list[str]:
-    """Return `name-version` of every package installed in the folder of torch or of transformers,
-    sorted: any may compute a model.
+    """Return a sorted list of `name-version` of every package installed in the folder of torch or
+    of transformers: any may compute a model.
 
     The import path itself is no guide: setuptools, once it is imported, adds a folder of packages
     of its own.
@@ -212,19 +216,19 @@ def installed_packages() -> list[str]:
 
 @cache
 def _code_digest() -> str:
-    """Return the SHA-256 of this Python's version and of all files in the folders `engine` and
-    `evaluation`, which decide scores."""
+    """Return the hexadecimal SHA-256 of this Python's version and of all files in the folders
+    `engine` and `evaluation` of this package, which decide scores."""
     return digest_of(HOME / "engine", HOME / "evaluation")
 
 
 def in_workers(
     work: Callable[[int], Scores | None], items: Sequence[int], workers: int
 ) -> Iterator[tuple[int, Scores | None]]:
-    """Yield `(item, work(item))` for every item as soon as it is done, in any order.
+    """Yield `(item, work(item))` for every number in `items` as soon as it is done, in any order.
 
     Worker processes, forked from this one, of one thread each take an item at a time. A single
     worker stays in this process, with one thread too, so that values do not depend on the number of
-    workers. Raises UserError if one of several workers ends early.
+    workers. Raises UserError if one of several workers ends early, and the errors of `work`.
     """
     if min(workers, len(items)) > 1:
         pool = ProcessPoolExecutor(
@@ -236,8 +240,11 @@ def in_workers(
             for done in as_completed(working):
                 yield working[done], done.result()
         except BrokenProcessPool as error:
-            advice = "if memory ran out, --set a smaller batch_size or fewer workers"
-            raise UserError(f"a scoring worker ended before its work; {advice}") from error
+            advice = (
+                "if memory ran out, --set fewer workers, which keeps what was scored, or a smaller"
+                " batch_size, which begins anew"
+            )
+            raise UserError(f"a scoring worker ended before its work was done; {advice}") from error
         finally:
             # Killed, so that no worker finishes an item that nobody waits for.
             for process in (pool._processes or {}).values():
@@ -271,11 +278,12 @@ def _do(item: int) -> Any:
 def score_in_memory(
     model: ScoringModel, requests: Sequence[Request], banned: Tokens | None
 ) -> Scores | None:
-    """Score a batch and return its scores; if it does not fit into the device's memory, warn on
-    standard error and score it in two halves. All ranks that share the model call it. Return None
-    on a rank without the model's last stage.
+    """Score a batch of requests and return its Scores; if it does not fit into the device's memory,
+    warn on standard error and score it in two halves. All ranks that share the model call it.
+    Return None on a rank without the model's last stage.
 
-    Raises HardwareMissing if a single row does not fit, or if ranks divide the model.
+    Raises HardwareMissing if a single row does not fit, or if ranks divide the model and the batch
+    does not fit.
     """
     try:
         return score_batch(model, requests, banned)
@@ -284,7 +292,8 @@ def score_in_memory(
             inputs = max(len(request.tokens) for request in requests) - 1
             rows = f"{len(requests)} rows of {inputs:,} tokens"
             raise HardwareMissing(
-                f"{rows} do not fit into the memory of {model.mesh.device}"
+                f"{rows} do not fit into the memory of {model.mesh.device}: --set batch_size=1 or"
+                " dtype=bf16, or give a shorter --window"
             ) from error
     torch.cuda.empty_cache()
     half = len(requests) // 2
@@ -304,7 +313,9 @@ def score_batch(
     model: ScoringModel, requests: Sequence[Request], banned: Tokens | None = None
 ) -> Scores | None:
     """Score requests in one forward pass, in which all ranks that share the model take part, and
-    return their scores. Return None on a rank without the model's last stage."""
+    return their Scores, in order. Return None on a rank without the model's last stage. Token ids
+    that are `banned` are ignored in the column `greedy_allowed`. Raises torch.OutOfMemoryError if
+    they do not fit into the device's memory."""
     device = model.mesh.device
     counts = np.array([request.num_scored for request in requests], dtype=np.int64)
     lengths = np.array([len(request.tokens) - 1 for request in requests], dtype=np.int64)
@@ -334,11 +345,12 @@ def score_batch(
 def score_rows(
     model: ScoringModel, hidden: Tensor, targets: Tensor, banned: Tokens | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the log-probability of each target [n] from states [n, h], and two flags [n]. Every
-    tensor-parallel rank calls it and gets the same.
+    """Return a triple of tensors [n], from states [n, h] and the target id of each: the
+    log-probability of the target in nats, float64, and two flags. Every tensor-parallel rank calls
+    it with the same states and targets, and gets the same.
 
-    The flags say whether the target is the most likely token, and the most likely one that is
-    allowed. Of equally likely tokens only the first counts.
+    The flags say whether the target is the most likely token, and the most likely one that is not
+    `banned`. Of equally likely tokens only the first counts.
     """
     axis = model.mesh.tp
     logits = model.network.logits(hidden)  # [n, v/t]
@@ -383,8 +395,8 @@ def _is_first_best(
 def plan_batches(
     requests: Sequence[Request], rows: Callable[[int], int], switch: int = 0
 ) -> Batches:
-    """Return batches, each a list of indices of requests: requests of similar length and similar
-    number of scored tokens together, the longest first.
+    """Return a list of batches, each a list of indices of requests: requests of similar length and
+    similar number of scored tokens together, the longest first.
 
     `rows(width)` is the number of requests of at most `width` inputs in a batch. Requests of at
     most `switch` inputs are not grouped with longer ones.
@@ -405,7 +417,7 @@ def plan_batches(
 
 def digest_batches(requests: Sequence[Request], batches: Batches) -> str:
     """Return the hexadecimal SHA-256 of all requests' tokens, of their numbers of scored tokens and
-    of the batches."""
+    of how `batches`, lists of indices of requests, divide them."""
     digest = hashlib.sha256()
     for batch in batches:
         shape = [
@@ -420,8 +432,9 @@ def digest_batches(requests: Sequence[Request], batches: Batches) -> str:
 
 
 def pack_weights(network: CausalModel) -> None:
-    """Put the weights of the linear layers inside the network's layers into oneDNN's order, in
-    place; the network cannot be trained any more.
+    """Put the weights of the linear layers inside the layers of an engine's model into oneDNN's
+    order, in place, if they lie on a CPU in float32 or bfloat16. The network cannot be trained any
+    more.
 
     Products of several rows get faster, products of a single row slower.
     """
@@ -457,11 +470,8 @@ def forward(
 
 
 def sum_exponentials(logits: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
-    """Return the maximum of some columns of each row of logits [n, v], float32, and the sum of
-    exp(logit − maximum), float64.
-
-    Both are [n]; without columns they are −∞ and 0.
-    """
+    """Return a pair, both [n]: the maximum of the `columns` of each row of logits [n, v], float32,
+    and the sum of exp(logit − maximum) over them, float64. Without columns they are −∞ and 0."""
     n = len(logits)
     count = columns.stop - columns.start
     highest = logits.new_full((n,), float("-inf"), dtype=torch.float32)
@@ -494,12 +504,12 @@ def _sum_exponentials(logits: Array, start: int, count: int, highest: Array, tot
 
 
 class NoMemory(BadInput):
-    """Raised for a model that cannot score with memory: it has none, or it is divided over
+    """Raised for a model that cannot score with memory: it has no memory, or it is divided over
     ranks."""
 
 
 def remembering(model: ScoringModel) -> TransformerXL:
-    """Return the network of a model with memory, a Transformer-XL. Raises NoMemory for a model
+    """Return the network, a Transformer-XL, of a model with memory. Raises NoMemory for a model
     without memory or on several ranks."""
     network = model.network
     if not isinstance(network, TransformerXL) or not network.config.transformer_xl.memory_length:
@@ -507,7 +517,10 @@ def remembering(model: ScoringModel) -> TransformerXL:
             "this protocol is for a model with memory: a Transformer-XL with memory_length above 0"
         )
     if model.mesh.layout.world_size > 1:
-        raise NoMemory("a text is scored with memory by one rank: leave out its layout")
+        raise NoMemory(
+            "this protocol scores with memory, on one rank alone: leave out --set layout, and start"
+            " it without torchrun"
+        )
     return network
 
 
@@ -517,16 +530,19 @@ def score_with_memory(
     segments: Sequence[Request],
     on_progress: Callable[[int], None] = lambda count: None,
 ) -> Scores:
-    """Score the segments of a text in order, each with the memory of earlier ones, and return their
-    scores. Each request must score all its tokens but the first. `on_progress` gets 1 after each
-    segment.
+    """Score the segments of a text in order, each with the memory of earlier ones, and return one
+    Scores for all. Each request must score all its tokens but the first. `on_progress` gets 1 after
+    each segment.
 
     Raises the NoMemory of `remembering`, and BadInput for a segment longer than the model's
     context.
     """
     network = remembering(model)
     if max(len(request.tokens) for request in segments) - 1 > model.seq_length:
-        raise BadInput(f"a segment is longer than the model's {model.seq_length} tokens")
+        raise BadInput(
+            f"the window is longer than the {model.seq_length} tokens that the model takes at once:"
+            " leave out --window or give a shorter one"
+        )
     device = model.mesh.device
     states = dict[int, Tensor]()
     parts = []

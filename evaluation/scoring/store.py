@@ -59,8 +59,9 @@ class StoredScores:
             remove_oldest(self._directory.parent)
 
     def read(self, num_scored: Sequence[Tokens]) -> dict[int, Scores]:
-        """Return the scores in the files of all processes, by batch, and mark the evaluation as
-        used. Files that others than this user may have written are ignored.
+        """Return a dict number of a batch → its Scores, from the files of all processes in this
+        object's directory, and mark the evaluation as used. Files that others than this user may
+        have written are ignored.
 
         `num_scored` has, for each batch, the number of scored tokens of each request. A file is
         read up to the first record that is wrong or has another number of tokens.
@@ -82,8 +83,8 @@ class StoredScores:
         return stored
 
     def add(self, batch: int, scores: Scores) -> None:
-        """Append a batch's scores to this process's file, where they outlive the process. If that
-        fails they are not kept, and no error is raised."""
+        """Append the scores of the batch number `batch` to this process's file, where they outlive
+        the process. If that fails they are not kept, and no error is raised."""
         body = scores.log_probabilities.astype("<f8").tobytes() + b"".join(map(bytes, scores[1:-1]))
         lengths = struct.pack("<II", batch, len(scores.greedy))
         record = lengths + _digest(self._directory.name, lengths + body) + body
@@ -98,8 +99,8 @@ class StoredScores:
 
 
 Store = Callable[[JSON], closing[StoredScores]]
-"""Function of an evaluation's settings that opens its scores: `open_scores` for one checkpoint and
-tokenizer."""
+"""Function that opens an evaluation's stored scores, given its settings as a dict: `open_scores`
+for one checkpoint and tokenizer. It returns a context manager that yields a StoredScores."""
 
 
 def open_scores(
@@ -114,7 +115,7 @@ def open_scores(
 
 def remove_oldest(folder: Path, largest_bytes: int = LARGEST_BYTES) -> None:
     """Remove the directories of the least recently used evaluations from `folder` until at most
-    `largest_bytes` of scores remain; the most recently used one always stays."""
+    `largest_bytes` of stored scores remain; the most recently used one always stays."""
     used = []
     for directory in folder.iterdir():
         try:
@@ -136,9 +137,9 @@ def _digest(evaluation: str, data: bytes) -> bytes:
 
 
 def _parse(data: bytes, num_scored: Sequence[Tokens], evaluation: str) -> dict[int, Scores]:
-    """Return the scores in the bytes of a file of records, by batch, up to the first record that is
-    wrong or of another number of tokens than `num_scored` has for its batch. `evaluation` is the
-    name of the file's directory, which each record's digest covers."""
+    """Return a dict number of a batch → its Scores, from the bytes of a file of records, up to the
+    first record that is wrong or of another number of tokens than `num_scored` has for its batch.
+    `evaluation` is the name of the file's directory, which each record's digest covers."""
     parsed = {}
     start = 0
     while start + HEADER.size <= len(data):

@@ -42,7 +42,7 @@ word at every sub-word that it generates. Here only the first sub-word of the an
 one, since later sub-words ("an", "her") are parts of words.
 """
 Encoded = list[tuple[list[int], int]]
-"""Sub-words of each passage, and the number of target sub-words at its end."""
+"""List of a pair for each passage: its token ids, and the number of target sub-words at its end."""
 
 
 def split_last_word(text: str) -> tuple[str, str]:
@@ -56,9 +56,9 @@ def split_last_word(text: str) -> tuple[str, str]:
 
 
 def encode_strictly(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
-    """Return, for each passage, its token ids and the number of them at its end that are the
-    target, its last white-space word. Context and ` word` are encoded separately or, if the
-    tokenizer puts a space before every text, together and cut at the length of the context
+    """Return a list of a pair for each passage: its token ids, and the number of them at its end
+    that are the target, its last white-space word. Context and ` word` are encoded separately or,
+    if the tokenizer puts a space before every text, together and cut at the length of the context
     alone."""
     contexts, words = zip(*map(split_last_word, passages), strict=True)
     if tokenizer.encode("a b") != [*tokenizer.encode("a"), *tokenizer.encode(" b")]:
@@ -73,8 +73,8 @@ def encode_strictly(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
 
 
 def encode_passages(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
-    """Return, for each passage, its token ids and the number of them at its end that are the
-    target, what follows the last space.
+    """Return a list of a pair for each passage: its token ids, and the number of them at its end
+    that are the target, what follows the last space.
 
     Context and target are encoded together and cut at the length of the context alone, without
     white space at its end.
@@ -83,9 +83,9 @@ def encode_passages(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
 
 
 def _cut(tokenizer: Encoder, passages: Sequence[str], contexts: Sequence[str]) -> Encoded:
-    """Return, for each passage, its token ids, encoded whole, and how many more ids it has than its
-    context alone: the number of target sub-words at its end. `contexts` are the passages'
-    beginnings."""
+    """Return a list of a pair for each passage: its token ids, encoded whole, and how many more ids
+    it has than its context alone, the number of target sub-words at its end. `contexts` are the
+    passages' beginnings, as texts."""
     whole = tokenizer.encode_batch([*passages])
     before = tokenizer.encode_batch([*contexts])
     return [
@@ -94,8 +94,8 @@ def _cut(tokenizer: Encoder, passages: Sequence[str], contexts: Sequence[str]) -
 
 
 def encode_for_last_token(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
-    """Return, for each passage, its token ids and 1: the target is the last sub-word alone, as
-    Megatron has it without `--strict-lambada`."""
+    """Return a list of a pair for each passage: its token ids, and 1, as the target is the last
+    sub-word alone, as Megatron has it without `--strict-lambada`."""
     return [(tokens, 1) for tokens in tokenizer.encode_batch(list(passages))]
 
 
@@ -178,21 +178,23 @@ class ClozeTask(Task):
         self._lengths = [len(with_first(tokenizer, ids)) for ids, _ in examples]
 
     def text(self, index: int) -> str:
-        """Return the passage of a request, given the request's index in `requests`, whole even if
-        the request lost its beginning."""
+        """Return the passage of a request as text, given the request's index in this task's
+        `requests`, whole even if the request lost its beginning."""
         return self._passages[self.chosen[index]]
 
     @property
     def counts(self) -> JSON:
-        """Numbers of passages and of sub-words in the whole test, and of the scored passages that
-        lose their beginning, by the name of the result's field; they need no scores."""
+        """Dict name of the result's field → number, of those that need no scores: the numbers of
+        passages and of sub-words in the whole test, and of the scored passages that lose their
+        beginning."""
         cut = sum(self._lengths[number] > self._seq_length + 1 for number in self.chosen)
         sizes = {"num_original_tokens": len(self._passages), "num_tokens": sum(self._lengths)}
         return {**sizes, "num_truncated": cut}
 
     def result(self, scores: Scores, provenance: Provenance) -> ClozeResult:
-        """Return the task's result: accuracy over examples, perplexity of whole targets, their
-        standard errors, the text's counts and the checkpoint's provenance."""
+        """Return this task's ClozeResult: accuracy over examples, perplexity of whole targets,
+        their standard errors, the text's counts and the checkpoint's provenance. `scores` has the
+        scores of `requests`. Raises IntegrityFailure as the function `perplexity` does."""
         losses = scores.nll
         correct = self.correct(scores)
         counts = self.counts
@@ -208,7 +210,8 @@ class ClozeTask(Task):
         )
 
     def correct(self, scores: Scores) -> Flags:
-        """Return whether each example is right by the rule, [examples]."""
+        """Return for each example, as a boolean array [examples], whether it is right by this
+        task's rule. `scores` has the scores of `requests`."""
         if self.banned is None:
             return scores.all_greedy
         right = scores.greedy.copy()
@@ -217,9 +220,9 @@ class ClozeTask(Task):
 
 
 def cloze_numbers(losses: Floats, correct: Flags) -> JSON:
-    """Return accuracy and perplexity with their standard errors and counts, by the name of the
-    result's field, from each target's loss in nats, [examples], and whether it is right,
-    [examples]. Raises IntegrityFailure as `perplexity` does."""
+    """Return a dict name of the result's field → number: accuracy and perplexity with their
+    standard errors, and counts. They come from each target's loss in nats, [examples], and whether
+    it is right, [examples]. Raises IntegrityFailure as the function `perplexity` does."""
     target = perplexity(math.fsum(losses), len(losses))
     spread = mean_standard_error(losses)
     return accuracy_numbers(int(correct.sum()), len(losses)) | {
@@ -229,8 +232,8 @@ def cloze_numbers(losses: Floats, correct: Flags) -> JSON:
 
 
 def accuracy_numbers(num_correct: int, num_examples: int) -> JSON:
-    """Return both counts, the share of right answers and its standard error, by the name of the
-    result's field."""
+    """Return a dict name of the result's field → number: both counts, the share of right answers
+    under `accuracy`, and under `standard_error` that share's standard error."""
     accuracy = num_correct / num_examples
     error = math.sqrt(accuracy * (1 - accuracy) / max(1, num_examples - 1))
     return {

@@ -17,26 +17,26 @@ from mlm_repro.lineage.atomic import read_bytes
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 
 _HEADING = re.compile(r"(?:(?<=\n \n)|(?<=\A \n)) = (?!= )([^\n]+?)(?<! =) = \n(?= \n)")
-"""A first-level heading of WikiText between empty lines."""
+"""Matches a first-level heading of WikiText between empty lines; the first group is its title."""
 _UNSTABLE = "@"
-"""Characters besides white space that the detokenizer removes: WikiText's marks."""
+"""Characters besides white space that detokenizers remove: WikiText's mark `@`."""
 
 
 @dataclass(frozen=True)
 class RunningText:
-    """A text on which perplexity is measured, published or a user's, with its articles."""
+    """Text on which perplexity is measured, published or a user's, with its articles."""
 
     source: SourceText
     text: str
     articles: Sequence[tuple[str, int]]
-    """Title and character offset of each article; the first has offset 0. Empty for a text without
-    articles."""
+    """Pairs of the title and character offset in `text` of each article; the first has offset 0.
+    Empty for a text without articles."""
     num_lm_eval_words: int
-    """Words as lm-evaluation-harness counts them, document by document."""
+    """Number of words as lm-evaluation-harness counts them, document by document."""
 
     @classmethod
     def of_wikitext(cls, source: SourceText, text: str) -> Self:
-        """Build the running text of a WikiText file's content `text`, with its articles, which
+        """Return the RunningText of a WikiText file's content `text`, with its articles, which
         begin at first-level headings."""
         starts = [(match[1], match.start()) for match in _HEADING.finditer(text)]
         articles = [(title, start if number else 0) for number, (title, start) in enumerate(starts)]
@@ -44,8 +44,8 @@ class RunningText:
 
     @classmethod
     def of_documents(cls, source: SourceText, documents: Sequence[str]) -> Self:
-        """Build the text of documents joined by blank lines. Each document is an article, but a
-        single document has no articles."""
+        """Return the RunningText of documents joined by blank lines. Each document is an article,
+        named `document 0` and so on, but a single document has no articles."""
         starts = [*accumulate((len(text) + 2 for text in documents), initial=0)][:-1]
         articles = (
             [(f"document {number}", start) for number, start in enumerate(starts)]
@@ -67,8 +67,9 @@ class RunningText:
 
 
 def read_official(path: Path, sha256: str, name: str) -> str:
-    """Return the text of a published file; `name` names it in errors. Raises IntegrityFailure if
-    its content has another SHA-256, BadInput if it cannot be read."""
+    """Return the text of the published file at `path`; `name` names it in errors. Raises
+    IntegrityFailure if its content has another SHA-256 than `sha256`, BadInput if it cannot be
+    read."""
     try:
         content = read_bytes(path)
     except OSError as error:
@@ -108,8 +109,8 @@ def lm_eval_documents(text: str) -> Iterator[str]:
 
 
 def join_rows(text: str) -> str:
-    """Return a WikiText file's rows, its lines as the hub's data set has them, joined by blank
-    lines. An empty line is an empty row."""
+    """Return one text of a WikiText file's rows, its lines as the hub's data set has them, joined
+    by blank lines. `text` is the file's content; an empty line is an empty row."""
     return "\n\n".join("" if line == " \n" else line for line in text.splitlines(keepends=True))
 
 
@@ -120,8 +121,8 @@ def lm_eval_words(document: str) -> int:
 
 
 def cut_articles(text: RunningText, detokenized: str) -> list[str]:
-    """Return the articles of a text after a detokenizer; joined, they are `detokenized`. Empty for
-    a text without articles.
+    """Return a list of the articles of `text` as they are in `detokenized`, the text after a
+    detokenizer; joined, they are `detokenized`. Empty for a text without articles.
 
     Detokenizers change white space and marks only, so an article begins after as many other
     characters as in the original. The cut is before white space, where byte-level BPE never joins.
@@ -138,8 +139,8 @@ def cut_articles(text: RunningText, detokenized: str) -> list[str]:
 
 
 def _is_stable(text: str) -> NDArray[np.bool_]:
-    """Return, for each character, [characters], whether a detokenizer keeps it: neither white space
-    nor WikiText's mark `@`."""
+    """Return for each character of `text`, as a boolean array [characters], whether a detokenizer
+    keeps it: neither white space nor WikiText's mark `@`."""
     codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
     unstable = [
         ord(character) for character in set(text) if character.isspace() or character in _UNSTABLE

@@ -28,14 +28,14 @@ DOCUMENTS = (".json", ".jsonl")
 MARK = "\ufeff"
 SURROGATE = re.compile("[\ud800-\udfff]")
 MOST_BYTES = 64 << 20
-"""Largest size of a user's text, whose tokens are all in memory."""
+"""Largest size in bytes of a user's text, whose tokens are all in memory."""
 
 
 def heldout_perplexity(
     dataset: Path, tokenizer: Encoder, context: int, reason: str
 ) -> PerplexityTask:
-    """Build the task of measuring perplexity in sliding windows on all validation documents of a
-    dataset directory, joined by blank lines. A window is `context` inputs, the stride a 32nd of it.
+    """Return the PerplexityTask on all validation documents of a dataset directory, joined by blank
+    lines, in sliding windows. A window is `context` inputs, the stride a 32nd of it.
 
     `reason` says, in the task's note, why the published test is not taken. Raises the errors of
     `read_documents`.
@@ -49,8 +49,9 @@ def heldout_perplexity(
 
 
 def heldout_cloze(dataset: Path, tokenizer: Encoder, context: int, reason: str) -> ClozeTask:
-    """Build the task of strict last-word prediction on passages of 40 to 64 words, cut from the
-    validation documents of a dataset directory.
+    """Return the ClozeTask of strict last-word prediction on passages of 40 to 64 words, cut from
+    the validation documents of a dataset directory. A passage longer than `context` inputs loses
+    its beginning.
 
     `reason` says, in the task's note, why the published test is not taken. Raises the errors of
     `read_documents`, and DataMissing if no document is long enough.
@@ -72,7 +73,7 @@ def file_perplexity(
     name: str = "perplexity",
     first: First = "once",
 ) -> PerplexityTask:
-    """Build the task of perplexity on a text file, or on the documents of a .jsonl or .json file
+    """Return the PerplexityTask on a text file, or on the documents of a .jsonl or .json file
     joined by blank lines.
 
     `name` is `perplexity`, `perplexity-huggingface` or one of `PROGRAMS`, such as
@@ -108,8 +109,9 @@ def file_perplexity(
 def file_cloze(
     path: Path, tokenizer: Encoder, context: int, window: int | None = None
 ) -> ClozeTask:
-    """Build the task of strict last-word prediction on the lines of a text file, or on the
-    documents of a .jsonl or .json file. Blank passages are left out.
+    """Return the ClozeTask of strict last-word prediction on the lines of a text file, or on the
+    documents of a .jsonl or .json file. Blank passages are left out; one longer than `window`, by
+    default `context`, loses its beginning.
 
     Raises the errors of `read_texts`, and BadInput for a passage of one word or if there is no
     passage.
@@ -132,8 +134,8 @@ def file_cloze(
 
 
 def read_documents(dataset: Path) -> list[str]:
-    """Return the texts of a dataset directory's validation documents, `documents/valid.jsonl`, in
-    order.
+    """Return a list of the texts of a dataset directory's validation documents, the file
+    `documents/valid.jsonl`, in order.
 
     Raises DataMissing if that file is missing or all its texts are blank, IntegrityFailure if it is
     damaged.
@@ -151,8 +153,8 @@ def read_documents(dataset: Path) -> list[str]:
 
 
 def cut_passages(text: str) -> Iterator[str]:
-    """Yield consecutive passages of 64 words. The last one has 40 to 64 words or is left out. White
-    space inside is kept."""
+    """Yield consecutive passages of 64 words of `text`. The last passage has 40 to 64 words or is
+    left out. White space inside a passage is kept."""
     words: Sequence[re.Match[str]] = list(re.finditer(r"\S+", text))
     for first in range(0, len(words), PASSAGE_WORDS):
         passage = words[first : first + PASSAGE_WORDS]
@@ -161,11 +163,11 @@ def cut_passages(text: str) -> Iterator[str]:
 
 
 def read_texts(path: Path) -> tuple[list[str], tuple[str, ...]]:
-    """Return a pair: the documents of a .jsonl or .json file, or a list of the whole text of any
-    other file; and a remark on each oddity. A byte order mark is left out, and a lone surrogate is
-    read as U+FFFD.
+    """Return a pair: a list of the documents of a .jsonl or .json file, or of the whole text of any
+    other file; and a tuple of a sentence on each oddity of the file. A byte order mark is left out,
+    and a lone surrogate is read as U+FFFD.
 
-    Raises BadInput for a file that cannot be read, has another form, or has no text.
+    Raises BadInput for a file that cannot be read, is too large, has another form, or has no text.
     """
     remarks = []
     try:
@@ -228,8 +230,9 @@ def _text_of(value: object, where: str) -> str:
 
 
 def _source(task: str, dataset: Path, reason: str, published: str) -> SourceText:
-    """Return the source of a task on a dataset's validation documents that stands in for the test
-    `published`, with a note that says so and gives the `reason`."""
+    """Return the SourceText of the task named `task` on a dataset's validation documents, which
+    stands in for the test `published`, with a note that says so and gives the `reason`. Reads the
+    file of documents for its digest."""
     note = (
         f"This is NOT {published}. It is the held-out validation split of the data this checkpoint"
         f" was trained on, and its numbers cannot be compared with published {published} results"

@@ -23,8 +23,8 @@ from mlm_repro.lineage.atomic import parse_json
 
 
 def openai_passages(path: Path) -> list[str]:
-    """Return the passages in OpenAI's LAMBADA file at `path`, in order. Raises IntegrityFailure for
-    a file of other content, BadInput for one that cannot be read."""
+    """Return a list of the passages in OpenAI's LAMBADA file at `path`, in order. Raises
+    IntegrityFailure for a file of other content, BadInput for one that cannot be read."""
     text = read_official(
         path, TEST_SETS["lambada"].sha256, "OpenAI's LAMBADA test file lambada_test.jsonl"
     )
@@ -34,9 +34,9 @@ def openai_passages(path: Path) -> list[str]:
 def openai_lambada(
     name: str, path: Path, tokenizer: Encoder, context: int, rule: ClozeRule = STRICT
 ) -> ClozeTask:
-    """Build the task of predicting the last words of the passages in OpenAI's file at `path`
-    (lm-evaluation-harness's `lambada_openai`) by a rule. `name` is the task's. Raises the errors of
-    `openai_passages`."""
+    """Return the ClozeTask of predicting the last words of the passages in OpenAI's file at `path`
+    (lm-evaluation-harness's `lambada_openai`) by a rule. `name` is the task's; a passage longer
+    than `context` inputs loses its beginning. Raises the errors of `openai_passages`."""
     source = SourceText(name, "LAMBADA test file (OpenAI)", TEST_SETS["lambada"].sha256)
     return ClozeTask(source, openai_passages(path), rule, tokenizer, context)
 
@@ -47,9 +47,10 @@ stop_word_lambada = partial(openai_lambada, rule=STOP_WORD_FILTER)
 
 
 def standard_lambada(name: str, path: Path, tokenizer: Encoder, context: int) -> ClozeTask:
-    """Build the task of predicting the last words of the original authors' passages, which are
-    lower-cased and tokenised, by the strict rule. `path` is their file, one passage a line. Raises
-    IntegrityFailure for a file of other content, BadInput for one that cannot be read."""
+    """Return the ClozeTask of predicting the last words of the original authors' passages, which
+    are lower-cased and tokenised, by the strict rule. `path` is their file, one passage a line;
+    `name` is the task's. Raises IntegrityFailure for a file of other content, BadInput for one that
+    cannot be read."""
     source = SourceText(
         name, "LAMBADA test file (original plain text)", TEST_SETS["lambada-standard"].sha256
     )

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class NamedProtocol(NamedTuple):
-    """One entry of protocols.toml: a protocol's title, test file, and function that builds its
-    task."""
+    """Entry of protocols.toml: a protocol's title, the name of its test file, and the function that
+    builds its task."""
 
     title: str
     test_set: str
@@ -24,17 +24,17 @@ class NamedProtocol(NamedTuple):
     """`module:function` in this folder: (protocol's name, test file, tokenizer, context of the
     model) → task."""
     settings: dict[str, Any] = {}  # noqa: RUF012
-    """Further arguments of the function."""
+    """Further arguments, by name, of the function that builds the task."""
     usual_window: int | None = None
-    """Longest window unless another is requested; None for the model's context."""
+    """Longest window, in tokens, unless another is requested; None for the model's context."""
     stand_in: str = ""
-    """`module:function` for a machine without the file: (dataset directory, tokenizer, context,
-    reason) → task."""
+    """`module:function` in this folder for a machine without the test file: (dataset directory,
+    tokenizer, context, reason) → task. Empty if nothing stands in."""
 
     def task(self, *arguments: Any) -> "Task":
-        """Call the function that builds the protocol's task, and return the task. `arguments` are
-        the task's name, the test file, the tokenizer and the longest input; the protocol's settings
-        go with them."""
+        """Call the function that builds this protocol's task, and return the task. `arguments` are
+        the task's name, the path of the test file, the tokenizer and the longest input; the
+        protocol's settings go with them."""
         return _made_by(self.function, *arguments, **self.settings)
 
 
@@ -55,9 +55,9 @@ def check_task_name(name: str) -> None:
 def build_task(
     name: str, evaluated: "EvaluatedCheckpoint", window: int | None = None, path: Path | None = None
 ) -> "Task":
-    """Build a protocol's task for a checkpoint, on the test file at `path` or else the published
-    one. If the published file is missing, build the task that stands in for it, under a name of its
-    own.
+    """Return a protocol's Task for a checkpoint, on the test file at `path` or else the published
+    one. If the published file is missing, return the task that stands in for it, under a name of
+    its own.
 
     The name of a protocol's own task tells a requested window. Raises DataMissing if nothing stands
     in, or if the dataset that the checkpoint was trained on is missing too, and the errors of the
@@ -85,8 +85,8 @@ def build_task(
 
 
 def _made_by(function: str, *arguments: Any, **settings: Any) -> "Task":
-    """Call `function`, a text `module:function` of this folder, with the arguments and settings,
-    and return the task that it builds."""
+    """Call `function`, a text `module:function` of this folder, with the other arguments and
+    settings, and return the Task that it builds."""
     module, _, name = function.partition(":")
     task: Task = getattr(import_module(f"mlm_repro.evaluation.tasks.{module}"), name)(
         *arguments, **settings

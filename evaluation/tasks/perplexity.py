@@ -28,7 +28,7 @@ from mlm_repro.lineage.errors import BadInput
 
 MEGATRON_LARGEST_EXPONENT = 20.0
 FEW = 50
-"""Texts of fewer sub-words get a warning that the first one is not scored."""
+"""Number of sub-words: a text of fewer gets a warning that the first one is not scored."""
 STRETCH = "sub-words "
 """Beginning of the title of a block that is a stretch of a text."""
 MOST_STRETCHES = 1 << 14
@@ -37,7 +37,7 @@ MOST_STRETCHES = 1 << 14
 
 @dataclass(frozen=True)
 class Detokenizer:
-    """A function that rewrites a whole text before it is tokenized, with the name that the protocol
+    """Function that rewrites a whole text before it is tokenized, with the name that the protocol
     line gives it."""
 
     name: str
@@ -48,28 +48,28 @@ UNCHANGED = Detokenizer("none", lambda text: text)
 First = Literal["once", "every"]
 """Position of the tokenizer's first tokens: before the text, or in every window."""
 Divisor = Literal["original tokens", "lm-eval words", "sub-words", "transformers labels"]
-"""Divisor of the summed loss. The last is transformers' recipe, which counts one target too few in
-every window but the first, and weights the window's mean loss accordingly."""
+"""Divisor of the summed loss. `transformers labels` is transformers' recipe, which counts one
+target too few in every window but the first, and weights the window's mean loss accordingly."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """One text as the requests of a perplexity task, which score each of its targets once and in
-    order, with its blocks and its recipe for the protocol line."""
+    """Text as the requests of a perplexity task, which score each of its targets once and in order,
+    with its blocks and its recipe for the protocol line."""
 
     recipe: str
     """Recipe of the requests, for the protocol line."""
     num_tokens: int
-    """Sub-words of the text."""
+    """Number of sub-words of the text."""
     requests: Sequence[Request]
     first_targets: Sequence[int]
-    """Index of each request's first scored target, from 0."""
+    """Index, among the text's targets counted from 0, of each request's first scored target."""
     blocks: list[Block]
     """Consecutive parts of the text, taken as independent for the standard error."""
     window: int
     """Longest input of a request, in sub-words."""
     stride: int
-    """Sub-words between the starts of windows."""
+    """Number of sub-words between the starts of windows."""
 
 
 def sliding_stream(
@@ -84,11 +84,13 @@ def sliding_stream(
     windows.
 
     The tokenizer's first tokens come before the text once, or in every window, and are never
-    scored. Without such tokens the text's first sub-word is not scored.
+    scored. In every window they take their room from the text, and a longer stride becomes that
+    room; the Stream has the stride that was taken. Without such tokens the text's first sub-word is
+    not scored.
 
     Its blocks are its articles. A text without articles is cut into stretches of a window each, or
     longer ones so that there are at most MOST_STRETCHES. Raises BadInput if the first tokens fill a
-    window, the stride is longer than a window, or there is nothing to score.
+    window, the stride is longer than a window without them, or there is nothing to score.
     """
     detokenized = detokenizer.apply(text.text)
     tokens = np.array(tokenizer.encode(detokenized), np.int64)
@@ -99,7 +101,8 @@ def sliding_stream(
     repeated = len(before) if first == "every" else 0
     if repeated >= seq_length:
         raise BadInput(
-            f"a window of {seq_length} tokens has no room for {shown_first(tokenizer)} and a text"
+            f"a window of {seq_length} tokens has no room for {shown_first(tokenizer)} and a text:"
+            " give a longer --window, or leave out --first every"
         )
     stride = min(stride, seq_length - repeated) if repeated else stride
     windows = sliding_windows(len(tokens), seq_length - repeated, stride)
@@ -142,8 +145,9 @@ def sliding_stream(
 
 
 def stretches(num_targets: int, num_words: int, window: int) -> list[Block]:
-    """Return the blocks of a text without articles: stretches of one window each, or longer ones so
-    that there are at most MOST_STRETCHES, with words in proportion to targets."""
+    """Return a list of the Blocks of a text without articles: stretches of one window each, or
+    longer ones so that there are at most MOST_STRETCHES, with words in proportion to targets.
+    `window` and the numbers of targets and words are the text's."""
     size = max(window, -(-num_targets // MOST_STRETCHES))
     blocks = []
     for at in range(0, num_targets, size):
@@ -159,10 +163,11 @@ def stretches(num_targets: int, num_words: int, window: int) -> list[Block]:
 
 
 def block_weights(blocks: Sequence[Block], normaliser: float, num_windows: int) -> Floats:
-    """Return each block's share of a result's divisor, [blocks]: by its words, or by its sub-words
-    if the divisor counts these.
+    """Return each block's share of the divisor `normaliser` of a result, [blocks]: by its words, or
+    by its sub-words if the divisor counts these. `blocks` have their numbers of scored sub-words.
 
-    A divisor by sub-words counts all that were scored, or one less in some windows.
+    A divisor by sub-words counts all that were scored, or one less in some of the `num_windows`
+    windows.
     """
     scored = np.array([float(block.num_scored) for block in blocks])
     words = np.array(
@@ -195,8 +200,8 @@ class PerplexityTask(Task):
 
     @property
     def counts(self) -> dict[str, Any]:
-        """Numbers of the whole text's words, by both ways to count them, and of its sub-words, by
-        the name of the result's field; they need no scores."""
+        """Dict name of the result's field → number, of those that need no scores: the whole text's
+        words, counted in both ways, and its sub-words."""
         words = self.running_text.num_lm_eval_words
         tokens = self.stream.num_tokens
         return {
@@ -206,17 +211,19 @@ class PerplexityTask(Task):
         }
 
     def text(self, index: int) -> str:
-        """Return the text of a window's scored tokens, given the window's index in `requests`."""
+        """Return the decoded text of a window's scored tokens, given the window's index in this
+        task's `requests`."""
         return self.tokenizer.decode(
             self.requests[index].tokens[-self.requests[index].num_scored :]
         )
 
     def result(self, scores: Scores, provenance: Provenance) -> PerplexityResult:
-        """Return the perplexity, exp(summed loss / the protocol's divisor), and beside it the
-        number by every other convention.
+        """Return this task's PerplexityResult: the perplexity, exp(summed loss / the protocol's
+        divisor), and beside it the number by every other convention. `scores` has the scores of
+        `requests`.
 
         A text of too few words has no number by words, and a warning says why. Raises
-        IntegrityFailure as `perplexity` does.
+        IntegrityFailure as the function `perplexity` does.
         """
         facts = self.facts(scores, provenance)
         text = self.running_text
@@ -275,8 +282,9 @@ class PerplexityTask(Task):
         )
 
     def _divided(self, scores: Scores) -> tuple[float, float]:
-        """Return the summed loss in nats and its divisor, both by the protocol's convention. Words
-        are counted in proportion to the scored share of the text."""
+        """Return a pair: the summed loss in nats and its divisor, both by this task's convention.
+        Words are counted in proportion to the scored share of the text. `scores` has the scores of
+        `requests`."""
         if self._divisor == "transformers labels":
             labels = scores.num_scored - np.array([index > 0 for index in self.chosen])
             return math.fsum(scores.nll / scores.num_scored * labels), float(labels.sum())
@@ -290,14 +298,15 @@ class PerplexityTask(Task):
         return math.fsum(scores.nll), words * self._share(scores)
 
     def _share(self, scores: Scores) -> float:
-        """Return the share of the whole text's targets that were scored, above 0 and at most 1."""
+        """Return the share of the whole text's targets that `scores` has, above 0 and at most 1."""
         return len(scores.log_probabilities) / sum(
             block.num_targets for block in self.stream.blocks
         )
 
     def _scored_blocks(self, scores: Scores) -> list[Block]:
-        """Return copies of the blocks that have scored targets, in order, each with its summed loss
-        and its number of scored targets."""
+        """Return a list of copies of the Blocks that have scored targets, in order, each with its
+        summed loss in nats and its number of scored targets. `scores` has the scores of
+        `requests`."""
         blocks = self.stream.blocks
         firsts = [self.stream.first_targets[index] for index in self.chosen]
         ranges = [
@@ -316,8 +325,8 @@ class PerplexityTask(Task):
         ]
 
     def _describe(self, dtype: str) -> str:
-        """Return the result's protocol line: the text, the recipe, the divisor, the number format,
-        and the extent of a partial test."""
+        """Return the result's protocol line as text: the text's title, the recipe, the divisor, the
+        number format `dtype`, and the extent of a partial test."""
         divisor = {
             "original tokens": (
                 f"{self._num_original_tokens} space-separated tokens of the original"

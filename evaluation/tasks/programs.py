@@ -24,14 +24,15 @@ NANOCHAT = "perplexity-nanochat"
 LM_EVAL = "perplexity-lm-eval"
 LM_EVAL_TWICE = "perplexity-lm-eval-bos-twice"
 PROGRAMS = {GPTQ: 2048, LLAMA_CPP: 512, NANOCHAT: 2048, LM_EVAL: None, LM_EVAL_TWICE: None}
-"""Name → longest window unless another is requested; None for the model's context."""
+"""Name of a program's recipe → longest window, in tokens, unless another is requested; None for the
+model's context."""
 
 
 def program_perplexity(
     text: RunningText, program: str, documents: Sequence[str], tokenizer: Encoder, window: int
 ) -> PerplexityTask:
-    """Build the task of scoring documents by the recipe of `program`, one of `PROGRAMS`. Words are
-    counted in `text`, the documents joined.
+    """Return the PerplexityTask of scoring documents, as texts, by the recipe of `program`, one of
+    `PROGRAMS`, in windows of `window` tokens. Words are counted in `text`, the documents joined.
 
     Raises BadInput for a text that is shorter than a window of GPTQ or llama.cpp, or in which
     nanochat has nothing to score.
@@ -51,6 +52,7 @@ def program_perplexity(
     if not windows:
         raise BadInput(
             f"{text.source.title} has {len(tokens):,} sub-words, fewer than a window of {window:,}"
+            " or none that this protocol scores: give a longer text or a shorter --window"
         )
     is_target = np.ones(len(tokens), bool)
     is_target[[0, *ends[:-1]]] = False
@@ -71,9 +73,10 @@ def program_perplexity(
 def _windows(
     program: str, ends: Sequence[int], c: int, tokenizer: Encoder
 ) -> tuple[list[Window], str]:
-    """Return the windows over all tokens by the recipe of GPTQ, llama.cpp or nanochat, and a phrase
-    on them for the protocol line. `ends` has the number of tokens up to the end of each document.
-    `c` is the window's length in tokens, for nanochat without its last target."""
+    """Return a pair: a list of the windows over all tokens by the recipe of GPTQ, llama.cpp or
+    nanochat, and a phrase on them for the protocol line. `ends` has the number of tokens up to the
+    end of each document. `c` is the window's length in tokens, for nanochat without its last
+    target."""
     count = ends[-1]
     before = shown_first(tokenizer)
     if program == GPTQ:
@@ -118,12 +121,13 @@ def document_stream(
     is_double: bool = False,
     detokenizer: str = "none",
 ) -> Stream:
-    """Return documents as a Stream in which they are cut as lm-evaluation-harness rolls over them:
-    one by one, each after one token, in disjoint windows. `rewritten`, the documents after a
-    detokenizer, are scored; words and titles are from `documents`.
+    """Return documents, given as texts, as a Stream in which they are cut as lm-evaluation-harness
+    rolls over them: one by one, each after one token, in disjoint windows of at most `seq_length`
+    inputs. `rewritten`, the documents after a detokenizer, are scored; words and titles are from
+    `documents`. `detokenizer` is its name, for the protocol line.
 
-    Up to release 0.4.13 it encodes a document with the tokenizer's first tokens and puts the start
-    of a document before these: `is_double` scores the second token as it does.
+    Up to release 0.4.13 lm-evaluation-harness encodes a document with the tokenizer's first tokens
+    and puts the start of a document before these: `is_double` scores the first tokens as it does.
     """
     start = tokenizer.document_start
     encoded = tokenizer.encode_batch(list(rewritten))

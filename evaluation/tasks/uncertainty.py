@@ -16,8 +16,8 @@ RESAMPLES = 2_000
 
 
 def ratio_standard_error(sums: Floats, weights: Floats) -> float | None:
-    """Return the standard error of Σ sums / Σ weights, each [blocks], by a block bootstrap. None
-    for fewer than two blocks."""
+    """Return the standard error of Σ sums / Σ weights, both arrays [blocks], by a bootstrap that
+    draws blocks. None for fewer than two blocks."""
     return difference_standard_error((sums, weights), (np.zeros_like(sums), weights))
 
 
@@ -25,8 +25,8 @@ def difference_standard_error(
     first: tuple[Floats, Floats], second: tuple[Floats, Floats]
 ) -> float | None:
     """Return the standard error of the difference of two ratios Σ sums / Σ weights over the same
-    blocks, resampled in pairs. `first` and `second` each have sums and weights, [blocks]. None for
-    fewer than two blocks."""
+    blocks, by a bootstrap that draws blocks, the same ones for both ratios. `first` and `second`
+    are each a pair of sums and weights, [blocks]. None for fewer than two blocks."""
     num_blocks = len(first[0])
     if num_blocks < 2:
         return None
@@ -37,8 +37,8 @@ def difference_standard_error(
 
 @lru_cache(maxsize=2)
 def _times_drawn(num_blocks: int) -> Floats:
-    """Return how often each resample of the bootstrap draws each block, [RESAMPLES, blocks]; the
-    same at every call."""
+    """Return a float64 array [RESAMPLES, blocks] of how often each resample of the bootstrap draws
+    each block; the same at every call."""
     generator = np.random.default_rng(SEED)
     return generator.multinomial(num_blocks, np.full(num_blocks, 1 / num_blocks), RESAMPLES).astype(
         np.float64

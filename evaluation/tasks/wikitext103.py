@@ -43,17 +43,17 @@ ROWS = Detokenizer("rows-by-blank-lines", join_rows)
 NUM_GPT2_TOKENS = {MEGATRON: 270_330, UNCHANGED: 285_234, ROWS: 286_657}
 NUM_GPT2_TOKENS_BY_DOCUMENT = 270_263
 NUM_GPT2_TOKENS_OF_WIKITEXT2 = 287_644
-"""Sub-words of WikiText-2's rows joined by blank lines, as transformers' page on perplexity shows
-them."""
+"""Number of GPT-2's sub-words in WikiText-2's rows joined by blank lines, as transformers' page on
+perplexity shows them."""
 GPT2_VOCAB_SIZE = 50_257
 
 
 def read_wikitext(name: str, path: Path, test_set: str = "wikitext103") -> RunningText:
-    """Read the official file of a test set at `path`, and return its text with its articles. `name`
-    is the protocol's, which the text's source states.
+    """Read the official file of a test set at `path`, and return it as a RunningText with its
+    articles. `name` is the protocol's, which the text's source states.
 
-    Raises BadInput if it cannot be read, and IntegrityFailure if it is not that file, or if
-    WikiText-103's counts are not the published ones.
+    Raises BadInput if the file cannot be read, and IntegrityFailure if it is not the official one,
+    or if WikiText-103's counts are not the published ones.
     """
     file = TEST_SETS[test_set]
     title = f"{FILES[test_set]} file"
@@ -75,9 +75,10 @@ def sliding_wikitext103(
     detokenizer: Detokenizer = MEGATRON,
     stride: int = 32,
 ) -> PerplexityTask:
-    """Build the task of measuring perplexity on the whole WikiText-103 test file in sliding
-    windows, with `stride` new tokens in each window of 1024; in a shorter context both shrink in
-    proportion."""
+    """Return the PerplexityTask on the whole WikiText-103 test file at `path` in sliding windows,
+    with `stride` new tokens in each window of 1024; in a shorter context both shrink in proportion.
+    `name` is the task's. Raises the errors of `_in_windows`: BadInput if the file cannot be read,
+    IntegrityFailure if it is another file or gives GPT-2 another number of sub-words."""
     return _in_windows(name, path, tokenizer, detokenizer, *megatron_windows(context, stride))
 
 
@@ -85,20 +86,25 @@ raw_wikitext103 = partial(sliding_wikitext103, detokenizer=UNCHANGED)
 
 
 def memory_wikitext103(name: str, path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
-    """Build the task of measuring perplexity on the unchanged WikiText-103 test file in disjoint
-    windows of the model's segment length, each with the memory of earlier ones."""
+    """Return the PerplexityTask on the unchanged WikiText-103 test file at `path` in disjoint
+    windows of the model's segment length `context`, each with the memory of earlier ones. Raises
+    the errors of `_in_windows`: BadInput if the file cannot be read, IntegrityFailure if it is
+    another file or gives GPT-2 another number of sub-words."""
     return _in_windows(name, path, tokenizer, UNCHANGED, context, context, with_memory=True)
 
 
 def huggingface_wikitext(
     name: str, path: Path, tokenizer: Encoder, context: int, test_set: str = "wikitext103"
 ) -> PerplexityTask:
-    """Build the task of measuring perplexity on a WikiText file by transformers' strided recipe
-    (`docs/source/en/perplexity.md`), which divides the loss by sub-words.
+    """Return the PerplexityTask on the official WikiText file of `test_set` at `path` by
+    transformers' strided recipe (`docs/source/en/perplexity.md`), which divides the loss by
+    sub-words.
 
     Its windows hold the whole context, the target included, so the first target has one token less
     before it than in Megatron-LM's; they overlap by half. On WikiText-2, the page's own text, a
-    stride is the page's 512 at most.
+    stride is the page's 512 at most. Raises the errors of `_in_windows`: BadInput if the file
+    cannot be read, IntegrityFailure if it is another file or gives GPT-2 another number of
+    sub-words.
     """
     longest = 512 if test_set == "wikitext2" else context
     stride = min(longest, context // 2)
@@ -108,10 +114,10 @@ def huggingface_wikitext(
 
 
 def gptq_wikitext2(name: str, path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
-    """Build the task of measuring perplexity on WikiText-2 by GPTQ's recipe, in whole disjoint
-    windows of `context` tokens: its `datautils.py` joins the rows, its `llama.py` scores them.
-    Raises the errors of `read_wikitext` and `program_perplexity`, and IntegrityFailure if GPT-2's
-    tokenizer gives another number of sub-words than the known one."""
+    """Return the PerplexityTask on the WikiText-2 file at `path` by GPTQ's recipe, in whole
+    disjoint windows of `context` tokens: its `datautils.py` joins the rows, its `llama.py` scores
+    them. Raises the errors of `read_wikitext` and `program_perplexity`, and IntegrityFailure if
+    GPT-2's tokenizer gives another number of sub-words than the known one."""
     text = read_wikitext(name, path, "wikitext2")
     task = program_perplexity(text, GPTQ, [join_rows(text.text)], tokenizer, context)
     _expect_gpt2(tokenizer, task.stream, NUM_GPT2_TOKENS_OF_WIKITEXT2)
@@ -127,9 +133,11 @@ def lm_eval_wikitext(
     is_double: bool = False,
     test_set: str = "wikitext103",
 ) -> PerplexityTask:
-    """Build the task of measuring perplexity on a WikiText file as lm-evaluation-harness's
-    `wikitext` does on WikiText-2; the window is the whole context. `is_double` scores a tokenizer's
-    first tokens after another token, as releases up to 0.4.13 do."""
+    """Return the PerplexityTask on the official WikiText file of `test_set` at `path` as
+    lm-evaluation-harness's `wikitext` does on WikiText-2; the window is the whole context.
+    `is_double` scores a tokenizer's first tokens after another token, as releases up to 0.4.13 do.
+    Raises the errors of `read_wikitext`, and IntegrityFailure if GPT-2's tokenizer gives another
+    number of WikiText-103's sub-words than the known one."""
     text = read_wikitext(name, path, test_set)
     documents = list(lm_eval_documents(text.text))
     rewritten = list(map(detokenize_wikitext, documents))
@@ -150,9 +158,10 @@ def _in_windows(
     with_memory: bool = False,
     test_set: str = "wikitext103",
 ) -> PerplexityTask:
-    """Build the task of measuring perplexity on a WikiText file in sliding windows. Raises the
-    errors of `read_wikitext`, and IntegrityFailure if GPT-2's tokenizer gives another number of
-    sub-words than the known one."""
+    """Return the PerplexityTask on the official WikiText file of `test_set` at `path` in sliding
+    windows of `window` inputs that begin `stride` tokens apart. Raises the errors of
+    `read_wikitext`, and IntegrityFailure if GPT-2's tokenizer gives another number of sub-words
+    than the known one."""
     text = read_wikitext(name, path, test_set)
     stream = sliding_stream(text, detokenizer, tokenizer, window, stride)
     counted = (
@@ -179,7 +188,10 @@ def _expect_gpt2(tokenizer: Encoder, stream: Stream, published: int) -> None:
 
 
 def _expect(count: int, published: int, what: str) -> None:
-    """Raise IntegrityFailure if a count of a WikiText file is not the published one; `what` says in
-    the sentence what is counted."""
+    """Raise IntegrityFailure if `count`, of a WikiText file, is not the `published` one; `what`
+    names in the message what is counted."""
     if count != published:
-        raise IntegrityFailure(f"WikiText gives {count} {what} here, not the published {published}")
+        raise IntegrityFailure(
+            f"WikiText gives {count} {what} here, not the published {published}: the tokenizer or"
+            " this program was changed"
+        )

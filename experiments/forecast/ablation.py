@@ -96,7 +96,8 @@ def searched_rates(
             ).lowest_rate
             if rate is None:
                 raise IntegrityFailure(
-                    f"the loss of {arm.name!r} never fell while its rate rose: nothing is suggested"
+                    f"no learning rate can be chosen for the arm {arm.name!r}: its loss never fell"
+                    " in the training whose rate rises"
                 )
         else:
             _, rate = min(
@@ -126,12 +127,15 @@ def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
         manifest.config[ABLATION],
     ):
         raise IntegrityFailure(
-            f"{FORECAST} of {folder.name} belongs to another experiment than its {MANIFEST}"
+            f"{FORECAST} of {folder.name} has another experiment or ablation than its {MANIFEST}"
         )
     trained = Kept(folder)
     seeds = seeds_of(folder / FORECAST, ablation.seeds)
     if searched_rates(name, ablation, trained, forecast.datasets)[0] != forecast.rates:
-        raise IntegrityFailure(f"{FORECAST} of {folder.name} has other rates than its search gives")
+        raise IntegrityFailure(
+            f"{FORECAST} of {folder.name} has other learning rates than the search that is kept"
+            " beside it gives: one of the two was changed"
+        )
     arms = {}
     for arm in ablation.arms:
         configs = [

@@ -213,7 +213,10 @@ def _bits_per_nat(datasets: Sequence[Path]) -> list[float]:
         for card in cards
     }
     if len(texts) > 1:
-        raise BadInput(f"{' and '.join(map(str, datasets))} do not hold the same text")
+        raise BadInput(
+            f"{' and '.join(map(str, datasets))} do not hold the same text: the splits in their"
+            " dataset.json have other numbers of documents or bytes"
+        )
     return [card.splits["valid"].bits_per_nat if "valid" in card.splits else 0.0 for card in cards]
 
 

@@ -100,10 +100,12 @@ class Kept:
             vocabulary = model.model_dump(include={"vocab_size", "padded_vocab_size"})
             asked = config.model.model_copy(update=vocabulary)
             if (model, training.config.train) != (asked, config.train):
-                raise IntegrityFailure(f"{training.name} was not trained as {FORECAST} says")
+                raise IntegrityFailure(
+                    f"{training.name} was trained with other settings than {FORECAST} gives it"
+                )
             if training.dataset != dataset:
                 raise IntegrityFailure(
-                    f"{training.name} was trained on other data than {FORECAST} says"
+                    f"{training.name} was trained on another dataset than {FORECAST} states"
                 )
             trained.append(training)
         return trained
@@ -119,8 +121,8 @@ class Kept:
             if not (training.is_trial or name in self._asked)
         ]:
             raise IntegrityFailure(
-                f"{self.folder.name} keeps {', '.join(unrequested)}, which its {FORECAST} does not"
-                " ask for"
+                f"{self.folder.name} keeps {', '.join(unrequested)} in runs.jsonl, which its"
+                f" {FORECAST} does not ask for"
             )
 
 
@@ -140,7 +142,10 @@ def _read(run: KeptRun) -> Trained:
         run.seal
         and max(losses, default=0) != batches.samples_before(config.train.iterations) * length
     ):
-        raise IntegrityFailure(f"{run.name}: {METRICS} does not end where the training did")
+        raise IntegrityFailure(
+            f"{run.name}: its {METRICS} as kept in runs.jsonl does not end at the last iteration of"
+            " the training: the line was changed"
+        )
     final = lines[-1].loss if lines else math.nan
     digest = run.seal["digest"] if run.seal else ""
     return Trained(

@@ -49,7 +49,8 @@ MOST_ATTEMPTS_WITHOUT_PROGRESS = 10
 MEETING = (
     '--node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR" --master-port="${MASTER_PORT:-29500}"'
 )
-"""How ranks of several nodes find each other; on a single node torchrun chooses a port itself."""
+"""Options of torchrun by which the ranks of several nodes find each other; on a single node
+torchrun chooses a port itself."""
 NODES = "--nodelist=nodes"
 """Placeholder for the nodes of an attempt, which the script chooses."""
 TIME_LIMIT = r"(\d+-)?\d{1,3}(:[0-5]\d){2}"
@@ -117,7 +118,8 @@ class Job(Config):
     def _check(self) -> Self:
         if self.container and not re.fullmatch(r"\w[\w./:@#+-]*", self.container, re.ASCII):
             raise ValueError(
-                f"container = {self.container!r} has characters that Slurm's options cannot carry"
+                f"container = {self.container!r} has characters that Slurm's options cannot carry:"
+                " letters, digits and . _ / : @ # + - can stand there"
             )
         if not re.fullmatch(r"\w[\w.-]*", self.name, re.ASCII):
             raise ValueError(
@@ -125,11 +127,13 @@ class Job(Config):
             )
         if not re.fullmatch(TIME_LIMIT, self.time_limit, re.ASCII):
             raise ValueError(
-                f"time_limit = {self.time_limit!r} is not hours:minutes:seconds, such as 24:00:00"
+                f"time_limit = {self.time_limit!r} is neither hours:minutes:seconds, such as"
+                " 24:00:00, nor days-hours:minutes:seconds"
             )
         if self.signal_seconds >= (limit := self.limit_seconds):
             raise ValueError(
-                f"signal_seconds = {self.signal_seconds} is not below the time limit of {limit} s"
+                f"signal_seconds = {self.signal_seconds} is not below time_limit, which is {limit}"
+                " s: lower it or raise the limit"
             )
         return self
 
@@ -144,13 +148,19 @@ class Job(Config):
         try:
             names = self.hosts.read_text(encoding="utf-8").split() if self.hosts else []
         except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"{self.hosts} cannot be read: {cause(error)}") from error
+            raise BadInput(
+                f"{self.hosts}, the job's file of `hosts`, cannot be read: {cause(error)}"
+            ) from error
         if self.hosts and len(names) != self.nodes:
             raise BadInput(
-                f"{self.hosts} names {len(names)} hosts for {self.nodes} nodes: one a line"
+                f"{self.hosts} names {len(names)} hosts, and nodes = {self.nodes}: name one host a"
+                " line for each node"
             )
         if odd := [name for name in names if not HOST.fullmatch(name)]:
-            raise BadInput(f"{self.hosts} has {odd[0]!r}, which is not a host's name")
+            raise BadInput(
+                f"{self.hosts} has {odd[0]!r}, which is not a host's name such as node1 or"
+                " user@node1"
+            )
         return names
 
     @property
@@ -184,8 +194,8 @@ def predicted_iteration(job: Job) -> Prediction | None:
     cluster = load_cluster(job.cluster, OWN)
     if job.ranks_per_node > (have := int(cluster.constants.gpus_per_node.value)):
         raise BadInput(
-            f"{job.name}: ranks_per_node = {job.ranks_per_node}, but a node of {job.cluster} has"
-            f" {have}"
+            f"{job.name}: ranks_per_node = {job.ranks_per_node} is more than the {have} GPUs of a"
+            f" node of {job.cluster}"
         )
     prediction = simulate(cluster, [Workload.of_run(config, job.ranks)], config)[0]
     if prediction.reason:
@@ -224,7 +234,8 @@ def saved_seconds(job: Job) -> float:
         raise BadInput(
             f"{job.name}: one of its {job.ranks:,} ranks fails every"
             f" {format_duration(failures.mean)}, so with checkpoint_minutes ="
-            f" {job.checkpoint_minutes:g} most attempts save nothing; {best} loses the least"
+            f" {job.checkpoint_minutes:g} most attempts save nothing: leave it out or give about"
+            f" {best}, which loses the least"
         )
     return interval
 
@@ -255,19 +266,19 @@ def describe_job(job: Job) -> str:
     line += f"{format_duration(failures.checkpoint)} beside training at {format_bytes(rate)}/s"
     prediction = predicted_iteration(job)
     # Two checkpoints may have to end: one being written when the signal comes, one after it.
-    if (
-        2 * failures.checkpoint + (prediction.high_seconds if prediction else 0)
-        > job.signal_seconds
-    ):
+    needed = 2 * failures.checkpoint + (prediction.high_seconds if prediction else 0)
+    if needed > job.signal_seconds:
         raise BadInput(
-            f"{job.name}: a checkpoint takes {failures.checkpoint:.0f} s, and two may have to end:"
-            f" give more than signal_seconds = {job.signal_seconds}"
+            f"{job.name}: two checkpoints of {failures.checkpoint:.0f} s, with a cluster also an"
+            f" iteration, do not fit into signal_seconds = {job.signal_seconds}: give at least"
+            f" {math.ceil(needed)}"
         )
     if prediction and prediction.seconds + failures.checkpoint > failures.mean:
         raise BadInput(
             f"{job.name}: one of its {job.ranks:,} ranks fails every"
             f" {format_duration(failures.mean)}, before an iteration of {prediction.seconds:.0f} s"
-            " and a checkpoint end"
+            " and a checkpoint end: no attempt would get further; lower failures_per_gpu_hour if"
+            " the cluster is better, or use fewer ranks"
         )
     share = 1.0
     if math.isfinite(interval):
@@ -318,7 +329,8 @@ def slurm_script(job: Job, out: Path) -> str:
     folder = str(out.resolve())
     if any(not character.isprintable() for character in folder):
         raise BadInput(
-            f"{folder!r} cannot stand in a batch script: name a folder without control characters"
+            f"{folder!r} cannot stand in a batch script: give --out a folder whose path has no"
+            " control characters"
         )
     quoted = folder.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     sizes = [f"--ntasks-per-node={job.ranks_per_node}", f"--cpus-per-task={job.cores_per_rank}"]
@@ -369,7 +381,10 @@ def _mounted(job: Job, out: Path) -> list[Path]:
     needed |= {Path.cwd(), find_file(job.model, Shipped.MODEL).resolve().parent}
     folders = sorted(folder for folder in needed if needed.isdisjoint(folder.parents))
     if unfit := next((folder for folder in folders if re.search("[,:]", str(folder))), None):
-        raise BadInput(f"a container cannot mount {unfit}: its name has a comma or a colon")
+        raise BadInput(
+            f"a container cannot mount {unfit}, which the job needs, as its path has a comma or a"
+            " colon: rename it or use another folder"
+        )
     return folders
 
 

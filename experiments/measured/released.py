@@ -34,8 +34,8 @@ MODELS_VARIABLE = "MLM_MODELS_DIR"
 OWNER = "openai-community/"
 """Owner of GPT-2's weights on the hub, which does not have Megatron-LM's checkpoint."""
 MODELS = read_toml(Path(__file__).with_name("released.toml"))
-"""Protocol, field of its result and factor to the claim's unit, by experiment, directory, series
-and quantity."""
+"""Nested dicts by experiment, directory, series and quantity; the innermost value is a list: the
+protocol, the field of its result, and the factor that gives the claim's unit."""
 
 
 def measure_released(experiment: Experiment, limit: int | None = None) -> list[Line]:
@@ -101,8 +101,9 @@ def _found(experiment: Experiment) -> Iterator[tuple[str, Path, bool]]:
             yield name, path, all(file.resolve().name == _digest(file) for file in _weights(path))
     if len(missing) == len(MODELS[experiment.name]):
         raise DataMissing(
-            f"none of {', '.join(missing)} is under ${MODELS_VARIABLE}, in the hub's cache or to be"
-            f" downloaded; with one of them run: mlm-experiment run {experiment.name}"
+            f"none of {', '.join(missing)} is under ${MODELS_VARIABLE} or in the hub's cache, and"
+            " none could be downloaded: put one there and run again: mlm-experiment run"
+            f" {experiment.name}"
         )
 
 

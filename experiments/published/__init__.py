@@ -23,7 +23,9 @@ def workload_rows(name: str) -> list[Row]:
     every = chain.from_iterable(map(read_rows, sorted(HERE.glob("*-runs.csv"))))
     rows = [row for row in every if row["experiment"] == name]
     if not rows:
-        raise BadInput(f"there are no workloads {name!r} in *-runs.csv")
+        raise BadInput(
+            f"no row has experiment = {name!r} in the *-runs.csv of experiments/published"
+        )
     return rows
 
 
@@ -48,7 +50,8 @@ def published_value(row: Row, quantity: str) -> Range:
     its printed digits allow. Raises BadInput if no claim states it."""
     if quantity not in row:
         raise BadInput(
-            f"no claim has {quantity} for the workload {row['series']} of {row['experiment']}"
+            f"no claim states {quantity} for the workload {row['series']} of {row['experiment']},"
+            " in the files of experiments/claims"
         )
     return Range.printed(Decimal(row[quantity]))
 

@@ -141,17 +141,20 @@ def make_plan(
     Raises BadInput if it is asked for with `smoke`, or if it is chosen together with several seeds.
     """
     if smoke and mode == "full":
-        raise BadInput("--smoke is a size of twins; it does not go with --mode full")
+        raise BadInput(
+            "--smoke trains small twins and --mode full the published size: leave one of the two"
+            " out"
+        )
     names = LADDER[: LADDER.index(target) + 1]
     published = tuple(read_run_config(model_file(name)) for name in names)
     possible, reason = _fits(published[-1])
     if mode == "full" and not possible:
-        raise HardwareMissing(f"the full size cannot run here: {reason}")
+        raise HardwareMissing(f"--mode full cannot run here, and --mode scaled can: {reason}")
     if mode == "full" or (mode == "auto" and possible and not smoke):
         if seeds and seeds > 1:
             raise BadInput(
-                "--seeds is for twins, and the full size is trained once: name --mode scaled"
-                " with it"
+                "--seeds is for twins, and the full size is trained once: leave it out or say"
+                " --mode scaled"
             )
         return Plan(target, "full", reason, recipe or FULL_RECIPE, None, published, published)
     size = SMOKE if smoke else TWIN

@@ -116,4 +116,6 @@ def run_step(program: str, *arguments: str) -> None:
     if status:
         raise StepFailed(words, status, bool(stopped))
     if stopped:
-        raise Interrupted(f"stopped after `{words}`; the same command continues from there")
+        raise Interrupted(
+            f"stopped after the step `{words}`; your own command, given again, continues from there"
+        )

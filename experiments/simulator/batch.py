@@ -28,8 +28,8 @@ RESULTS = (
     "fits",
     "reason",
 )
-"""`fitted`: true if the cost model was fitted on this very workload. `extrapolated`: how the
-workload lies outside the fitted rows."""
+"""Columns of a prediction, after the workload's own. `fitted`: true if the cost model was fitted on
+this very workload. `extrapolated`: how the workload lies outside the fitted rows."""
 
 
 def simulate_file(rows_path: Path, out: Path) -> tuple[int, int]:
@@ -45,7 +45,8 @@ def simulate_file(rows_path: Path, out: Path) -> tuple[int, int]:
     stated = {*Workload._field_defaults, "software"}.union(*rows[:1])
     if missing := [name for name in INPUTS if name not in stated]:
         raise BadInput(
-            f"{rows_path} has no row with {', '.join(missing)}; it needs {', '.join(INPUTS)}"
+            f"{rows_path} has no row with the columns {', '.join(missing)}, which its first line"
+            f" must name; all columns are {', '.join(INPUTS)}"
         )
     announce(f"predicts {len(rows):,} rows")
     predictions = _predict(rows)

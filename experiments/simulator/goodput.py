@@ -88,8 +88,8 @@ class Failures(NamedTuple):
 
 
 def format_days(seconds: float, longest: float = 0.0) -> str:
-    """Return seconds as a text in days if they, or `longest`, are more than two days, else as
-    `format_duration` does."""
+    """Return seconds as a text: in days if they, or `longest`, also in seconds, are more than two
+    days, else as `format_duration` does."""
     return (
         f"{seconds / 86400:,.1f} days"
         if max(seconds, longest) > 2 * 86400

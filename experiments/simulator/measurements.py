@@ -176,7 +176,7 @@ def workload_of(row: dict[str, str]) -> Workload:
         elif cell:
             values[name] = _whole(name, cell)
         elif name not in Workload._field_defaults:
-            raise BadInput(f"{name} is empty and has no default")
+            raise BadInput(f"the column {name} is missing or empty, and has no default")
     return Workload(**values)
 
 

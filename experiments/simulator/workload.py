@@ -19,8 +19,8 @@ from mlm_repro.lineage.errors import BadInput
 
 Floats = NDArray[np.float64]
 NOT_COSTED = (
-    "the simulator costs what this engine trains (gpt2, bert, transformer-xl); a llama is not"
-    " costed"
+    "the simulator costs gpt2 with ffn_hidden = 4 · hidden, which stands for a bert too, and"
+    " transformer-xl; a llama is not costed"
 )
 MOST_COMPUTATIONS = 10_000_000
 """Limit on the forward and backward passes of all stages in one iteration; published runs have
@@ -131,13 +131,12 @@ def checked_config(
     computations = 2 * w.pp * w.chunks * w.microbatches
     if computations > MOST_COMPUTATIONS:
         raise BadInput(
-            f"{computations:,} passes in one iteration are more than the {MOST_COMPUTATIONS:,} it"
-            " may have"
+            f"{computations:,} passes in one iteration are more than the {MOST_COMPUTATIONS:,} that"
+            " are simulated: take a larger micro_batch, or smaller pp or chunks"
         )
     if w.tp * w.pp * w.dp != w.gpus:
         raise BadInput(
-            f"tp × pp × dp = {w.tp} × {w.pp} × {w.dp} = {w.tp * w.pp * w.dp} is not the {w.gpus}"
-            " GPUs"
+            f"tp × pp × dp = {w.tp} × {w.pp} × {w.dp} = {w.tp * w.pp * w.dp} is not gpus = {w.gpus}"
         )
     layout_of(config, w.gpus)
     split_layers(w.layers, w.pp, w.chunks)
@@ -154,13 +153,16 @@ def _check_family(w: Workload) -> None:
     if w.zero not in (0, 1, 3):
         raise BadInput(f"zero = {w.zero} must be 0, 1 or 3, which this engine has")
     if w.zero == 3 and w.tp * w.pp > 1:
-        raise BadInput(f"zero = 3 is costed with tp = pp = 1: pp = {w.pp}, tp = {w.tp}")
+        raise BadInput(f"zero = 3 is costed with tp = pp = 1 alone, not pp = {w.pp}, tp = {w.tp}")
     if w.inner < 1 or w.inner % w.tp:
-        raise BadInput(f"ffn_hidden = {w.inner} must divide over tp = {w.tp}")
+        raise BadInput(
+            f"ffn_hidden = {w.inner} (by default 4 · hidden) must be a positive multiple of tp ="
+            f" {w.tp}"
+        )
     if w.family != "transformer-xl" and (w.memory or w.head_dim):
         raise BadInput(
-            f"memory = {w.memory} and head_dim = {w.head_dim} are a transformer-xl's, not a"
-            f" {w.family}'s"
+            f"memory = {w.memory} and head_dim = {w.head_dim} are for family = transformer-xl:"
+            f" leave them out with {w.family}"
         )
 
 

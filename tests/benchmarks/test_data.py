@@ -71,7 +71,7 @@ def test_a_wrong_answer_is_found() -> None:
 
 def test_a_corpus_that_is_too_small_is_refused(offline: Path) -> None:
     (offline / "corpus.jsonl").write_text('{"text": "too short"}\n')
-    with pytest.raises(BadInput, match="too little of the corpus is left"):
+    with pytest.raises(BadInput, match="fewer than two documents of the corpus are left"):
         measure(offline / "corpus.jsonl", rounds=1)
 
 

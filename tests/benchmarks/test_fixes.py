@@ -106,12 +106,12 @@ def test_a_commit_or_line_that_is_not_there_is_refused(clone: Path, tmp_path: Pa
     for text, says in (
         (
             CASE.format(name="a", commit="abcdef123456"),
-            "git rev-parse in clone: fatal: Needed a single revision",
+            "git rev-parse failed in the directory clone: fatal: Needed a single revision",
         ),
         (
             CASE.format(name="a", commit=head)
             + EDIT.format(tree=head, was="x").replace("return 1", "raise"),
-            "torchtitan/rule.py has 0 times, not once: raise",
+            "torchtitan/rule.py must have the lines of the fix once, and has them 0 times: raise",
         ),
     ):
         with pytest.raises(BadInput, match=re.escape(says)):
@@ -125,7 +125,8 @@ def test_a_commit_or_line_that_is_not_there_is_refused(clone: Path, tmp_path: Pa
 def test_the_command_asks_for_a_clone(command: Command) -> None:
     assert (
         command(main, "benchmarks", "fixes", ends=2).error
-        == "error: no clone is given: --clone or --torchtitan"
+        == "error: no clone is given: name one of NVIDIA/Megatron-LM with --clone or of"
+        " pytorch/torchtitan with --torchtitan"
     )
 
 

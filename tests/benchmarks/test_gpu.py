@@ -201,9 +201,11 @@ def test_a_wrong_kernel_is_found_and_ends_with_code_3(
 def test_what_comes_after_the_deadline_is_not_begun_and_what_fails_is_ended(tmp_path: Path) -> None:
     record = ItemRecord(tmp_path, deadline=0.1)
     record.attempt("late", 30, list)
-    assert json.loads((tmp_path / "gpu.jsonl").read_text())["failed"] == "the deadline came first"
+    assert json.loads((tmp_path / "gpu.jsonl").read_text())["failed"] == (
+        "too little time is left before --deadline: the item was not begun"
+    )
     with pytest.raises(
-        UserError, match=r"^nothing was measured: every item's line has its reason$"
+        UserError, match=r"^nothing was measured: the line of each item above has the reason$"
     ):
         _ = record.result
     assert record.worker.answer(60, abs, -3) == 3
@@ -211,8 +213,8 @@ def test_what_comes_after_the_deadline_is_not_begun_and_what_fails_is_ended(tmp_
     assert record.worker.answer(60, os.getpid) == process, "a model is built once"
     for sentence, seconds, function, argument in (
         ("ValueError: invalid literal", 60, int, "no number"),
-        ("it took longer than 3 seconds", 3, time.sleep, 60),
-        ("its process ended with code 7", 60, os._exit, 7),
+        ("the item took longer than 3 seconds", 3, time.sleep, 60),
+        ("the process that measures ended with code 7", 60, os._exit, 7),
     ):
         with pytest.raises(UserError, match=f"^{sentence}"):
             record.worker.answer(seconds, function, argument)

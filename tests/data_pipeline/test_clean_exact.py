@@ -248,12 +248,16 @@ def test_every_match_of_the_expression_for_mojibake_has_a_suspect_character() ->
         ), alternative
 
 
-def test_suspect_characters_are_of_the_kind_that_is_searched_for_them() -> None:
-    """A block without a character of that kind is not searched at all."""
-    rare = set(re.findall(f"[{exact_ftfy.RARE}Ђ]", "".join(map(chr, range(0x10000)))))
-    letters = set(map(chr, range(0x10000))) - rare
-    assert not exact_ftfy.SUSPECT.search("".join(sorted(letters)))
-    assert not any(map(exact_ftfy.SUSPECT.search, letters))
+def test_suspect_characters_are_of_the_kinds_that_are_searched_for_them() -> None:
+    """A block without one that is suspect alone is searched only if it has a rare one and two
+    adjacent ones beyond ASCII."""
+    every = list(map(chr, range(0x10000)))
+    suspect = exact_ftfy.SUSPECT.search
+    assert {*filter(suspect, every)} == {*exact_ftfy.ALONE}
+    rare = {*re.findall(f"[{exact_ftfy.RARE}]", "".join(every))} - {*exact_ftfy.ALONE}
+    assert not suspect("".join(sorted({*every} - rare - {*exact_ftfy.ALONE})))
+    assert not any(suspect(f"{first}{other}{first}") for first, other in product(rare, "aZ.7 \n"))
+    assert min(map(ord, rare)) > exact_ftfy.LAST_OF_ASCII
 
 
 def test_every_mark_is_known() -> None:

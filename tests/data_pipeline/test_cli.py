@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from mlm_repro import data_pipeline
+from mlm_repro.data_pipeline.stages import PAPER
 from tests.commands import Command, Outcome
 from tests.data_pipeline.conftest import leftovers, sentences, write_jsonl, write_recipe
 
@@ -69,8 +70,8 @@ def test_build_and_stats(cli: Command) -> None:
         ("json:x.jsonl", ("did you mean 'jsonl:x.jsonl'",)),
         ("jsonl", ("needs a path",)),
         ("jsonl:", ("needs a path",)),
-        ("jsonl:nowhere.jsonl", ("there is no such file",)),
-        ("parquet:a.jsonl", ("not a readable table",)),
+        ("jsonl:nowhere.jsonl", ("there is no file of that path",)),
+        ("parquet:a.jsonl", ("a.jsonl cannot be read as parquet: ",)),
     ],
 )
 def test_wrong_sources(cli: Command, source: str, parts: tuple[str, ...]) -> None:
@@ -116,6 +117,15 @@ def test_wrong_settings(cli: Command, override: str, parts: tuple[str, ...]) -> 
     write_jsonl(Path("a.jsonl"), TEXTS)
     recipe = write_recipe(Path("r.toml"), "jsonl:a.jsonl")
     assert_one_sentence(cli("run", recipe, "--set", override), 2, *parts)
+
+
+def test_every_language_is_kept_as_the_refusal_says(cli: Command) -> None:
+    write_jsonl(Path("a.jsonl"), TEXTS)
+    recipe = write_recipe(Path("r.toml"), "jsonl:a.jsonl")
+    way = "to keep every language leave the stage out of `stages`"
+    assert_one_sentence(cli("run", recipe, "--set", "language.keep=any"), 2, "'any'", way)
+    stages = [name for name in PAPER if name != "language"]
+    cli("run", recipe, "--set", f"stages={json.dumps(stages)}", ends=0)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 import json
 import random
+import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +14,31 @@ import pytest
 
 from benchmarks.corpora import texts, words, write_corpus, write_recipe
 from mlm_repro.data_pipeline import publish, runner
-from mlm_repro.data_pipeline.config import DataConfig, DeduplicateConfig
+from mlm_repro.data_pipeline.config import DataConfig, DeduplicateConfig, SourcesConfig
+from mlm_repro.data_pipeline.document import Document
 from mlm_repro.data_pipeline.duplicates import near_duplicates
 from mlm_repro.data_pipeline.duplicates.lsh import buckets, fingerprints
 from mlm_repro.data_pipeline.files import LEDGER, Ledger
+from mlm_repro.data_pipeline.reading.installed_docs import InstalledDocs, extract
 from mlm_repro.data_pipeline.reading.sources import open_sources
 from mlm_repro.lineage.config import override_config
 from mlm_repro.lineage.digest import bytes_below
 from mlm_repro.lineage.files import read_document
+
+
+def weighed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that has, once a dataset in `folder / "runs"` is built, the bytes of its work before
+    the first file of the dataset was moved out of it."""
+    taken: list[int] = []
+    move = publish._move
+
+    def weigh(source: Path, target: Path) -> None:
+        if not taken:
+            taken.append(bytes_below(next(iter(folder.glob("runs/*/.work")))))
+        move(source, target)
+
+    monkeypatch.setattr(publish, "_move", weigh)
+    return taken
 
 
 @pytest.mark.parametrize("shape", ["tweets", "books", "code", "templates"])
@@ -50,15 +69,7 @@ def test_disk_is_promised_within_a_quarter_and_time_within_a_half(
     runner.rehearse(config, sources)
     monkeypatch.setattr(runner, "REHEARSED_BYTES", 1 << 20)
     rehearsed = runner.rehearse(config, sources)
-    taken: list[int] = []
-    move = publish._move
-
-    def weigh(source: Path, target: Path) -> None:
-        if not taken:
-            taken.append(bytes_below(next(iter(tmp_path.glob("runs/*/.work")))))
-        move(source, target)
-
-    monkeypatch.setattr(publish, "_move", weigh)
+    taken = weighed(tmp_path, monkeypatch)
     busy = time.process_time()
     run = runner.build_dataset(config, tmp_path / "runs")
     busy = time.process_time() - busy
@@ -86,6 +97,49 @@ def test_disk_is_promised_within_a_quarter_and_time_within_a_half(
     assert sum(told.seconds.values()) == pytest.approx(busy, rel=0.5)
     assert told.seconds[runner.REST] > 0
     assert taken[0] < runner.announce_cost(config)[1]
+
+
+def real_texts(kind: str) -> Iterator[str]:
+    """English of the installed documentation, whole or sentence by sentence, or Python code of the
+    standard library; no text is longer than 20,000 characters."""
+    for place in InstalledDocs(SourcesConfig(names=("installed-docs",)), 0).places:
+        if kind == "code":
+            if place[0] == "python" and place[1].endswith(".py"):
+                yield place[2].read_text(encoding="utf-8", errors="replace")[:20_000]
+            continue
+        for document in extract(place):
+            text = document.text[:20_000] if isinstance(document, Document) else ""
+            yield from re.findall(r"[^.!?]{30,139}[.!?]", text) if kind == "tweets" else [text]
+
+
+@pytest.mark.parametrize("kind", ["english", "code", "tweets"])
+def test_disk_of_a_trained_vocabulary_is_promised_within_a_quarter(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of real text, in which a vocabulary of thousands has longer tokens than one of 300."""
+    path = tmp_path / "corpus.jsonl"
+    with path.open("w") as file:
+        for text in real_texts(kind):
+            file.write(json.dumps({"text": text}) + "\n")
+            if file.tell() > 3_000_000:
+                break
+    assert path.stat().st_size > 3_000_000
+    values = {
+        "name": "shape",
+        "workers": 1,
+        "stages": ["deduplicate", "split", "tokenize"],
+        "sources": {"names": [f"jsonl:{path}"]},
+        "tokenizer": {"kind": "train", "vocab_size": 8000},
+    }
+    config = override_config(DataConfig.model_validate(values), [])
+    sources = open_sources(config.sources, 1)
+    monkeypatch.setattr(runner, "REHEARSED_BYTES", 1 << 20)
+    rehearsed = runner.rehearse(config, sources)
+    promised = sum(runner.promise(config, sources, rehearsed, path.stat().st_size).disk.values())
+    taken = weighed(tmp_path, monkeypatch)
+    runner.build_dataset(config, tmp_path / "runs")
+    print(f"{kind}: disk {promised / 1e6:.2f} and {taken[0] / 1e6:.2f} MB")
+    assert promised == pytest.approx(taken[0], rel=0.25)
 
 
 def test_buckets_of_a_sample_foretell_what_those_of_a_corpus_offer(

@@ -1,6 +1,9 @@
 """A dataset's identity, and that of each task, has the code that made it and the libraries that
 this calls."""
 
+import json
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,9 +12,10 @@ import pytest
 from mlm_repro.data_pipeline.work import origin
 from mlm_repro.data_pipeline.work.origin import LIBRARIES, made_by
 from mlm_repro.data_pipeline.work.tasks import WorkTask
-from tests.data_pipeline.builds import build, config_for, files_of
+from tests.data_pipeline.builds import build, config_for, files_of, in_child
 from tests.data_pipeline.conftest import sentences, write_jsonl
 from tests.data_pipeline.copies import change, copy_of_package
+from tests.data_pipeline.test_resume import build_until
 
 
 @pytest.fixture
@@ -85,6 +89,35 @@ def test_other_code_makes_another_dataset_and_no_task_of_the_last_build_is_taken
     assert second != first
     assert files_of(second) == files_of(first)
     assert not {*before} & {path.stat().st_mtime_ns for path in kept}
+
+
+def test_unfinished_work_of_other_code_is_named(
+    copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = f"jsonl:{write_jsonl(tmp_path / 'a.jsonl', [sentences(40, n) for n in range(30)])}"
+    config = config_for(source, "decontaminate.test_sets=[]")
+    assert os.WIFSIGNALED(in_child(build_until, tmp_path, config, "runs", "order"))
+    other = config_for(source, "decontaminate.test_sets=[]", "split.train=4")
+    assert os.WIFSIGNALED(in_child(build_until, tmp_path, other, "runs", "order"))
+    left = [path for path in tmp_path.glob("runs/small-*") if (path / ".work/measure").is_dir()]
+    assert len(left) == 2
+    assert "unfinished work" not in capsys.readouterr().err
+    change(
+        copy / "data_pipeline/stages/length.py",
+        "tokens >= self.min_tokens",
+        "tokens > self.min_tokens - 1",
+    )
+    made_by.cache_clear()
+    build(tmp_path, config, "runs")
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "unfinished work" in line]
+    (named,) = [path for path in left if str(path) in line]
+    assert json.loads((named / "manifest.json").read_text())["settings"] == config.identity()
+    assert "begun with another code: remove that folder, or go on there" in line
+    assert "under mlm-repro 0." in line
+    assert (named / ".work/measure").is_dir()
+    shutil.rmtree(named)
+    build(tmp_path, config, "runs")
+    assert "unfinished work" not in capsys.readouterr().err
 
 
 def test_a_task_is_its_work_settings_input_and_code(copy: Path, tmp_path: Path) -> None:

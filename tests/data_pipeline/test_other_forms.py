@@ -49,13 +49,11 @@ def test_what_is_wrong_in_csv_is_named(tmp_path: Path) -> None:
     assert (second.line, second.reason) == (3, "invalid UTF-8 at byte 4")
     assert (third.line, third.reason) == (4, "more fields than there are columns")
     path.write_bytes(b'text\n"never closed\n')
-    with pytest.raises(
-        Damaged, match=r"a\.csv is not a readable table or archive: unexpected end of data"
-    ):
+    with pytest.raises(Damaged, match=r"a\.csv cannot be read as csv: unexpected end of data"):
         read(f"csv:{path}")
     (missing,) = (path.write_bytes(b"a,b\n1,2\n"), read(f"csv:{path}"))[1]
     assert isinstance(missing, Malformed)
-    assert missing.reason == "no text, but a, b"
+    assert missing.reason == "no text, the key of the text, but a, b"
 
 
 def write_archive(path: Path, is_compressed: bool) -> None:
@@ -95,7 +93,7 @@ def test_records_of_plain_text_are_documents(name: str, tmp_path: Path) -> None:
 def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.warc"
     path.write_bytes(b"this is no archive\r\n\r\n" * 9)
-    with pytest.raises(Damaged, match=r"a\.warc is not a readable table or archive"):
+    with pytest.raises(Damaged, match=r"a\.warc cannot be read as warc"):
         read(f"warc:{path}")
     write_archive(tmp_path / "b.warc.gz", True)
     content = (tmp_path / "b.warc.gz").read_bytes()

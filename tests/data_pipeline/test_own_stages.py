@@ -101,8 +101,8 @@ def test_own_stages_drop_change_and_count(tmp_path: Path) -> None:
         ),
         (
             "own_b:Nothing",
-            "the own stage 'own_b:Nothing' cannot be used: it is neither a TextFilter nor a"
-            " TokenFilter",
+            "the own stage 'own_b:Nothing' cannot be used: the class is neither a TextFilter"
+            " nor a TokenFilter",
         ),
     ],
 )

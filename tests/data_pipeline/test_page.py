@@ -97,5 +97,8 @@ def test_numbers_are_those_of_the_files(cli: Command, shards: int) -> None:
 def test_what_a_verb_wrote_has_no_page(cli: Command) -> None:
     write_jsonl(Path("a.jsonl"), [PAGE])
     cli("gopher", "jsonl:a.jsonl", "out", "--workers", 1, ends=0)
-    assert "only such a dataset has a page" in cli("stats", "out", "--page", "about", ends=2).error
+    assert (
+        "--page describes only a dataset with token files"
+        in cli("stats", "out", "--page", "about", ends=2).error
+    )
     assert not Path("about").exists()

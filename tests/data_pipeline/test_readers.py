@@ -1,11 +1,14 @@
 """Input that was not made for us: every line is a document, blank, or in quarantine with a
 reason."""
 
+import gzip
 import json
 import random
 import re
+import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pytest
@@ -15,10 +18,13 @@ from pyarrow import parquet
 
 from mlm_repro.data_pipeline.document import Document, Malformed
 from mlm_repro.data_pipeline.passes.prepare import prepare
+from mlm_repro.data_pipeline.reading import file_sources
 from mlm_repro.data_pipeline.reading.file_sources import FileSource
 from mlm_repro.data_pipeline.reading.pieces import Piece, cut_lines
 from mlm_repro.data_pipeline.reading.readers import MAX_LINE_BYTES, read_pieces
 from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.progress import Progress
+from tests.data_pipeline.conftest import write_jsonl
 
 VALID = b'{"text": "a fine text"}'
 
@@ -215,6 +221,28 @@ def test_an_empty_file_of_any_ending_is_empty(tmp_path: Path) -> None:
     for ending in ("", ".gz", ".zst", ".bz2", ".xz"):
         (tmp_path / f"a.jsonl{ending}").touch()
         assert read(tmp_path / f"a.jsonl{ending}") == []
+
+
+def test_as_many_files_as_cores_are_hashed_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two are begun before either ends; their digests are those of one after the other."""
+    write_jsonl(tmp_path / "a.jsonl", ["one", "two"])
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "three"}\n' * 1000))
+    one, two = (FileSource(f"jsonl:{tmp_path}") for _ in range(2))
+    monkeypatch.setattr(file_sources, "available_cores", lambda: 1)
+    rows = one._surveyed
+    monkeypatch.setattr(file_sources, "available_cores", lambda: 2)
+    both = threading.Barrier(2, timeout=60)
+    survey = two._survey
+
+    def begin_together(name: str, path: Path, progress: Progress) -> Any:
+        both.wait()
+        return survey(name, path, progress)
+
+    monkeypatch.setattr(two, "_survey", begin_together)
+    assert two.fingerprint() == one.fingerprint()
+    assert two._surveyed == rows
 
 
 def test_a_link_that_leads_nowhere_is_called_that(tmp_path: Path) -> None:

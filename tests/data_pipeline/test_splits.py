@@ -96,7 +96,7 @@ def test_what_is_left_out_is_said(
 ) -> None:
     source = FileSource(forms["parquet"], SourcesConfig(names=(forms["parquet"],)))
     assert "the split train, without 4 files of test, validation" in source.describe()
-    assert "sources.split names others" in capsys.readouterr().err
+    assert "sources.split can name others" in capsys.readouterr().err
 
 
 def test_one_split_is_a_list() -> None:

@@ -97,7 +97,10 @@ def test_output_is_kept_reused_and_never_overwritten(cli: Command) -> None:
     assert files_of(Path("out")) == before
     Path("mine").mkdir()
     Path("mine/precious.txt").write_text("keep")
-    assert "is in use" in cli("clean", "jsonl:a.jsonl", "mine").err
+    assert (
+        "is a file, or a directory with files but no manifest.json"
+        in cli("clean", "jsonl:a.jsonl", "mine").err
+    )
     assert leftovers(Path("mine")) == ["precious.txt"]
 
 
@@ -165,7 +168,9 @@ def test_compressed_inputs_are_the_same_documents(cli: Command) -> None:
         )
         expected = texts_in(Path("out-0")) * (len(packed) if "cache" in source else 1)
         assert texts_in(Path(f"out-{number}")) == expected
-    assert "warning: jsonl:cache/snapshots/abc leaves 1 other files out: README.md" in made.err
+    assert (
+        "warning: jsonl:cache/snapshots/abc leaves 1 other files out, such as README.md" in made.err
+    )
 
 
 def test_the_text_has_any_key_and_type(cli: Command) -> None:
@@ -288,6 +293,30 @@ def test_long_windows_arrow_folders_pipes_and_damaged_files(tmp_path: Path) -> N
     assert texts_in(tmp_path / "out")[-40:] == texts
 
 
+def test_a_cut_file_an_empty_one_and_a_dead_link_are_called_what_they_are(cli: Command) -> None:
+    folder = Path("in")
+    folder.mkdir()
+    texts = [sentences(30, n) for n in range(30)]
+    packed = gzip.compress(write_jsonl(Path("a.jsonl"), texts).read_bytes())
+    (folder / "0.jsonl.gz").write_bytes(packed[:-20])
+    (folder / "1.jsonl.zst").touch()
+    refused = cli("clean", "jsonl:in", "out", ends=2).error
+    assert "0.jsonl.gz cannot be read" in refused
+    assert "sources.max_bad_files" in refused
+    # The damage of a file is no malformed line: one of 30 would be more than a hundredth.
+    ran = cli("clean", "jsonl:in", "out", "--set", "sources.max_bad_files=1", ends=0)
+    assert "warning: 1 of the files are damaged" in ran.err
+    kept = texts_in(Path("out"))
+    assert 20 < len(kept) <= 30
+    assert kept == texts[: len(kept)]
+    (row,) = map(json.loads, Path("out/quarantine.jsonl").read_text().splitlines())
+    assert (row["source"], row["line"]) == ("0.jsonl.gz", 0)
+    assert json.loads(Path("out/ledger.json").read_text())["malformed_lines"] == 0
+    (folder / "2.jsonl").symlink_to("gone.jsonl")
+    refused = cli("clean", "jsonl:in", "new", ends=2).error
+    assert "in/2.jsonl is a link to gone.jsonl, which is not there" in refused
+
+
 def test_test_text_that_stays_is_listed(cli: Command) -> None:
     """Megatron's rule leaves what stands in many documents; soft hyphens, tags and links hide
     nothing."""
@@ -337,7 +366,9 @@ def test_stages_have_switches(cli: Command) -> None:
         made = cli("language", "jsonl:a.jsonl", f"out-{number}", "--workers", 1, *options)
         assert (len(texts_in(Path(f"out-{number}"))) if made.code == 0 else 0) == kept, made.err
     unknown = cli("language", "jsonl:a.jsonl", "out", "--set", "language.keep=german", ends=2)
-    assert "knows no language 'german', but af, ar," in unknown.err
+    assert (
+        "`language.keep` has 'german', which langdetect does not know, but af, ar," in unknown.err
+    )
     cli(
         "clean",
         "jsonl:a.jsonl",
@@ -371,7 +402,7 @@ def test_no_line_is_lost_in_silence(cli: Command) -> None:
         "3 of 30 lines are not documents, more than sources.max_bad_fraction = 0.01 allows" in error
     )
     assert "a.jsonl, line 4: not JSON: " in error
-    assert "a.jsonl, line 5: no text, but content, url; " in error
+    assert "a.jsonl, line 5: no text, the key of the text, but content, url; " in error
     assert not Path("out").exists()
     assert len(Path("out.quarantine.jsonl").read_text().splitlines()) == 3
     made = cli(

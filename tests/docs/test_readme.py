@@ -116,7 +116,7 @@ def test_links_and_pictures_are_there() -> None:
 
 
 def test_a_readme_without_markers_or_with_a_command_that_fails_is_refused() -> None:
-    with pytest.raises(BadInput, match="README has no <!--tiers-->"):
+    with pytest.raises(BadInput, match="README does not have both marks, <!--tiers-->"):
         rewrite("only text")
     readme = README.read_text(encoding="utf-8").replace("-m 1 hfu", "-m 1 no-such-row")
     with pytest.raises(BadInput, match=r"compare 2022/table-5 .* no-such-row .* failed"):

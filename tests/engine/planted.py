@@ -15,6 +15,7 @@ import mlm_repro.engine.train
 from mlm_repro.engine.checkpoint import shards
 from mlm_repro.engine.inputs import TrainingInputs
 from mlm_repro.engine.launch import mesh
+from mlm_repro.engine.run import scores
 from mlm_repro.engine.run.resolved import ResolvedRun
 from mlm_repro.engine.step import TrainingStep
 from mlm_repro.engine.trainer import Trainer
@@ -103,6 +104,8 @@ def plant(fault: str) -> None:
         little_room(int(value))
     elif kind == "config":
         other_config(value)
+    elif kind == "mlm_eval":
+        scores.PROGRAM = Path(value)
     elif kind == "slow_seconds":
         slow_down(float(value))
     elif kind == "write_seconds":

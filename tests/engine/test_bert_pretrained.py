@@ -198,7 +198,7 @@ def test_a_bert_of_our_own_is_written_with_its_special_tokens(
     again = small_config(
         dataset, MODEL, init_from=str(import_checkpoint(out, tmp_path / "again")), **TRAIN
     )
-    with pytest.raises(BadInput, match="was trained with another tokenizer"):
+    with pytest.raises(BadInput, match="has another tokenizer than the dataset"):
         resolve(again, 1)
 
 
@@ -209,7 +209,7 @@ def test_a_bert_whose_norms_come_first_is_not_written(dataset: Path, tmp_path: P
     with pytest.raises(
         BadInput,
         match=(
-            r"cannot be written for transformers: it has layer_norm_order='rearranged' .*,"
+            r"cannot be written for transformers: its options are layer_norm_order='rearranged' .*,"
             " and a model of transformers has layer_norm_order='original' "
         ),
     ):
@@ -223,5 +223,5 @@ def test_a_bert_without_a_tokenizer_file_is_refused(
     bare = Path(shutil.copytree(hub, tmp_path / "bare"))
     (bare / "tokenizer.json").unlink()
     start = import_checkpoint(bare, tmp_path / "imported")
-    with pytest.raises(BadInput, match=r"has no tokenizer/tokenizer\.json to make a dataset with"):
+    with pytest.raises(BadInput, match=r"has no tokenizer/tokenizer\.json, so its tokens"):
         resolve(small_config(pieces, MODEL, init_from=str(start), **TRAIN), 1)

@@ -82,8 +82,8 @@ def test_different_vocabularies_are_refused(dataset: Path, tmp_path: Path) -> No
         ('[["a", 0]]', "must be above 0"),
         ('[["a", inf]]', "must be above 0"),
         ('[["a", 1.0], ["a", 2.0]]', "named twice"),
-        ('[["a"]]', "neither a directory nor a list"),
-        ("7", "neither a directory nor a list"),
+        ('[["a"]]', "neither the directory of a dataset nor a list"),
+        ("7", "neither the directory of a dataset nor a list"),
     ],
 )
 def test_impossible_blends_are_refused(value: str, words: str, dataset: Path) -> None:

@@ -211,15 +211,16 @@ def test_a_changed_byte_is_noticed(name: str, run: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"final_layernorm.bias": None}, "'final_layernorm.bias' is missing"),
-        ({"layers.9.extra": {"dim": None}}, "'layers.9.extra' is unexpected"),
+        ({"final_layernorm.bias": None}, "index.json has no tensor 'final_layernorm.bias'"),
+        ({"layers.9.extra": {"dim": None}}, "'layers.9.extra', which the model does not have"),
         (
             {"embedding.position_embeddings.weight": {"shape": [16, 8]}},
-            r"embedding.position_embeddings.weight has shape \[16, 8\], the model's is \[8, 16\]",
+            r"position_embeddings.weight' has shape \[16, 8\] in index.json, and the model"
+            r" needs \[8, 16\]",
         ),
         (
             {"final_layernorm.bias": {"files": ["../../other.safetensors"]}},
-            "which is not a file of the checkpoint",
+            "which is not a plain name of a file",
         ),
         (
             {"final_layernorm.bias": {"files": ["optimizer-tp00-pp000.safetensors"]}},
@@ -227,7 +228,7 @@ def test_a_changed_byte_is_noticed(name: str, run: Path) -> None:
         ),
         (
             {"final_layernorm.bias": {"files": []}},
-            "does not say where tensor 'final_layernorm.bias' is",
+            "entry of tensor 'final_layernorm.bias' in index.json has no list of file names",
         ),
     ],
 )
@@ -245,7 +246,7 @@ def test_tensors_that_do_not_fit_are_named(
     seal(path)
     with pytest.raises(IntegrityFailure, match=sentence):
         load_for_inference(run)
-    if "is unexpected" not in sentence:
+    if "does not have" not in sentence:
         with pytest.raises(IntegrityFailure):
             load_and_step(Layout(), path, "fp32")
 
@@ -274,7 +275,8 @@ def test_a_tensor_that_is_not_finite_is_not_saved(tmp_path: Path, tokenizer: Pat
     built = build(CONFIG, Layout())
     built.optimizer.groups[1].exp_avg[3] = torch.nan
     with pytest.raises(
-        Diverged, match=r"exp_avg\..* holds 1 numbers that are not finite: no checkpoint"
+        Diverged,
+        match=r"exp_avg\..* holds 1 numbers that are not finite: this checkpoint is not written",
     ):
         built.save(tmp_path / "run", CONFIG, TrainingState(2, 2), tokenizer)
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == []

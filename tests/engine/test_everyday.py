@@ -54,8 +54,12 @@ def test_an_own_file_trains_in_the_format_of_the_device(own: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("scale", "code", "words"),
     [
-        (2.0**32, 3, "error: none of the 6 iterations made an update, so nothing was trained"),
-        (2.0**24, 0, r"warning: \d of 16 iterations made no update: gradients overflowed"),
+        (2.0**32, 3, "error: none of the 6 iterations changed the weights, so nothing was trained"),
+        (
+            2.0**24,
+            0,
+            r"warning: \d of 16 iterations did not change the weights: gradients overflowed",
+        ),
         (2.0**16, 0, "warning: fp16 takes about eleven times as long"),
     ],
 )
@@ -68,7 +72,7 @@ def test_updates_that_fp16_leaves_out_are_said(
     ended, _, err = mlm_train(own, *settings, "--runs", tmp_path, "--ranks", 1)
     assert ended == code
     assert re.search(words, err)
-    assert ("made no update" in err) == (scale == 2.0**24)
+    assert ("did not change the weights" in err) == (scale == 2.0**24)
 
 
 def test_the_console_shows_what_a_person_watches(
@@ -184,6 +188,12 @@ def test_a_run_is_resumed_by_its_short_name_at_the_layout_that_trained_last(
     assert began == {(1, 1): 0, (2, 2): 80}
     assert len(manifest.attempts) == 3
     assert RunDirectory(tmp_path / "small").is_complete
+    out = call({}, "mlm-verify", "run", tmp_path / "small").out
+    lines = [line for line in out.splitlines() if line.startswith("attempt ")]
+    for line, each in zip(lines, manifest.attempts, strict=True):
+        assert f"from iteration {each.iteration} on {each.ranks} ranks" in line
+        assert all(word in line for word in (each.code[:8], each.release, *each.command))
+        assert each.versions["torch"] in line
     code, _, err = mlm_train(*resume, "--set", "train.learning_rate=1")
     assert (code, "`mlm-train run CONFIG --continue" in err) == (2, True)
 
@@ -191,21 +201,21 @@ def test_a_run_is_resumed_by_its_short_name_at_the_layout_that_trained_last(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--set train.lr=1", "unknown key 'train.lr'; here it is train.learning_rate"),
+        ("--set train.lr=1", "unknown key 'train.lr'; this program's key is train.learning_rate"),
         (
             "--set train.gradient_accumulation_steps=4",
-            "here it is train.global_batch_size, the sequences of an update",
+            "this program's key is train.global_batch_size, the sequences of an update",
         ),
         (
             "--lr 3",
             (
-                "there is no option --lr: --set changes a key of the configuration, here"
-                " train.learning_rate"
+                "`mlm-train run` has no option --lr: it takes a setting of the recipe as --set"
+                " KEY=VALUE, and here it is train.learning_rate"
             ),
         ),
         (
             "--ranks 8 --set train.microbatch_size=8",
-            "make microbatch_size smaller, or the ranks one of 1 ",
+            "make microbatch_size smaller, or the number of ranks tp × pp times one of 1",
         ),
         ("--ranks 2 --set parallel.tp=2 --set model.vocab_size=291", "contradicts the dataset"),
         ("--set model.vocab_size=100", "with which it is 290: leave it out"),
@@ -215,9 +225,12 @@ def test_a_run_is_resumed_by_its_short_name_at_the_layout_that_trained_last(
         ),
         (
             "--set model.seq_length=6000",
-            "the validation split has 5442 tokens, fewer than 6000 + 1",
+            "validation split has 5442 tokens, and one sequence needs 6000 + 1",
         ),
-        ("--set model.family=transformer-xl --continue {run}", "a transformer-xl is not continued"),
+        (
+            "--set model.family=transformer-xl --continue {run}",
+            "--continue does not take a transformer-xl",
+        ),
         ("--set record.loggers=tensorboard --set record.loggers=nothing", "record.loggers"),
     ],
 )

@@ -69,7 +69,8 @@ def test_a_nan_on_one_rank_is_found(
     )
     assert code == 3, err
     assert err.startswith(
-        "error: iteration 3: loss nan, gradient norm nan; the weights were not updated; "
+        "error: training ends at iteration 3: loss nan, gradient norm nan; the weights were not"
+        " updated, and earlier checkpoints are kept; "
     )
     assert sum(line.startswith("error: ") for line in err.splitlines()) == 1, err
     for sentence in sentences:
@@ -82,8 +83,8 @@ def test_ranks_that_disagree_about_the_configuration_stop(dataset: Path, tmp_pat
     assert (code, err) == (
         2,
         (
-            "error: the ranks disagree about their work: train.seed is 1234 on rank 0 and 77 on"
-            " rank 1\n"
+            "error: the ranks were given different configurations: train.seed is 1234 on rank 0 and"
+            " 77 on rank 1\n"
         ),
     )
     assert not list((tmp_path / "runs").glob("*/metrics.jsonl"))
@@ -91,7 +92,10 @@ def test_ranks_that_disagree_about_the_configuration_stop(dataset: Path, tmp_pat
 
 @pytest.mark.parametrize(
     ("rank", "sentence"),
-    [(0, "1 of 2 ranks came within 3 seconds"), (1, "rank 1 of 2 found nobody at 127.0.0.1:")],
+    [
+        (0, "1 of 2 ranks came within 3 seconds"),
+        (1, "rank 1 of 2 could not meet the others at 127.0.0.1:"),
+    ],
 )
 def test_a_rank_that_does_not_come_is_not_waited_for_in_vain(
     rank: int, sentence: str, dataset: Path, tmp_path: Path
@@ -199,6 +203,6 @@ def test_a_disk_that_is_full_is_told_and_the_run_goes_on_where_it_has_room(
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert said.startswith("error: the checkpoint "), done.stderr
     assert (
-        "cannot be written (No space left on device): make room and give the same command again"
-        in said
+        "cannot be written (No space left on device): make room or mend the cause, and give the"
+        " same command again" in said
     )

@@ -35,7 +35,7 @@ from mlm_repro.engine.formats import Imported, write_checkpoint
 from mlm_repro.engine.formats.convert import import_checkpoint
 from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.engine.parallel.sharding import sharded_parameters
-from mlm_repro.lineage.errors import BadInput, DataMissing
+from mlm_repro.lineage.errors import BadInput, DataMissing, Diverged
 from tests.evaluation.standins import WORDS, sentences, write_run
 
 MNLI_HEAD = (
@@ -405,12 +405,16 @@ def test_files_that_are_not_there_or_not_right_are_named(checkpoint: Path, tmp_p
         read_race(tmp_path)
     bad = tmp_path / "bad"
     for reader, text, sentence in (
-        (read_mnli, "a\tb\n", "no column 'sentence1'"),
-        (read_mnli, f"{MNLI_HEAD}\nx\ty\n", "line 2 has 2 columns, its header 12"),
+        (read_mnli, "a\tb\n", "names no column 'sentence1'"),
+        (
+            read_mnli,
+            f"{MNLI_HEAD}\nx\ty\n",
+            "line 2 has 2 cells separated by tabs, and the header has 12",
+        ),
         (
             read_mnli,
             f"{MNLI_HEAD}\n{mnli_line(1, 'a', 'b', 'maybe')}\n",
-            "line 2: 'maybe' is not one of",
+            "line 2: gold_label is 'maybe', not one of",
         ),
         (read_squad, "[1]", "is not a SQuAD file"),
         (read_squad, "{", "is not a SQuAD file"),
@@ -428,6 +432,15 @@ def test_files_that_are_not_there_or_not_right_are_named(checkpoint: Path, tmp_p
     (tmp_path / "race" / "1.txt").write_text('{"article": 1}', encoding="utf-8")
     with pytest.raises(BadInput, match=r"1\.txt line 1 is not a RACE passage"):
         read_race(tmp_path / "race")
+
+
+def test_a_fine_tuning_that_diverges_ends_as_a_training_that_does(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    write_mnli(tmp_path / "mnli", 12)
+    steep = FineTuneRecipe(epochs=3, batch_size=12, learning_rate=1e38)
+    with pytest.raises(Diverged, match="loss or gradient is not finite, and keeps nothing"):
+        finetune("mnli", checkpoint, read_sets("mnli", tmp_path / "mnli"), steep)
 
 
 def test_the_command(checkpoint: Path, tmp_path: Path) -> None:
@@ -451,7 +464,7 @@ def test_the_command(checkpoint: Path, tmp_path: Path) -> None:
     assert found["recipe"]["epochs"] == 1
     with pytest.raises(BadInput, match="unknown key 'epoch'"):
         CliRunner().invoke(app, [*arguments, "--set", "epoch=1"], catch_exceptions=False)
-    with pytest.raises(BadInput, match="there is no task 'glue'"):
+    with pytest.raises(BadInput, match="there is no fine-tuning task 'glue'"):
         CliRunner().invoke(app, ["finetune", "glue", *arguments[2:]], catch_exceptions=False)
     with pytest.raises(BadInput, match="is a gpt2"):
         CliRunner().invoke(

@@ -72,7 +72,7 @@ def reverse(tensors: dict[str, torch.Tensor]) -> None:
             "tensor 'layers.0.mlp.dense_h_to_4h.weight' is not what was saved: its norm is",
         ),
         (MODEL, reverse, "is not what was saved: single numbers of it changed"),
-        (MODEL, reverse, "the loss on the probe's samples is"),
+        (MODEL, reverse, "the model's loss on the samples in probe.json is"),
         (
             OPTIMIZER,
             lambda tensors: tensors["exp_avg.final_layernorm.bias"].mul_(2),
@@ -306,7 +306,8 @@ def test_a_file_that_does_not_hold_what_was_in_memory_is_noticed(tmp_path: Path)
     numbers = {name: measure(tensor) for name, tensor in weights.items()}
     save_file(weights | {"output_layer.weight": torch.full((8, 4), 1e-42)}, tmp_path / "file")
     with pytest.raises(
-        IntegrityFailure, match=r"tensor 'output_layer\.weight' was not written as it is in memory"
+        IntegrityFailure,
+        match=r"tensor 'output_layer\.weight', read back, is not what was in memory",
     ):
         check_written(tmp_path / "file", numbers, {})
     save_file(weights, tmp_path / "file")
@@ -324,7 +325,7 @@ def test_a_token_beyond_the_vocabulary_ends_training_at_any_layout(
     (dataset / "COMPLETE").unlink()
     seal(dataset)
     with pytest.raises(
-        IntegrityFailure, match="the dataset has the token 383, and its vocabulary ends at 289"
+        IntegrityFailure, match="token id 383, outside of the model's vocabulary, which ends at 289"
     ):
         train(small_config(dataset), tmp_path / "serial")
     config = write_toml(tmp_path / "tp2.toml", dataset)
@@ -332,5 +333,5 @@ def test_a_token_beyond_the_vocabulary_ends_training_at_any_layout(
         config, "--set", "parallel.tp=2", "--ranks", 2, "--runs", tmp_path / "divided"
     )
     assert code == 6
-    assert "the dataset has the token 383" in err
+    assert "have the token id 383" in err
     assert not list(tmp_path.glob("*/*/COMPLETE"))

@@ -14,7 +14,7 @@ import torch
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from mlm_repro.engine.config import RunConfig
-from mlm_repro.engine.launch.mesh import build_mesh
+from mlm_repro.engine.launch.mesh import build_mesh, local_device
 from mlm_repro.engine.launch.threads import RanksFailed, run_threads
 from mlm_repro.engine.parallel.layout import Layout
 from mlm_repro.engine.run.resolved import default_ranks
@@ -34,6 +34,26 @@ from tests.engine.small_run import (
     write_toml,
 )
 from tests.ranks import run_ranks
+
+
+@pytest.mark.parametrize(
+    ("variables", "number"),
+    [
+        ({}, 0),
+        ({"SLURM_LOCALID": "3"}, 3),
+        ({"SLURM_LOCALID": "3", "LOCAL_RANK": "1"}, 1),
+    ],
+)
+def test_a_rank_takes_the_gpu_of_its_number_on_its_machine(
+    variables: dict[str, str], number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`srun` alone sets SLURM_LOCALID, torchrun LOCAL_RANK."""
+    for name in ("LOCAL_RANK", "SLURM_LOCALID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert local_device() == torch.device("cuda", number)
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")

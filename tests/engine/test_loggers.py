@@ -25,6 +25,7 @@ from mlm_repro.engine.trainer import Trainer
 from mlm_repro.lineage.config import override_config, parse_config
 from mlm_repro.lineage.digest import check_seal
 from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.run import RunDirectory
 from tests.engine.small_run import curve, small_config, train
 
 Numbers = list[tuple[str, int, float]]
@@ -186,7 +187,8 @@ def test_a_run_that_asked_for_records_of_an_earlier_version_is_read(
         "loggers": ["wandb", "tensorboard", "mlflow"],
         "noise_scale": True,
     }
-    assert read_config(manifest, copied).record.loggers == ("tensorboard",)
+    (copied / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    assert read_config(RunDirectory(copied)).record.loggers == ("tensorboard",)
     assert (
         parse_config({"noise_scale": False, "trust_ratio": False}, RecordConfig, "here")
         == RecordConfig()

@@ -263,8 +263,8 @@ def test_the_script_of_another_program_is_refused(tmp_path: Path, command: Comma
     done = command(main, "mlm-train", "from-megatron", path)
     assert (done.code, done.out) == (2, "")
     assert (
-        done.error
-        == "error: the script runs pretrain_bert.py, and only pretrain_gpt.py is translated"
+        done.error == "error: the script's last call is of pretrain_bert.py, and only a call of"
+        " pretrain_gpt.py is translated"
     )
 
 
@@ -287,10 +287,11 @@ def test_another_model_is_refused_with_the_list_and_without_a_file(command: Comm
     )
     assert (done.code, done.out) == (2, "")
     assert (
-        done.error == "error: this is another model or another training than this engine has:"
-        " --ffn-hidden-size 100 has no counterpart: it is four times the hidden size;"
-        " --position-embedding-type rope has no counterpart; --swiglu has no counterpart. Leave"
-        " these flags out to translate the others"
+        done.error
+        == "error: these flags ask for another model or another training than this engine has:"
+        " --ffn-hidden-size 100 has no counterpart here: it is always four times --hidden-size;"
+        " --position-embedding-type rope has no counterpart here; --swiglu has no counterpart"
+        " here. Leave them out to translate the others"
     )
 
 
@@ -309,8 +310,9 @@ def test_weights_and_schedule_are_translated(command: Command) -> None:
         Path("there"),
     )
     assert done.err.splitlines() == [
-        "warning: --load there is train.init_from: put there what `mlm-train import` makes of it",
-        "warning: --loss-scale 128 has no counterpart",
+        "warning: --load there becomes train.init_from, which takes a checkpoint of this engine:"
+        " name there the one that `mlm-train import` makes of it",
+        "warning: --loss-scale 128 has no counterpart here",
     ]
     assert from_megatron(to_megatron(config).words).config == config
     same = from_megatron(shlex.split(f"{SMALL} --load here --save here"))
@@ -320,15 +322,15 @@ def test_weights_and_schedule_are_translated(command: Command) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (SMALL.replace("--lr 1e-3", ""), "--lr needs one value, and the arguments say nothing"),
+        (SMALL.replace("--lr 1e-3", ""), "--lr needs one value, and the arguments give it nothing"),
         (
             SMALL.replace("9", "$ITERATIONS"),
-            "--train-iters needs one value, and the arguments say $ITERATIONS",
+            "--train-iters needs one value, and the arguments give it $ITERATIONS",
         ),
-        (SMALL.replace("9", "nine"), "--train-iters is 'nine', not a number"),
+        (SMALL.replace("9", "nine"), "--train-iters is 'nine', not a finite number"),
         (SMALL.replace("64", "63"), "hidden_size = 63 is not a multiple of num_heads = 4"),
         (SMALL + " --rampup-batch-size 2 2 many", "rampup_batch_size"),
-        (SMALL + " --lr-warmup-iters many", "--lr-warmup-iters is 'many', not a number"),
+        (SMALL + " --lr-warmup-iters many", "--lr-warmup-iters is 'many', not a finite number"),
         (SMALL + " --lr-warmup-samples 9", "--lr-warmup-samples does not go with --train-iters"),
         (
             SMALL + " --lr-warmup-iters 2 --lr-warmup-fraction 0.1",
@@ -340,13 +342,13 @@ def test_weights_and_schedule_are_translated(command: Command) -> None:
         ),
         (
             SMALL + " --lr-decay-style WSD",
-            "wsd_iterations, the length of its fall, goes with decay = 'WSD'",
+            "decay = 'WSD' needs wsd_iterations, the length of its fall",
         ),
         (SMALL + " --lr-decay-style polynomial", "decay"),
-        (SMALL + " --lr-warmup-fraction nan", "--lr-warmup-fraction is 'nan', not a number"),
-        (SMALL.replace("-iters 9", "-iters inf"), "--train-iters is 'inf', not a number"),
+        (SMALL + " --lr-warmup-fraction nan", "--lr-warmup-fraction is 'nan', not a finite number"),
+        (SMALL.replace("-iters 9", "-iters inf"), "--train-iters is 'inf', not a finite number"),
         ("train --lr 1", "'train' comes before the first flag"),
-        ("nowhere.sh", "nowhere.sh cannot be read: No such file or directory"),
+        ("nowhere.sh", "nowhere.sh cannot be read as a script: No such file or directory"),
     ],
 )
 def test_bad_arguments_get_one_sentence(words: str, said: str, command: Command) -> None:
@@ -356,7 +358,7 @@ def test_bad_arguments_get_one_sentence(words: str, said: str, command: Command)
 
 
 def test_another_family_is_refused() -> None:
-    with pytest.raises(BadInput, match="a bert is not trained by"):
+    with pytest.raises(BadInput, match="the model is a bert, and"):
         to_megatron(read_run_config("bert-336m"))
 
 
@@ -391,7 +393,8 @@ def test_a_growing_batch_is_written_in_samples_as_megatron_takes_it(clock_name: 
     ]
     assert line.words[line.words.index("--lr-warmup-samples") + 1] == "80"
     assert any(
-        "train.clock = 'updates': the flags mean 'samples'" in said for said in line.missing
+        "train.clock = 'updates': with them Megatron-LM has 'samples'" in said
+        for said in line.missing
     ) == (clock_name == "updates")
     back = from_megatron(line.words).config.train
     assert (back.iterations, back.rampup_batch_size, back.wsd_iterations) == (40, (4, 4, 90), 10)

@@ -126,16 +126,17 @@ def test_all_lists_what_does_not_fit_with_its_reason(verify: Verify) -> None:
     assert (code, err) == (0, "")
     assert sorted(lines[:3]) == [
         (
-            "does not fit: pp = 2 with 2 chunks needs at least 4 layers; the model has 3: "
-            "pp2-chunks2, pp2-chunks2-recompute"
+            "does not fit: pp = 2 × chunks = 2 makes 4 pipeline stages, and the model has only 3"
+            " layers: make parallel.pp or parallel.chunks smaller:"
+            " pp2-chunks2, pp2-chunks2-recompute"
         ),
         (
-            "does not fit: the global batch, 1 × microbatch_size = 1, does not divide over 2"
-            " data-parallel ranks: make microbatch_size smaller, or the ranks one of 1 (× tp × pp):"
-            " dp2, dp2-recompute, dp2-zero1, dp2-zero1-recompute"
+            "does not fit: the global batch, 1 times microbatch_size = 1, does not divide"
+            " over 2 data-parallel ranks: make microbatch_size smaller, or the number of ranks tp"
+            " × pp times one of 1: dp2, dp2-recompute, dp2-zero1, dp2-zero1-recompute"
         ),
         (
-            "does not fit: tp = 2 does not divide the 1 attention heads; it can be 1: "
+            "does not fit: tp = 2 does not divide the 1 attention heads; tp can be 1: "
             "tp2, tp2-recompute, tp2-sp, tp2-sp-recompute"
         ),
     ]
@@ -154,17 +155,20 @@ def test_the_dataset_of_the_configuration_is_used(verify: Verify, dataset: Path)
     [
         (
             "tp3",
-            "tp3 does not fit: tp = 3 does not divide the 4 attention heads; it can be 1, 2, 4",
+            "tp3 does not fit: tp = 3 does not divide the 4 attention heads; tp can be 1, 2, 4",
         ),
         (
             "tp2,pp8",
-            "pp8 does not fit: pp = 8 with 1 chunk needs at least 8 layers; the model has 4",
+            (
+                "pp8 does not fit: pp = 8 × chunks = 1 makes 8 pipeline stages, and the model has"
+                " only 4 layers"
+            ),
         ),
         (
             "dp3",
             (
-                "dp3 does not fit: the global batch, 4 × microbatch_size = 1, does not divide over"
-                " 3 data-parallel"
+                "dp3 does not fit: the global batch, 4 times microbatch_size = 1, does"
+                " not divide over 3 data-parallel"
             ),
         ),
         (
@@ -172,8 +176,12 @@ def test_the_dataset_of_the_configuration_is_used(verify: Verify, dataset: Path)
             "pp2-gpipe-chunks2: chunks = 2 needs schedule = 'interleaved', not 'gpipe'",
         ),
         ("tp4-dp4", "tp4-dp4 needs 16 ranks and --ranks allows 8"),
-        ("tp1", "tp1 is the serial run itself; name a layout to compare with it"),
-        ("tp2-tp4", "'tp2-tp4' is not a layout: 'tp4' contradicts another part"),
+        ("tp1", "--layouts names the serial run itself"),
+        (
+            "tp2-tp4",
+            "'tp2-tp4' is not a layout: 'tp4' sets again what a part before it sets: leave one of"
+            " the two out",
+        ),
         (
             "tp2-zp3",
             (

@@ -120,13 +120,15 @@ def test_a_parameter_without_a_role_is_named() -> None:
     model = GPT2(ModelConfig.model_validate(SIZES), serial_mesh())
     model.layers["1"].input_layernorm = nn.RMSNorm(24)
     with pytest.raises(
-        TypeError, match=r"^nothing says what layers\.1\.input_layernorm\.weight is"
+        TypeError,
+        match=r"^the role of parameter layers\.1\.input_layernorm\.weight is not declared",
     ):
         model.initialize(7)
     model.layers["1"].input_layernorm = nn.LayerNorm(24)
     model.scale = nn.Parameter(torch.ones(()))
     with pytest.raises(
-        TypeError, match=r"what scale is: declare it in GPT2\.roles, as one of Role\.WEIGHT"
+        TypeError,
+        match=r"of parameter scale is not declared: give it in GPT2\.roles, as one of Role\.WEIGHT",
     ):
         sharded_parameters(model, model.mesh)
 

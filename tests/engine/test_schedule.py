@@ -11,6 +11,8 @@ from pydantic import ValidationError
 from mlm_repro.engine.config import RunConfig, TrainConfig
 from mlm_repro.engine.optim.schedule import learning_rate
 from mlm_repro.engine.run.resolved import read_run
+from mlm_repro.lineage.config import parse_config
+from mlm_repro.lineage.errors import BadInput
 
 Decay = Literal["clipped-cosine", "cosine", "linear"]
 # Peak 1.5e-4, warm-up 3000, end 300,000, floor 1e-5.
@@ -117,7 +119,7 @@ def test_the_fall_ends_at_its_own_iteration() -> None:
     [
         (
             {"learning_rate": 5e-6},
-            "min_learning_rate = 1e-05, the floor of the schedule, is above learning_rate = 5e-06",
+            "the floor of the schedule, is above its peak, learning_rate = 5e-06",
         ),
         (
             {"iterations": 10, "warmup_iterations": 8},
@@ -134,9 +136,9 @@ def test_the_fall_ends_at_its_own_iteration() -> None:
         ),
         (
             {"iterations": 300, "decay_iterations": 60, "warmup_iterations": 60},
-            "not below decay_iterations = 60",
+            "must be below decay_iterations = 60",
         ),
-        ({"iterations": 9, "warmup_iterations": 9}, "not below iterations = 9"),
+        ({"iterations": 9, "warmup_iterations": 9}, "must be below iterations = 9"),
         ({"learning_rate": 5e-6, "decay": "constant"}, None),
     ],
 )
@@ -207,3 +209,29 @@ def test_lengths_may_be_stated_in_samples_or_tokens(
         RunConfig.model_validate(
             {"name": "x", "model": model, "train": train | {"iterations": "7 days"}}
         )
+
+
+@pytest.mark.parametrize(
+    ("model", "length", "said"),
+    [
+        ({"seq_length": "abc"}, "1e6 tokens", "model.seq_length: 'abc' should be a valid integer"),
+        ({"seq_length": 0}, "1e6 tokens", "model.seq_length: 0 "),
+        ({"seq_length": "512"}, "1e400 tokens", "train.iterations = '1e400 tokens' is more than"),
+        ({}, "1e30 samples", "train.iterations = '1e30 samples' is more than 9.0072e+15 samples"),
+    ],
+)
+def test_a_length_that_cannot_be_counted_is_refused(
+    model: dict[str, Any], length: str, said: str
+) -> None:
+    sizes = {"num_layers": 1, "hidden_size": 8, "num_heads": 1, "vocab_size": 9}
+    values = {"name": "x", "model": sizes | model, "train": {"iterations": length}}
+    with pytest.raises(BadInput, match=re.escape(said)):
+        parse_config(values, RunConfig, "file")
+
+
+def test_a_sequence_s_length_may_still_be_a_text() -> None:
+    """As `--set model.seq_length=512` gives it."""
+    sizes = {"num_layers": 1, "hidden_size": 8, "num_heads": 1, "seq_length": "512"}
+    train = {"iterations": "40960 tokens", "global_batch_size": 8, "microbatch_size": 8}
+    config = RunConfig.model_validate({"name": "x", "model": sizes, "train": train})
+    assert config.train.iterations == 10

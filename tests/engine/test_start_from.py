@@ -172,7 +172,7 @@ def test_what_cannot_be_started_from_is_refused(hub: Path, dataset: Path, tmp_pa
     cases = [
         (
             small_config(dataset, {"num_layers": 3}, init_from=str(start)),
-            "model.num_layers is 2 there and 3 here",
+            "model.num_layers is 2 there and 3 in this run",
         ),
         (small_config(other, init_from=str(start)), "another tokenizer"),
         (small_config(dataset, init_from=str(tmp_path / "none")), "no checkpoint directory"),
@@ -182,7 +182,7 @@ def test_what_cannot_be_started_from_is_refused(hub: Path, dataset: Path, tmp_pa
             resolve(config, 1)
     run = train(small_config(dataset, iterations=8), tmp_path / "runs").path
     for changed, words in (
-        ({"iterations": 8}, "iterations = 8 leaves nothing to train"),
+        ({"iterations": 8}, "iterations = 8 counts from the start of the continued run"),
         ({"iterations": 9, "precision": "bf16"}, "was trained in fp32"),
     ):
         with pytest.raises(BadInput, match=words):

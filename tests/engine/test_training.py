@@ -17,6 +17,7 @@ from mlm_repro.engine.step import NotFinite
 from mlm_repro.engine.trainer import Trainer
 from mlm_repro.lineage.digest import check_seal
 from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.progress import format_duration
 from tests.engine.small_run import (
     LONG,
     assert_same_training,
@@ -170,6 +171,20 @@ def test_a_trainer_is_made_without_a_training_step(
     assert [line["iteration"] for line in read_metrics(copied) if line["kind"] == "train"] == list(
         range(1, 61)
     )
+
+
+def test_the_first_estimate_counts_the_validation_of_the_whole_split(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(dataset, iterations=60, validation_interval=25, validation_samples=8)
+    run = resolved(config)
+    trainer = Trainer(run, run.begin(tmp_path), serial_mesh())
+    trainer.rehearsed_seconds = 1.0
+    monkeypatch.setattr(trainer.validation, "num_samples", 24_000)
+    # 60 iterations of 8 sequences; a sequence that is validated runs forward alone, a third: of the
+    # split, and of 8 at a time at the beginning and after 25 and 50 iterations.
+    seconds = 60 + (24_000 + 3 * 8) / 8 / 3
+    assert trainer._estimate(0).startswith(f"about {format_duration(seconds)} and ")
 
 
 def test_an_infinite_loss_with_a_finite_gradient_updates_nothing(

@@ -175,7 +175,7 @@ def test_divided_it_trains_like_the_serial_run() -> None:
     ("model", "parallel", "sentence"),
     [
         ({}, {"tp": 2, "sequence_parallel": True}, "does not divide its sequence"),
-        ({"cutoffs": (5, 11)}, {"tp": 2}, "an adaptive embedding is not divided"),
+        ({"cutoffs": (5, 11)}, {"tp": 2}, "has an adaptive embedding, which is not divided"),
     ],
 )
 def test_what_cannot_be_divided_is_refused(
@@ -271,5 +271,5 @@ def test_memory_goes_on_in_another_layout(tmp_path: Path) -> None:
     for layer in range(2):
         expected = (10.0 * layer + torch.arange(4.0)).view(1, 4, 1).expand(3, 4, 16)
         assert torch.equal(recurrence.before[layer], expected)
-    with pytest.raises(IntegrityFailure, match="lacks the memory of 2 pairs"):
+    with pytest.raises(IntegrityFailure, match="lack 2 of the states"):
         memory.load(tmp_path, [(4,)], range(2))

@@ -111,7 +111,7 @@ def test_a_pinned_revision_is_asked_for(hub: Hub, tmp_path: Path) -> None:
             "openai-community/gpt2",
             "gated",
             5,
-            "is behind a gate on the hub: accept its terms there and set HF_TOKEN",
+            "is given only to accounts that accept its terms: accept them on its page there",
         ),
         ("openai-community/gpt2", "busy", 7, "could not be read from the Hugging Face hub"),
         ("g p t", "", 2, "g p t is not a name on the Hugging Face hub"),

@@ -132,7 +132,7 @@ def test_a_layout_that_does_not_divide_the_model_is_refused(divided: Path) -> No
     assert (
         "tp = 3 does not divide the 4 attention heads" in run_threads(refusal, 3, Layout(tp=3))[0]
     )
-    assert "needs at least 3 layers" in run_threads(refusal, 3, Layout(pp=3))[0]
+    assert "makes 3 pipeline stages" in run_threads(refusal, 3, Layout(pp=3))[0]
 
 
 @pytest.mark.parametrize(

@@ -247,7 +247,7 @@ def test_a_workload_without_its_claim_is_named() -> None:
     experiment = find_experiment("2021/table-1")
     row, *_ = workload_rows("ptd-p/table-1")
     with pytest.raises(
-        BadInput, match=r"no claim has tflops_per_gpu for the workload 1.7B of ptd-p/table-1"
+        BadInput, match=r"no claim states tflops_per_gpu for the workload 1.7B of ptd-p/table-1"
     ):
         FORMULAS["percent_of_peak"](row, row)
     assert (

@@ -69,14 +69,18 @@ def test_the_table_has_the_trainings_losses_and_the_best_is_a_recipe(
 @pytest.mark.parametrize(
     ("vary", "words", "said"),
     [
-        (("train.lr=1,2",), (), "unknown key 'train.lr'; here it is train.learning_rate"),
+        (
+            ("train.lr=1,2",),
+            (),
+            "unknown key 'train.lr'; this program's key is train.learning_rate",
+        ),
         (("train.seed",), (), "--vary train.seed: give each key once, with its values"),
         (("train.seed=1", "train.seed=2"), (), "--vary train.seed=2: give each key once"),
         (("train.seed=1",), ("--part", "3/2"), "--part 3/2: write the number of the part"),
         (
             ("model.seq_length=16,6000",),
             (),
-            "the validation split has 5442 tokens, fewer than 6000 + 1",
+            "validation split has 5442 tokens, and one sequence needs 6000 + 1",
         ),
     ],
 )

@@ -156,7 +156,9 @@ def test_a_simulated_number_cannot_be_called_measured_even_under_a_new_seal(tmp_
     with pytest.raises(BadInput, match="a measured number has no interval"):
         verdict(tmp_path)
     rewrite(kind="measured", low=None, high=None)
-    with pytest.raises(IntegrityFailure, match="of mode simulate and yet calls a number measured"):
+    with pytest.raises(
+        IntegrityFailure, match="made in mode simulate, which gives no measured numbers"
+    ):
         verdict(tmp_path)
 
 
@@ -206,7 +208,7 @@ def test_a_row_that_cannot_run_is_answered_with_the_reason(
         for one in judge([find_experiment(EXPERIMENT)], load_results([]), work_out)
     }
     assert "GiB of memory" in found["2021/figure-11/b=8/4"].reason
-    assert "is not the 32 GPUs" in found["2021/figure-11/b=8/8"].reason
+    assert "is not gpus = 32" in found["2021/figure-11/b=8/8"].reason
     assert {one.outcome for one in found.values()} == {"not-tried"}
 
 
@@ -388,7 +390,9 @@ def test_the_commands(tmp_path: Path) -> None:
     more, fewer = (int(re.findall(r"and (\d+) more", each.err)[0]) for each in (done, whole))
     assert more == fewer + 1
     assert any(line.startswith("2021/figure-11/b=8/4 ") for line in done.out.splitlines())
-    assert done.err.endswith(" more: the number found here contradicts the claim\n")
+    assert done.err.endswith(
+        " more: a number of this suite contradicts the published claim; the table above has both\n"
+    )
 
 
 def cells_of(table: str, line: str, head: str) -> list[str]:

@@ -68,6 +68,7 @@ WORK = {
         " --limit 2 --tasks megatron_wikitext103"
     ),
     "mlm-eval fetch": "gpt2 --out {out}",
+    "mlm-eval check": "lambada",
     "mlm-eval list": "",
     "mlm-experiment reproduce": "355m --smoke --data data.toml --runs {out}",
     "mlm-experiment sweep": "small.toml --vary train.seed=1,2 --runs {out}",

@@ -92,5 +92,5 @@ def test_links_that_lead_in_circles_are_refused(tmp_path: Path) -> None:
     seal(tmp_path)
     for name in ("a", "b"):
         (inside / name).symlink_to(".")
-    with pytest.raises(IntegrityFailure, match="is a link to a directory that is not complete"):
+    with pytest.raises(IntegrityFailure, match="is a link to a directory without a COMPLETE file"):
         check_seal(tmp_path)

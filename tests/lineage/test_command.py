@@ -113,7 +113,7 @@ def test_a_fault_is_one_sentence_and_its_traceback_a_file_if_asked_for(
 @pytest.mark.parametrize("of", ["fork", "python", "torch"])
 def test_too_little_memory_is_no_fault_of_the_program(start: Start, of: str) -> None:
     code, _, err = ended(start("exhaust", of))
-    assert (code, err.startswith("error: this machine has too little memory for that: ")) == (
+    assert (code, err.startswith("error: this machine has too little memory for the work: ")) == (
         4,
         True,
     ), err
@@ -130,7 +130,7 @@ def test_what_is_no_text_is_refused(
     assert ended(start("run", "a\udce9")) == (
         2,
         "",
-        "error: a\\udce9 is not UTF-8 text: rename what it names\n",
+        "error: a\\udce9 is not UTF-8 text: rename the file or folder, or type other text\n",
     )
     folder = tmp_path / "f\udce9"
     folder.mkdir()

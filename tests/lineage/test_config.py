@@ -119,7 +119,7 @@ def test_an_override_of_another_form_is_refused(tmp_path: Path, override: str) -
         (
             'name = "a"\n',
             ("turbo=1",),
-            "car.toml --set turbo=1: unknown key 'turbo'; here it is engine.turbo",
+            "car.toml --set turbo=1: unknown key 'turbo'; this program's key is engine.turbo",
         ),
         ('name = "a"\n', ("engine.turob=1",), "unknown key 'engine.turob'; did you mean 'turbo'?"),
         (

@@ -18,7 +18,7 @@ def test_a_missing_library_is_named_with_its_extra(
         monkeypatch.delitem(sys.modules, imported)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(
-        BadInput, match=r"^this needs ray: pip install 'mlm-repro\[ray\]' \(.*ray.*\)$"
+        BadInput, match=r"^this command needs ray: pip install 'mlm-repro\[ray\]' \(.*ray.*\)$"
     ):
         import_extra(module, "ray")
 
@@ -28,5 +28,7 @@ def test_a_library_that_lacks_its_own_is_named_too(
 ) -> None:
     (tmp_path / "half_there.py").write_text("import not_there\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(BadInput, match=r"this needs half_there: .*mlm-repro\[eval\].*not_there"):
+    with pytest.raises(
+        BadInput, match=r"this command needs half_there: .*mlm-repro\[eval\].*not_there"
+    ):
         import_extra("half_there", "eval")

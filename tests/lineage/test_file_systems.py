@@ -66,7 +66,7 @@ def test_a_training_needs_no_links(tmp_path: Path) -> None:
         ends=0,
         prepare=partial(without, errno.EOPNOTSUPP),
     )
-    assert "there are no links here" in done.err
+    assert "this file system has no links" in done.err
     (run,) = (tmp_path / "runs").iterdir()
     check_seal(run)
 

@@ -163,7 +163,7 @@ def test_a_long_name_fits_or_leaves_nothing(tmp_path: Path) -> None:
     assert RunDirectory.open_named(tmp_path / "kept", "ä" * 100).is_complete
     for letters in (101, 123, 5_000):
         with pytest.raises(
-            BadInput, match=f"the name of a run has {2 * letters} bytes: at most 200 "
+            BadInput, match=f"the run's name has {2 * letters} bytes: give it one of at most 200, "
         ):
             RunDirectory.begin(tmp_path / "refused", "ä" * letters, "training", {}, {})
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
@@ -174,7 +174,7 @@ def test_a_name_stays_with_its_kind(tmp_path: Path) -> None:
     from."""
     begin(tmp_path, kind="data").complete()
     with pytest.raises(
-        BadInput, match="work is the name of a data run: give this training run another one"
+        BadInput, match="work is the name of a data run: give this training run another name"
     ):
         begin(tmp_path)
     assert [path.name for path in tmp_path.iterdir() if not path.is_symlink()] == [

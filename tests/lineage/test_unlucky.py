@@ -44,7 +44,7 @@ def test_a_run_that_is_moved_while_it_works_is_not_sealed(
         run.path.rename(tmp_path / "aside")
         if begins_anew:
             shutil.copytree(tmp_path / "aside", run.path)
-        with pytest.raises(Interrupted, match="was moved or removed"):
+        with pytest.raises(Interrupted, match="was moved, removed or replaced"):
             run.complete()
     assert not list(tmp_path.glob("*/COMPLETE"))
 
@@ -90,7 +90,7 @@ def test_an_output_replaces_no_input_no_sealed_file_and_no_other_kind(
         text, f"--ckpt={tmp_path}/../{tmp_path.name}/text.jsonl"
     )
     assert "exists and is no result of this kind" in said(text)
-    assert "is complete: name another place" in said(sealed)
+    assert "is complete and takes no more files: name another place" in said(sealed)
     assert said(result) == said(pipe) == said(tmp_path / "new.json") == ""
     monkeypatch.setenv(OVERWRITE, "1")
     assert said(text) == ""
@@ -164,7 +164,7 @@ def test_of_what_looks_unfinished_only_the_holders_own_is_removed(tmp_path: Path
     ("variables", "words"),
     [
         ({"RANK": "3"}, "RANK is set, and WORLD_SIZE is not"),
-        ({"WORLD_SIZE": "abc"}, "WORLD_SIZE is 'abc', not a whole number from 1 on"),
+        ({"WORLD_SIZE": "abc"}, "WORLD_SIZE is 'abc', not a whole number from 1 to a million"),
         ({"NUMBA_NUM_THREADS": "0"}, "NUMBA_NUM_THREADS is '0'"),
         ({"RANK": "1", "WORLD_SIZE": "9" * 5000}, "WORLD_SIZE is '999"),
     ],

@@ -57,7 +57,8 @@ def test_strictly_what_is_not_here_is_a_failure(run: RunDirectory) -> None:
     done = call({}, "mlm-verify", "run", run.path, "--strict")
     assert done.code == 6
     assert done.error.endswith(
-        "1 things that belong to it are not here and were not compared, first dataset"
+        " does not pass --strict: 1 things that belong to it are not on this machine and were not"
+        " compared, first dataset"
         " (tiny-1d71ab2f)"
     )
 

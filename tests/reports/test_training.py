@@ -15,7 +15,7 @@ from mlm_repro.lineage.atomic import write_json, write_text
 from mlm_repro.lineage.config import parse_config
 from mlm_repro.lineage.digest import seal
 from mlm_repro.lineage.run import RunDirectory
-from mlm_repro.reports.training import SHOWN, load_training, render_training
+from mlm_repro.reports.training import SHOWN, Training, render_training
 from tests.commands import call
 from tests.reports.browser import BROWSER, browse
 from tests.reports.reproduction import HOSTILE, data_card, evaluation, ledger, write_reproduction
@@ -93,7 +93,7 @@ def write_training(
 
 def page_of(run: Path) -> str:
     """The page's text."""
-    return render_training(load_training(run))
+    return render_training(Training(run))
 
 
 def test_the_numbers_are_those_of_the_metrics_and_the_page_stands_alone(tmp_path: Path) -> None:
@@ -131,6 +131,19 @@ def test_the_numbers_are_those_of_the_metrics_and_the_page_stands_alone(tmp_path
     assert all(place.startswith(("#", "data:")) for place in outline.references)
     assert HOSTILE.split()[0] not in html
     assert "figures/" not in html
+
+
+def test_scores_of_its_checkpoints_are_curves(tmp_path: Path) -> None:
+    run = write_training(tmp_path, is_complete=False)
+    for number, perplexity in ((4, 96.0), (8, None)):
+        result = {"accuracy": number / 16, "perplexity": perplexity}
+        write_json(run / "scores" / f"iter_{number:07}" / "lambada.json", result)
+    exhibits = Training(run).exhibits
+    for name, values in (("accuracy", [(4, 0.25), (8, 0.5)]), ("perplexity", [(4, 96.0)])):
+        (panel,) = exhibits[f"lambada-{name}"].panels
+        (curve,) = panel.layers
+        assert [(point.x, point.value) for point in curve.points] == values
+    assert "At the end: lambada accuracy 0.50." in page_of(run)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert", "transformer-xl"])
@@ -171,7 +184,7 @@ def test_many_iterations_become_means_with_their_range(tmp_path: Path) -> None:
     run = write_training(
         tmp_path, [step(number, 5 + number % 2) for number in range(1, 3 * SHOWN + 2)]
     )
-    loaded = load_training(run)
+    loaded = Training(run)
     assert (
         "Points are means of 4 iterations, the band their least and greatest."
         in loaded.exhibits["loss"].caption

@@ -260,19 +260,19 @@ def test_an_architecture_with_fields_of_its_own_is_made_small_and_runs(kind: str
         (["torch", "--with", "tie=True"], "--with: unknown key 'tie'; did you mean 'tied'?"),
         (
             ["torch", "--spec", "a:b"],
-            "--spec is for megatron-core; torch has no layers of that kind",
+            "--spec is for the program megatron-core alone: leave it out with torch",
         ),
         (
             ["megatron-core", "--spec", "nowhere:f"],
-            "nowhere cannot be imported: ModuleNotFoundError",
+            "'nowhere' cannot be imported as a Python module: ModuleNotFoundError",
         ),
         (
             ["torch", "--import", "a.py", "--reproduce", "programs"],
-            "--reproduce writes programs without what --import changes: leave one out",
+            "--reproduce and --import do not go together",
         ),
         (
             ["megatron-core", "--microbatches", "3"],
-            "--microbatches 3 does not divide the batch of 8 sequences",
+            "--microbatches 3 does not divide the batch of 8 sequences: give 1, 2, 4 or 8",
         ),
     ],
 )
@@ -402,7 +402,7 @@ def test_a_mean_over_each_ranks_own_tokens_is_seen() -> None:
 
 
 def test_a_batch_that_cannot_be_divided_is_bad_input() -> None:
-    with pytest.raises(BadInput, match="8 rows cannot be divided into 3"):
+    with pytest.raises(BadInput, match="8 rows cannot be divided into the 3"):
         layouts.check(divided(), X, microbatches=3)
 
 

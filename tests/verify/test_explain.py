@@ -1,9 +1,12 @@
 """Faults that are planted in a training are named; trainings that differ by rounding alone are said
 to."""
 
+import shutil
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +20,20 @@ from mlm_repro.engine.launch.threads import run_threads
 from mlm_repro.engine.model import gpt2
 from mlm_repro.engine.optim.gradients import GradientReducer
 from mlm_repro.engine.parallel.layers import VocabParallelEmbedding
+from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.engine.parallel.sharding import Role
 from mlm_repro.engine.rng import Dropout
-from mlm_repro.engine.run.resolved import resolve
+from mlm_repro.engine.run.files import Step
+from mlm_repro.engine.run.resolved import resolve, resolve_begun
 from mlm_repro.engine.step import TrainingStep
 from mlm_repro.lineage.errors import Interrupted
-from mlm_repro.verify.parity import parse_layout
+from mlm_repro.lineage.run import RunDirectory
+from mlm_repro.verify.engines import with_samples
+from mlm_repro.verify.parity import SERIAL, parse_layout
 from tests.commands import Command
 from tests.engine.conftest import write_dataset
 from tests.engine.small_run import small_config, train
+from tests.verify.transformers_engine import Transformers
 
 MODEL: dict[str, Any] = {"hidden_size": 16, "num_heads": 2, "seq_length": 16, "dropout": 0.0}
 RECIPE: dict[str, Any] = {
@@ -331,6 +339,49 @@ def test_a_healthy_pair_is_silent(
     assert not [line for line in done.out.splitlines() if line.startswith("fault")]
 
 
+SHORT: dict[str, Any] = {"iterations": 4, "checkpoint_interval": 2, "validation_interval": 4}
+LAYOUTS = "tp2", "tp2-sp", "pp2-gpipe", "dp2-zero1", "tp2-dp2", "selective"
+OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "another seed": ({}, {"seed": 11}),
+    "dropout": ({"dropout": 0.1}, {"seed": 12, "clip_gradient": 0.1}),
+    "bf16": ({}, {"seed": 13, "precision": "bf16", "decay": "constant"}),
+    "BERT": (BERT, {"seed": 14, "normalise": "batch"}),
+    "growing batch": ({}, {"seed": 15, "rampup_batch_size": (4, 4, 8), "clock": "samples"}),
+}
+
+
+@pytest.fixture(scope="module")
+def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The short training of an option on one rank, made once; not to be changed."""
+
+    @cache
+    def run(option: str) -> Path:
+        model, recipe = OPTIONS[option]
+        return trained(data, tmp_path_factory.mktemp("alone"), model, **SHORT | recipe)
+
+    return run
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_thirty_more_healthy_pairs_are_silent(
+    option: str,
+    layout: str,
+    data: Path,
+    alone: Callable[[str], Path],
+    tmp_path: Path,
+    verify: Command,
+) -> None:
+    model, recipe = OPTIONS[option]
+    done = verify(
+        "explain", alone(option), trained(data, tmp_path, model, layout, **SHORT | recipe)
+    )
+    assert done.code == 0, done.out
+    last = done.out.splitlines()[-1]
+    assert last.startswith(("rounding: ", "the same bits in all that both runs have")), done.out
+    assert not [line for line in done.out.splitlines() if line.startswith("fault")]
+
+
 @pytest.mark.parametrize(
     ("scale", "verdict"),
     [(2.0**11, "rounding: "), (2.0**18, "overflow: iteration 1 made no update in one run")],
@@ -365,10 +416,94 @@ def test_settings_that_compute_something_else(
     assert done.out.count("is what its settings compute") == 2
 
 
+# -- another program
+# --------------------------------------------------------------------------------------------------
+
+
+def trained_by_transformers(ours: Path, folder: Path, pads: bool) -> Path:
+    """The training of transformers' GPT-2 in a plain loop with torch's AdamW, from our weights on
+    our samples, in the form of a run: the manifest of ours, and a line of metrics for each
+    iteration. With `pads` the softmax is over the padding rows of the vocabulary too."""
+    config = resolve_begun(RunDirectory.open(ours, "training")).config
+    built = gpt2.GPT2(config.model, serial_mesh())
+    built.initialize(config.train.seed)
+    weights = {name: parameter.detach() for name, parameter in built.named_parameters()}
+    with with_samples(config, config.train.iterations) as work:
+        rows = config.model.model_copy(update={"vocab_size": config.model.padded_vocab_size})
+        config_with_rows = config.model_copy(update={"model": rows})
+        theirs = Transformers(replace(work, config=config_with_rows), SERIAL)
+        if not pads:
+            theirs.module.get_submodule("lm_head").register_forward_hook(
+                lambda module, inputs, output: output[..., : config.model.vocab_size]
+            )
+        theirs.load(weights)
+        steps = theirs.run(None, 0)
+    other = folder / ours.name
+    other.mkdir(parents=True)
+    shutil.copy(ours / "manifest.json", other)
+    lines = [
+        Step(
+            kind="train",
+            iteration=number,
+            loss=step.loss,
+            learning_rate=step.rate,
+            gradient_norm=step.norm,
+            seconds=0,
+            tokens_per_second=0,
+            model_tflops=0,
+        ).to_line()
+        for number, step in enumerate(steps, 1)
+    ]
+    (other / "metrics.jsonl").write_text("".join(lines))
+    return other
+
+
+@pytest.mark.parametrize("pads", [False, True])
+def test_a_training_of_another_program_is_explained_as_a_run(
+    pads: bool, data: Path, tmp_path: Path, verify: Command
+) -> None:
+    pytest.importorskip("transformers")
+    # Without clipping, for torch clips by the norm plus 1e-6.
+    ours = trained(data, tmp_path / "ours", clip_gradient=0.0)
+    other = trained_by_transformers(ours, tmp_path / "theirs", pads)
+    done = verify("explain", ours, other)
+    assert f"no fault: {ours} is what its settings compute" in done.out, done.out
+    if not pads:
+        assert done.code == 0, done.out
+        assert done.out.splitlines()[-1].startswith("rounding: "), done.out
+        return
+    (fault,) = (line for line in done.out.splitlines() if line.startswith("fault: "))
+    assert done.code == 3
+    assert str(other) in fault
+    assert fault.endswith("kind: the embedding's padding rows take part in the softmax"), fault
+
+
+def test_it_takes_about_twice_the_two_trainings(
+    data: Path, tmp_path: Path, verify: Command
+) -> None:
+    """By processor time in one process, where a busy machine makes both longer alike.
+
+    There are two replays of each run, one of them in float64. They took 2.2 times as long as the
+    trainings; a third time is room for machines on which float64 costs more.
+    """
+    size = {"num_layers": 4, "hidden_size": 128, "num_heads": 4, "seq_length": 64}
+    recipe = {"iterations": 12, "checkpoint_interval": 12, "validation_interval": 6}
+    trained(data, tmp_path / "first use", size, **recipe | {"iterations": 3})
+    began = time.process_time()
+    pair = [
+        trained(data, tmp_path / f"of {microbatch}", size, microbatch_size=microbatch, **recipe)
+        for microbatch in (2, 4)
+    ]
+    training = time.process_time() - began
+    began = time.process_time()
+    verify("explain", *pair, ends=0)
+    assert time.process_time() - began < 3 * training
+
+
 def test_what_is_no_pair_of_trainings(
     data: Path, whole: Path, tmp_path: Path, verify: Command
 ) -> None:
-    assert "are one run: name two" in verify("explain", whole, whole).error
+    assert "are the same run: name two different runs" in verify("explain", whole, whole).error
     assert "is not a run directory" in verify("explain", whole, data).error
     trained(data, tmp_path, until=1)
     (run,) = tmp_path.glob("small-*")
@@ -376,7 +511,7 @@ def test_what_is_no_pair_of_trainings(
     done = verify("explain", whole, run)
     assert (
         done.code,
-        "does not have a line of metrics for each iteration from 1 on" in done.error,
+        "its metrics.jsonl does not have a line for each iteration from 1 on" in done.error,
     ) == (
         2,
         True,

@@ -363,7 +363,7 @@ MADE_AGAIN: list[tuple[str, Edit, str]] = [
     ),
     (f"{REPRODUCTION}/ledger.json", put("stages", 0, documents_out=9), "/ledger.json: sha256 is "),
     (f"{REPRODUCTION}/dataset.json", put(seed=99), "/dataset.json: sha256 is "),
-    (f"{TRAINING}/metrics.jsonl", put(1, loss=1.0), " as it is here: its digest"),
+    (f"{TRAINING}/metrics.jsonl", put(1, loss=1.0), " as it is here: the digest"),
     (
         f"{TRAINING}/metrics.jsonl",
         lambda lines: lines.pop(2),
@@ -407,7 +407,7 @@ IN_SEVERAL: list[tuple[Callable[[Path], None], str]] = [
     (full_size, "355m is called full and is a smaller model"),
     (
         manifest(REPRODUCTION, put("parents", **{TRAINING: ZEROS})),
-        " as it is here: its digest differs",
+        " as it is here: the digest that the run recorded is another",
     ),
     (manifest(REPRODUCTION, put("parents", dataset=ZEROS)), "manifest.json: dataset is 0000"),
     (four_times_the_words, "; its text gives 304"),
@@ -415,7 +415,7 @@ IN_SEVERAL: list[tuple[Callable[[Path], None], str]] = [
     (removed(EVALUATIONS), "wikitext103 in evaluations.jsonl does not fit its schema"),
     (removed(TRAININGS), "kept training 355m is None; "),
     (manifest(TRAINING, put("config", "train", seed=1)), " belongs to another run"),
-    (last_weights, "355m-tiny-387328e9 as it is here: its digest differs"),
+    (last_weights, "355m-tiny-387328e9 as it is here: the digest that the run recorded is another"),
     (
         manifest(TRAINING, put("parents", dataset=ZEROS)),
         " was not made of tiny-1d71ab2f as it is here",
@@ -424,9 +424,15 @@ IN_SEVERAL: list[tuple[Callable[[Path], None], str]] = [
     (both_of_data(put("splits", "valid", bytes=1)), "documents and bytes of its splits"),
 ]
 OF_AN_EXPERIMENT: list[tuple[Callable[[Path], None], str]] = [
-    (simulated(value=163.0), "does not have the numbers that experiment-2021-figure-6-"),
-    (simulated(kind="measured", low=None, high=None), "is of mode simulate and yet calls"),
-    (simulated(source="another-run"), "has records of another run"),
+    (
+        simulated(value=163.0),
+        "does not have the numbers whose digest the manifest of experiment-2021-figure-6-",
+    ),
+    (
+        simulated(kind="measured", low=None, high=None),
+        "was made in mode simulate, which gives no measured",
+    ),
+    (simulated(source="another-run"), "has a record that names another run or experiment"),
     (older_in_place_of_newer, "renamed or copied over another: it began as experiments-"),
 ]
 ON_THE_PAGE: list[tuple[str, Edit, str]] = [
@@ -442,7 +448,7 @@ ON_THE_PAGE: list[tuple[str, Edit, str]] = [
     (
         "sources.json",
         lambda it: it["runs"].append("../gone"),
-        "report was made of gone, which is not there",
+        "report was made of gone, which is not here or not sealed",
     ),
 ]
 
@@ -509,7 +515,10 @@ def test_an_experiment_on_the_page_that_was_edited_or_is_gone_is_named(runs: Pat
     OF_AN_EXPERIMENT[0][0](runs)
     seal_all(runs)
     publish(runs, SIMULATED)
-    is_named("does not have the numbers that experiment-2021-figure-6-", runs / REPRODUCTION)
+    is_named(
+        "does not have the numbers whose digest the manifest of experiment-2021-figure-6-",
+        runs / REPRODUCTION,
+    )
     shutil.rmtree((runs / SIMULATED).resolve())
     is_named("report was made of experiment-2021-figure-6-", runs / REPRODUCTION)
 
@@ -564,7 +573,7 @@ EVERY_KIND: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "train outside of the identity": (
         as_a_forger_would(lambda it: it.update(outside_identity=[*it["config"]])),
-        " has more outside of its identity than where the run takes place",
+        " was edited: its `outside_identity` names sections that the identity of such a run covers",
     ),
     "a page planted": (planted, " has page/index.html, which no run of its kind has"),
     "a file less": (lacking, " has no "),
@@ -663,7 +672,7 @@ OF_A_KIND: list[tuple[str, str, Edit, str]] = [
         "experiments",
         "records.jsonl",
         put(0, source="another"),
-        "has records of another run, another",
+        "has records of a run that its runs.jsonl does not keep, another",
     ),
     (
         "experiments",
@@ -681,7 +690,7 @@ OF_A_KIND: list[tuple[str, str, Edit, str]] = [
         "experiments",
         "runs.jsonl",
         lambda lines: lines.pop(0),
-        "has records of another run, experiment-2019-bert-",
+        "has records of a run that its runs.jsonl does not keep, experiment-2019-bert-",
     ),
     (
         "experiments",
@@ -693,7 +702,7 @@ OF_A_KIND: list[tuple[str, str, Edit, str]] = [
         "experiments",
         "runs.jsonl",
         lambda lines: lines[0].pop("seal"),
-        " was kept without its seal",
+        " is kept in runs.jsonl without its seal",
     ),
     (
         "against-megatron-core-355m-twin-tp2-*",

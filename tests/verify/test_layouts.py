@@ -161,16 +161,28 @@ def test_a_healthy_program_raises_no_alarm(verify: Command) -> None:
             ["--with", "softmax_tipe=a"],
             "Megatron-Core has no field 'softmax_tipe': did you mean 'softmax_type'?",
         ),
-        (["--with", "num_layers=many"], "num_layers=many: the field must be int, not 'many'"),
+        (
+            ["--with", "num_layers=many"],
+            "num_layers=many in --with: the field must be int, not 'many'",
+        ),
         (
             ["--with", "activation_func=silo"],
-            "activation_func=silo: torch.nn.functional has no such function",
+            "activation_func=silo in --with: torch.nn.functional has no such function",
         ),
         (["--with", "num_layers"], "--with num_layers has no value: write FIELD=VALUE"),
-        (["--with", "sequence_parallel=True"], "sequence_parallel is set by --layouts"),
-        (["--with", "softmax_type=soft"], "softmax_type=soft: the field must be Literal["),
+        (
+            ["--with", "sequence_parallel=True"],
+            "sequence_parallel is set by the names of --layouts: leave it out of --with",
+        ),
+        (
+            ["--with", "softmax_type=soft"],
+            "softmax_type=soft in --with: the field must be Literal[",
+        ),
         (["--layouts", "xp2"], "'xp2' is not a layout"),
-        (["--with", "transformer_impl=5"], "transformer_impl=5: the field must be Literal["),
+        (
+            ["--with", "transformer_impl=5"],
+            "transformer_impl=5 in --with: the field must be Literal[",
+        ),
         (
             ["--with", "moe_router_topk=1", "--with", "num_moe_experts=2"],
             (
@@ -194,8 +206,8 @@ def test_layouts_that_cannot_run_are_said_in_the_words_of_the_program(verify: Co
         "error: tp3 cannot run: ValueError: num_attention_heads (4) must be a multiple"
     )
     assert (
-        mb1 == "cannot run: the loss, a mean over microbatches, would depend on mb: --with"
-        " calculate_per_token_loss=True makes it a mean over tokens"
+        mb1 == "cannot run: a layout with mb needs --with calculate_per_token_loss=True:"
+        " otherwise the loss is a mean over microbatches and depends on their size"
     )
 
 
@@ -420,7 +432,10 @@ def test_a_model_of_dtensors_on_the_page_is_healthy_with_its_checkpoint(
 ) -> None:
     (tmp_path / "theirs.py").write_text(on_the_page("clip_grad_norm_"))
     done = verify("layouts", f"{tmp_path}/theirs.py:build", "--layouts", "tp2")
-    assert (done.code, "the program has no `save`" in done.out) == (0, True), done.err
+    assert (done.code, "the program gives no functions `save` and `restore`" in done.out) == (
+        0,
+        True,
+    ), done.err
 
 
 def test_layers_and_a_patch_of_the_readers_run_as_the_page_says(

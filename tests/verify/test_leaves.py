@@ -154,6 +154,25 @@ def test_a_forged_training_is_named_where_it_was_forged(
     assert done.code == 6, done.out
 
 
+def of_another_run(run: Path) -> None:
+    lineage = last(run) / "lineage.json"
+    lineage.write_text(json.dumps(json.loads(lineage.read_text()) | {"run": "0" * 64}))
+
+
+@pytest.mark.parametrize("forge", [planted_zeros, of_another_run])
+def test_a_run_is_not_scored_by_a_checkpoint_of_another(
+    forge: Callable[[Path], None], runs: Path
+) -> None:
+    run = one(runs, TRAINING)
+    score = ("mlm-eval", "wikitext103", "--limit", "2", "--ckpt")
+    call({}, *score, run, ends=0)
+    forge(run)
+    seal_training(run)
+    done = call({}, *score, run)
+    assert done.code == 2
+    assert f"{last(run)} is not a checkpoint of {run.name}" in done.err
+
+
 @pytest.mark.parametrize("marker", [{"algorithm": "none"}, {"verified_by": "me"}])
 def test_a_seal_has_its_two_keys(marker: dict[str, str], runs: Path) -> None:
     run = one(runs, DATASET)
@@ -191,6 +210,20 @@ def test_tokens_of_documents_are_drawn_after_the_seal(runs: Path) -> None:
     (run / "dataset.json").write_text(json.dumps(card))
     seal(run)
     assert any("tokens of document" in sentence for sentence in RunCheck(run).broken)
+
+
+def test_a_token_that_no_tokenizer_has_is_named_though_no_batch_read_it(runs: Path) -> None:
+    run = one(runs, DATASET)
+    path = run / "train_text_document.bin"
+    data = np.fromfile(path, dtype=TokenFile(path.with_suffix("")).tokens.dtype)
+    data[-2] = 65_535
+    data.tofile(path)
+    seal(run)
+    card = json.loads((run / "dataset.json").read_text())
+    card["files"][path.name] = json.loads((run / MARKER).read_text())["files"][path.name]
+    (run / "dataset.json").write_text(json.dumps(card))
+    seal(run)
+    assert call({}, "mlm-verify", "run", run).code == 6
 
 
 def test_a_simulation_is_computed_again_alone_as_in_its_folder(tmp_path: Path) -> None:

@@ -56,9 +56,10 @@ class LocalExecutor:
         self._end()
 
     def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
-        """Run the tasks and yield their results in order; at most `at_once` tasks are in work at a
-        time, if that is given. Tasks run in this process if `count` or `at_once` is 1. Raises
-        Interrupted if processes are killed ATTEMPTS times in a row."""
+        """Run the tasks and yield the result of each, a Done, in order; at most `at_once` tasks are
+        in work at a time, if that is given. Tasks run in this process if `count` or `at_once` is 1.
+        Raises Interrupted if processes are killed ATTEMPTS times in a row. Errors of the tasks are
+        passed on."""
         if 1 in (self.count, at_once):
             yield from map(run_task, tasks)
             return
@@ -77,9 +78,10 @@ class LocalExecutor:
                     losses += 1
                     if losses == ATTEMPTS:
                         raise Interrupted(
-                            f"the worker processes of task {given[0][0].output.name} and the tasks"
-                            f" after it were killed {ATTEMPTS} times, most often for lack of"
-                            " memory; fewer --workers need less"
+                            f"worker processes were killed {ATTEMPTS} times in a row before task"
+                            f" {given[0][0].output.name} was finished, most often for lack of"
+                            " memory; run the same command with fewer --workers, and it continues"
+                            " from what was finished"
                         ) from error
                     self._end()
                     given = deque(
@@ -95,7 +97,7 @@ class LocalExecutor:
                 self._end()
 
     def _submit(self, task: WorkTask) -> "Future[Done]":
-        """Give a task to the pool of processes and return the future of its result. The pool is
+        """Give a task to the pool of processes and return the Future of its Done. The pool is
         started for the first task and replaced if it is broken."""
         with _not_interrupted():
             self._pool = self._pool or ProcessPoolExecutor(

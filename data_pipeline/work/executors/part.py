@@ -27,9 +27,10 @@ class PartExecutor:
         self.is_over = is_over
 
     def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
-        """Run this part's tasks, wait for the others', and yield all tasks' results in order.
-        Raises Interrupted if another part ends without its tasks, or the dataset is already
-        written."""
+        """Run this part's share of `tasks`, at most `at_once` at a time, wait until the other parts
+        have done theirs, and yield the Done of every task in order. Raises Interrupted if another
+        part ends without its tasks, or the dataset is already written; BadInput if another part
+        works on other facts; and the errors of this part's tasks."""
         all_tasks = list(tasks)
         part = self.meeting.part
         parts = self.meeting.parts
@@ -49,7 +50,10 @@ class PartExecutor:
         # The first part removes the tasks with the work: a part that did not look in time once
         # waited for them until it gave up.
         if done is None and self.is_over():
-            raise Interrupted("the dataset was written by the other parts")
+            raise Interrupted(
+                "the dataset was written by the other parts while this part waited for them:"
+                " nothing is left to do"
+            )
         return done
 
 
@@ -64,6 +68,7 @@ def parse_part(text: str) -> tuple[int, int]:
     part, _, parts = text.partition("/")
     if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
         raise BadInput(
-            f"--part {text}: write the number of the part, from 1, and of all parts, such as 2/8"
+            f"--part {text} is not of the form I/N: write the number of the part, from 1, and of"
+            " all parts, such as 2/8"
         )
     return int(part), int(parts)

@@ -52,7 +52,8 @@ class RayExecutor:
             )
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise BadInput(
-                f"the Ray cluster {address or 'of this machine'} cannot be used: {error}"
+                f"the Ray cluster {address or 'of this machine'} cannot be used: {error}; name one"
+                " that runs in RAY_ADDRESS, or leave --executor ray out"
             ) from error
         return self
 
@@ -60,9 +61,9 @@ class RayExecutor:
         self._ray.shutdown()
 
     def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
-        """Run the tasks and yield their results in order; at most `at_once` tasks are in work at a
-        time, if that is given. Raises Interrupted if a task is lost more than RETRIES times,
-        BadInput if the nodes do not share the output, and errors of the tasks."""
+        """Run the tasks and yield the result of each, a Done, in order; at most `at_once` tasks are
+        in work at a time, if that is given. Raises Interrupted if a task is lost more than RETRIES
+        times, BadInput if the nodes do not share the output, and errors of the tasks."""
         ray = self._ray
         # The digest goes with each task, so that a node with other code refuses it.
         remote = ray.remote(max_retries=RETRIES, num_cpus=1)(run_task)
@@ -80,12 +81,14 @@ class RayExecutor:
                     raise error.cause from None
                 except ray.exceptions.RayError as error:
                     raise Interrupted(
-                        f"the cluster lost task {task.output.name} again and again: {error}"
+                        f"the Ray cluster did not finish task {task.output.name}, which it repeats"
+                        f" if it is lost: {error}; the same command continues from what was"
+                        " finished"
                     ) from error
                 if not task.output.is_dir():
                     raise BadInput(
-                        f"{task.output} was written on another node: the cluster's nodes must"
-                        " share it"
+                        f"a Ray node wrote {task.output}, and this machine does not see it: name as"
+                        " --runs or OUT a folder that all nodes share"
                     )
                 yield done
                 pending.extend(
@@ -104,4 +107,7 @@ def _check_answer(address: str) -> None:
         try:
             socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
         except OSError as error:
-            raise BadInput(f"nothing answers at RAY_ADDRESS = {address}: {error}") from error
+            raise BadInput(
+                f"nothing answers at RAY_ADDRESS = {address}: {error}; start that cluster, correct"
+                " the address, or unset it to work on this machine"
+            ) from error

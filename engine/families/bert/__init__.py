@@ -20,8 +20,8 @@ from mlm_repro.engine.parallel.layout import PipelineStage
 
 
 class BertForms(ClosedForms):
-    """Closed forms of BERT, which adds segment embeddings, a masked head, a pooler and sentence
-    order to GPT-2."""
+    """Formulas for the parameters and FLOPs of a BERT, which adds segment embeddings, a masked
+    head, a pooler and sentence order to GPT-2."""
 
     is_causal = False
 

@@ -70,8 +70,9 @@ class BidirectionalAttention(SelfAttention):
 
 
 class ExactMLP(MLP):
-    """A layer's MLP, h → 4h → h, with exact GeLU and its width divided over the tensor-parallel
-    axis; the output is without the last product's bias."""
+    """MLP of a layer, [s, b, h] → [s, b, h] by way of 4h columns, with exact GeLU and the 4h
+    columns divided over the tensor-parallel axis. Under sequence parallelism input and output are
+    this rank's positions, [s/t, b, h]. The output is without the last product's bias."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.dense_4h_to_h(F.gelu(self.dense_h_to_4h(x)), add_bias=False)
@@ -144,7 +145,9 @@ class MaskedHead(nn.Module):
 
 
 class BERT(StageModel):
-    """Masked language model over sentence pairs, or one pipeline stage of it."""
+    """Masked language model over sentence pairs, or one pipeline stage of it. A stage turns token
+    ids [b, s], or the previous stage's states, into states [s, b, h]; the last one also gives the
+    loss of masked tokens and sentence order."""
 
     def build(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         if self.stage.is_first or self.stage.is_last:

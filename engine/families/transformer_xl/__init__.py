@@ -23,8 +23,8 @@ from mlm_repro.lineage.errors import BadInput
 
 
 class TransformerXLForms(ClosedForms):
-    """Closed forms of Transformer-XL. Keys and values are computed for the memory as well as for
-    the segment."""
+    """Formulas for the parameters, FLOPs and bytes of a Transformer-XL. Keys and values are
+    computed for the memory as well as for the segment."""
 
     def parameters(self, stage: PipelineStage, tp: int = 1) -> int:
         """Return the number of parameters that one of `tp` tensor-parallel ranks holds of a
@@ -103,7 +103,7 @@ class ValidationStreams(ValidationOrder):
     def microbatches(
         self, num_samples: int, batch_size: int, dp_rank: int, dp: int
     ) -> Iterator[Microbatch]:
-        """Yield the microbatches of data-parallel rank `dp_rank` of `dp`, with training's
+        """Yield the Microbatches of data-parallel rank `dp_rank` of `dp`, with training's
         microbatch size whatever `batch_size` is: all of one group of streams, in the order of the
         text, then all of the next group.
 
@@ -119,9 +119,9 @@ class ValidationStreams(ValidationOrder):
 def training_streams(
     config: RunConfig, parts: TokenFiles, iterations: int, _: Path | None
 ) -> TrainingStreams:
-    """Return the order in which `iterations` iterations of training read text as streams, one for
-    each sequence of the largest global batch. Only the first file of `parts`, (token file, weight),
-    is read."""
+    """Return a TrainingStreams, the order in which `iterations` iterations of training read text as
+    streams, one for each sequence of the largest global batch. Only the first file of `parts`,
+    (token file, weight), is read. The last argument, a tokenizer's directory, is not used."""
     train = config.train
     schedule = BatchSchedule(config.train)
     count = iterations * schedule.batch_size(iterations - 1)
@@ -132,17 +132,19 @@ def training_streams(
 
 
 def validation_streams(config: RunConfig, parts: TokenFiles, _: Path) -> ValidationStreams:
-    """Return the order in which validation reads text as streams, one for each sequence of a global
-    batch. Only the first file of `parts`, (token file, weight), is read. Raises BadInput if it is
-    too short for one sequence per stream."""
+    """Return a ValidationStreams, the order in which validation reads text as streams, one for each
+    sequence of a global batch. Only the first file of `parts`, (token file, weight), is read. The
+    last argument, a tokenizer's directory, is not used. Raises BadInput if the file is too short
+    for one sequence per stream."""
     file = parts[0][0]
     s = config.model.seq_length
     streams = config.train.global_batch_size
     sequences = (len(file.tokens) - 1) // s // streams * streams
     if not sequences:
         raise BadInput(
-            f"the validation split has {len(file.tokens)} tokens, fewer than {streams} streams of"
-            f" {s} + 1"
+            f"the dataset's validation split has {len(file.tokens)} tokens, and a transformer-xl"
+            f" needs {streams} × {s} + 1, a sequence of model.seq_length for each of"
+            " train.global_batch_size streams: make the split larger, or one of these smaller"
         )
     sequence = text_of(
         lambda number: file.tokens[number * s : (number + 1) * s + 1].astype(np.int64)

@@ -55,8 +55,8 @@ class TiedEmbedding(nn.Module):
         return self.word_embeddings(tokens)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return this rank's logits [..., v/t], the products of states [..., h] with its rows of
-        the embedding."""
+        """Return this rank's logits [..., v/t], the products of states [..., h] with this rank's
+        rows of the word embedding."""
         return linear(enter_tensor_parallel(hidden, self.axis), self.word_embeddings.weight)
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
@@ -167,8 +167,8 @@ def distance_encoding(length: int, hidden_size: int, device: torch.device) -> Te
 
 
 class RelativeAttention(nn.Module):
-    """Causal attention with scores (q + u)·k + (q + v)·r(distance), heads divided over the
-    tensor-parallel axis.
+    """Causal attention of a segment [s, b, h] to itself and to its memory, → [s, b, h], with scores
+    (q + u)·k + (q + v)·r(distance) and heads divided over the tensor-parallel axis.
 
     u and v are learned vectors of each head and layer (Dai et al. 2019, Section 3.3). There are no
     biases.

@@ -26,7 +26,7 @@ BACKENDS = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
-"""Torch's attention kernels, used where there is no dropout, the fastest first."""
+"""List of torch's attention kernels, used on a GPU where there is no dropout, the fastest first."""
 LOG2_E = tl.constexpr(math.log2(math.e))
 
 
@@ -44,9 +44,9 @@ HOPPER = 90
 
 
 def parts_of(d: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Return how many columns the two parts have into which a head of `d` columns is divided,
-    powers of two: 64 and 32 for 96, so that products have less padding than with one part. The
-    second number is 0 if there is one part.
+    """Return a pair of numbers, the columns of the two parts into which a head of `d` columns is
+    divided, powers of two: 64 and 32 for 96, so that products have less padding than with one part.
+    The second number is 0 if there is one part.
 
     Tensor cores take at least 16. Before Hopper 16-bit heads have one part: with two, registers do
     not suffice. In fp32 a head of 128 has two parts for the same reason.
@@ -59,8 +59,8 @@ def parts_of(d: int, dtype: torch.dtype) -> tuple[int, int]:
 
 
 def compute_capability() -> int:
-    """Return the current GPU's compute capability, times 10: 90 for 9.0. Without a GPU, as under
-    Triton's interpreter, it is an H100's."""
+    """Return the current GPU's compute capability, times 10, as an integer: 90 for 9.0. Without a
+    GPU, as under Triton's interpreter, it is an H100's, 90."""
     try:
         return int(driver.active.get_current_target().arch)
     except RuntimeError:
@@ -68,8 +68,9 @@ def compute_capability() -> int:
 
 
 def tiles_for(d: int, dtype: torch.dtype) -> tuple[Tiles, Tiles, Tiles]:
-    """Return three `Tiles` for heads of `d` columns, the sizes with which kernels are launched: for
-    outputs, for gradients of queries, and for gradients of keys and values.
+    """Return a tuple of three Tiles for heads of `d` columns and numbers of `dtype`, the sizes with
+    which kernels are launched: for outputs, for gradients of queries, and for gradients of keys and
+    values.
 
     For 16-bit numbers, head dims up to 128 and heads of one part, they are the fastest tried on an
     H200, or at most 5 % slower. The others are chosen so that registers and shared memory suffice.
@@ -86,8 +87,9 @@ def tiles_for(d: int, dtype: torch.dtype) -> tuple[Tiles, Tiles, Tiles]:
 
 
 def flash(query_key_value: torch.Tensor, mask: DropoutMask | None) -> torch.Tensor:
-    """Return causal attention's outputs of all heads, [s, b, n·d], from one tensor of queries, keys
-    and values, [s, b, n, 3, d], on a GPU. `mask` drops softmax weights; None means no dropout."""
+    """Return causal attention's outputs of all heads, [s, b, n·d], differentiable, from one tensor
+    of queries, keys and values, [s, b, n, 3, d], on a GPU. Scores are multiplied by 1/√d. `mask`
+    drops softmax weights; None means no dropout."""
     if mask is None:
         with sdpa_kernel(BACKENDS, set_priority=True):
             return reference(query_key_value, None)
@@ -130,9 +132,10 @@ class _Flash(torch.autograd.Function):
 
 
 def _launch(kernel: Any, rows: int, tiles: Tiles, qkv: torch.Tensor, *given: object) -> None:
-    """Run a kernel on `qkv` [s, b, n, 3, d] and the other arguments, with one program for every
-    head of every sequence and every `rows` of its queries or keys. `tiles` has the kernel's sizes;
-    the results are written to tensors among the arguments."""
+    """Run the Triton function `kernel` on `qkv` [s, b, n, 3, d] and the arguments `given`, with one
+    program for every head of every sequence and every `rows` of its queries or keys. `tiles` has
+    the kernel's sizes. Nothing is returned: the kernel writes its results to tensors among the
+    arguments."""
     s, b, n, _, d = qkv.shape
     kernel[triton.cdiv(s, rows), b * n](
         qkv,
@@ -151,9 +154,9 @@ def _launch(kernel: Any, rows: int, tiles: Tiles, qkv: torch.Tensor, *given: obj
 
 @triton.jit
 def _draw(keys, bits, first_row, threshold, s, n, r: tl.constexpr):
-    """Write to `bits` which softmax weights of one head stay, a bit for each, 8 per byte, for `r`
-    queries and 128 keys: 1 if a weight is not dropped. Tiles whose keys are all later than the
-    queries are not written."""
+    """Write to `bits` one bit, 8 per byte, for each softmax weight of one head, for `r` queries and
+    128 keys: 1 if the weight is not dropped. Tiles whose keys are all later than the queries are
+    not written."""
     group = tl.program_id(2)
     start = tl.program_id(0) * r
     if tl.program_id(1) * 128 < start + r:
@@ -168,8 +171,9 @@ def _draw(keys, bits, first_row, threshold, s, n, r: tl.constexpr):
 
 @triton.jit
 def _part(base, first, stride, s, r: tl.constexpr, d: tl.constexpr, w: tl.constexpr):
-    """Return the addresses of `w` columns of one head's rows from `first` on, [r, w], and booleans,
-    True for the addresses whose row is below `s` and whose column is below `d`."""
+    """Return a pair of tensors [r, w]: the addresses of `w` columns of one head's rows from `first`
+    on, in memory from `base`, with `stride` from row to row, and booleans, True for the addresses
+    whose row is below `s` and whose column is below `d`."""
     row = tl.arange(0, r)[:, None]
     column = tl.arange(0, w)[None, :]
     return base + tl.cast(first, tl.int64) * stride + (row * stride + column), (row < s - first) & (
@@ -181,8 +185,9 @@ def _part(base, first, stride, s, r: tl.constexpr, d: tl.constexpr, w: tl.conste
 def _tile(
     base, first, stride, s, r: tl.constexpr, d: tl.constexpr, w: tl.constexpr, v: tl.constexpr
 ):
-    """Load rows of one head, starting at `first`, in two parts, [r, w] and [r, v]. Rows and columns
-    that the head lacks are zero. If v is 0, the second part is the first once more."""
+    """Load `r` rows of one head, starting at `first`, and return them as a pair of tensors, its two
+    parts [r, w] and [r, v]. Rows and columns that the head lacks are zero. If v is 0, the second
+    part is the first once more."""
     at, inside = _part(base, first, stride, s, r, d, w)
     tile = tl.load(at, inside, 0.0)
     rest = tile
@@ -205,9 +210,9 @@ def _put(
     w: tl.constexpr,
     v: tl.constexpr,
 ):
-    """Store a tile of one head, given as two parts [r, w] and [r, v] like those of `_tile`, times a
-    factor, in the rows from `first` on. If v is 0, the second part is not stored. Rows and columns
-    that the head lacks are not written."""
+    """Store `tile`, a tile of one head given as two parts [r, w] and [r, v] like those of `_tile`,
+    times `factor`, in the rows from `first` on of the memory at `base`. If v is 0, the second part
+    is not stored. Rows and columns that the head lacks are not written."""
     at, inside = _part(base, first, stride, s, r, d, w)
     tl.store(at, tile[0] * factor, inside)
     if v:
@@ -223,8 +228,9 @@ def _zeros(r: tl.constexpr, w: tl.constexpr, v: tl.constexpr):
 
 @triton.jit
 def _along(a, b, v: tl.constexpr):
-    """Return a · bᵀ for the tiles a and b, summed over both parts of the head: [rows of a, rows of
-    b]."""
+    """Return the matrix product a · bᵀ of two tiles, each a pair of the parts of a head, summed
+    over both parts: a tensor [rows of a, rows of b] in fp32. If v is 0, only the first parts
+    count."""
     # Not TF32, which would leave fp32 heads ten bits.
     product = tl.dot(a[0], tl.trans(b[0]), input_precision="ieee")
     if v:
@@ -234,8 +240,9 @@ def _along(a, b, v: tl.constexpr):
 
 @triton.jit
 def _add(total, weights, tile, v: tl.constexpr):
-    """Return total + weights · tile, where total, tile and the result are pairs, one tensor for
-    each part of the head. If v is 0, the second part of total stays as it is."""
+    """Return total + weights · tile as a pair. `total` and `tile` are pairs too, one tensor for
+    each part of the head; `weights` is one tensor. If v is 0, the second part of the result is that
+    of `total`."""
     first = tl.dot(weights, tile[0], total[0], input_precision="ieee")
     second = total[1]
     if v:
@@ -245,9 +252,9 @@ def _add(total, weights, tile, v: tl.constexpr):
 
 @triton.jit
 def _stays(bits, group, query, key, s):
-    """Return booleans, True where a softmax weight is not dropped, by the `bits` that `_draw` wrote
-    for head `group`, counted over all sequences. `query` is a column of numbers and `key` a row, or
-    the reverse."""
+    """Return a boolean tensor, True where a softmax weight is not dropped, by the `bits` that
+    `_draw` wrote for head `group`, counted over all sequences. `query` is a column of numbers and
+    `key` a row, or the reverse; the result has an element for each pair of a query and a key."""
     row = (s + 127) // 128 * 16
     # Rows beyond the sequence read the bits of the last one; nothing of them is stored.
     at = tl.minimum(query, s - 1) * row + key // 128 * 16 + key % 16
@@ -343,9 +350,10 @@ def _to_query(
     w: tl.constexpr,
     v: tl.constexpr,
 ):
-    """Kernel: write the gradient of one head's `m` queries to `qkv_gradient`, and to `inners` for
-    each query the inner product of its output and the output's gradient, which `_to_key_value`
-    reads."""
+    """Kernel: write the gradient of `m` queries of one head to `qkv_gradient` [s, b, n, 3, d], and
+    to `inners` [b·n, s] for each query the inner product of its output and the output's gradient,
+    which `_to_key_value` reads. `sums` [b·n, s] comes from `_forward`, in logarithms to the base
+    2."""
     group = tl.program_id(1)
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * m
     stride = b * n * 3 * d

@@ -14,8 +14,8 @@ from mlm_repro.engine.kernels.dropout import DropoutMask
 from mlm_repro.engine.kernels.gpu.masks import BLOCK, Context, mask_arguments, stays, warps
 
 ROWS, MASK_BLOCKS, STEPS = 4, 4, 16
-"""Rows per tile, columns per tile in blocks of the mask, and tiles per program in backward. With a
-norm a tile has one whole row."""
+"""Three sizes of the kernels: rows per tile, columns per tile in blocks of the mask of 128 columns,
+and tiles per program in backward. With a norm a tile has one whole row."""
 WIDEST = 8192
 """Largest number of elements in a row that a program with a norm holds in registers; wider rows go
 to the reference."""
@@ -117,13 +117,14 @@ class _AddNorm(torch.autograd.Function):
 
 
 fused = _AddNorm.apply
-"""Differentiable function (x, bias, residual, mask) → residual + dropout(x + bias), for x and
-residual [s, b, h] and bias [h]. Without a `mask` nothing is dropped."""
+"""Differentiable function (x [s, b, h], bias [h], residual [s, b, h], DropoutMask or None) →
+residual + dropout(x + bias), a new tensor [s, b, h], on a GPU. Without a mask nothing is
+dropped."""
 
 
 def dropout(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
-    """Return x [s, b, h] with the elements that `mask` drops set to zero and the others multiplied
-    by 1/(1 − p)."""
+    """Return a new tensor, x [s, b, h], on a GPU, with the elements that `mask` drops set to zero
+    and the others multiplied by 1/(1 − p). Differentiable."""
     output: torch.Tensor = _AddNorm.apply(x, None, None, mask)
     return output
 
@@ -137,9 +138,9 @@ def add_norm(
     mask: DropoutMask | None,
     epsilon: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two tensors [s, b, h]: the sum x + dropout(branch + bias), which is x itself if
-    `branch` is None, and the layer norm of this sum. A `mask` needs a branch; None drops
-    nothing."""
+    """Return a pair of tensors [s, b, h] on a GPU: the sum x + dropout(branch + bias), which is x
+    itself if `branch` is None, and the layer norm of this sum with scale `weight` [h] and bias
+    `shift` [h]. A `mask` needs a branch; None drops nothing."""
     # A wider row would not fit the registers; the reference makes two kernels of it.
     if x.size(-1) > WIDEST:
         return references.add_norm(x, weight, shift, branch, bias, mask, epsilon)
@@ -150,8 +151,9 @@ def add_norm(
 
 @triton.jit
 def _centred(value, inside, h, epsilon):
-    """Return rows of `h` numbers less their mean, zero where `inside` is False, and the inverse of
-    each row's standard deviation, as a column. `epsilon` is added to the variance."""
+    """Return a pair: the rows `value` of `h` numbers less their mean, zero where `inside` is False,
+    and the inverse of each row's standard deviation, as a column. `epsilon` is added to the
+    variance."""
     value = tl.where(inside, value - tl.sum(value, 1)[:, None] / h, 0.0)
     return value, 1.0 / tl.sqrt_rn(tl.sum(value * value, 1) / h + epsilon)[:, None]
 

@@ -12,7 +12,7 @@ from mlm_repro.engine.kernels.gpu.masks import Context
 SLOPE = tl.constexpr(2.0 * math.sqrt(2.0 / math.pi))
 CUBIC = tl.constexpr(0.044715)
 ROWS, COLUMNS, STEPS = 4, 512, 16
-"""Rows and columns per tile, and tiles per program in backward."""
+"""Three sizes of the kernels: rows and columns per tile, and tiles per program in backward."""
 
 
 class _BiasGelu(torch.autograd.Function):
@@ -44,14 +44,14 @@ class _BiasGelu(torch.autograd.Function):
 
 
 fused = _BiasGelu.apply
-"""Differentiable function (x [..., h], bias [h]) → GeLU(x + bias). Only x and bias are kept for
-backward."""
+"""Differentiable function (x [..., h], bias [h]) → GeLU(x + bias) in its tanh form, a new tensor
+[..., h], on a GPU. Only x and bias are kept for backward."""
 
 
 @triton.jit
 def _odds(x):
-    """Return e^(−z), at most e⁸⁰, for activations x with their bias added. z is the argument of σ,
-    2√(2/π)(x + 0.044715x³), so GeLU(x) is x / (1 + e^(−z))."""
+    """Return e^(−z), at most e⁸⁰, as a tensor in the shape of x, activations with their bias added.
+    z is the argument of σ, 2√(2/π)(x + 0.044715x³), so GeLU(x) is x / (1 + e^(−z))."""
     exponent = (x + x * x * x * CUBIC) * -SLOPE
     # Bounded, because an infinite exponential times 0 would make a gradient NaN.
     return tl.exp(tl.where(exponent > 80.0, 80.0, exponent))

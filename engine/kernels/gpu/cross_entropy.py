@@ -8,10 +8,11 @@ import triton.language as tl
 from mlm_repro.engine.kernels.cross_entropy import LogitLoops, VocabAxis, in_chunks
 
 ROW_BYTES = 8192
-"""Bytes of a row of logits that a program of the kernel reads at a time."""
+"""Bytes of a row of logits that a program of the GPU kernel reads at a time."""
 CHUNK_BYTES = 1 << 30
-"""Largest block of logits in memory, in bytes: ten thousand positions of GPT-2's vocabulary. The
-weight's gradient is added up in fp32 over the blocks, which takes longer than a block's softmax."""
+"""Largest size of a block of logits in a GPU's memory, in bytes: ten thousand positions of GPT-2's
+vocabulary. The weight's gradient is added up in fp32 over the blocks, which takes longer than a
+block's softmax."""
 
 
 def chunked(
@@ -21,10 +22,11 @@ def chunked(
     vocab_size: int,
     axis: VocabAxis,
 ) -> torch.Tensor:
-    """Return the mean cross-entropy of targets [n], a scalar in fp32, from hidden states [n, h] and
-    this rank's rows of the output weight, [v/t, h]; rows at or above `vocab_size`, counted over all
-    ranks, are padding. Every rank of `axis` calls it. Gradients are computed along with the loss,
-    and backward scales them in place, so it can run only once."""
+    """Return the mean cross-entropy of targets [n], counted over the whole vocabulary, a scalar in
+    fp32, on a GPU, from hidden states [n, h] and this rank's rows of the output weight, [v/t, h];
+    rows at or above `vocab_size`, counted over all ranks, are padding. Every rank of `axis` calls
+    it. Gradients are computed along with the loss, and backward scales them in place, so it can run
+    only once."""
     return in_chunks(
         hidden,
         weight,
@@ -45,10 +47,12 @@ def log_sum(
     is_whole: bool,
 ) -> None:
     """Write each row's largest logit to `top` [n], and to `sums` [2, n] Σ exp(logit − top) and the
-    target's logit, 0 if the row does not have it.
+    logit of the row's target, 0 if the row does not have it. `targets` [n] are counted from this
+    rank's first column; another rank's target is negative or not below `columns`.
 
-    Rows have `columns` real logits; the rest is padding. If `factor` is above 0 and rows have the
-    whole vocabulary (`is_whole`), they are overwritten by `factor` × the loss's gradient.
+    The rows of `logits` [n, v/t] have `columns` real logits; the rest is padding. If `factor` is
+    above 0 and rows have the whole vocabulary (`is_whole`), they are overwritten by `factor` × the
+    loss's gradient, and padding by 0; otherwise the logits stay.
     """
     _log_sum[(len(logits),)](
         logits,
@@ -74,8 +78,10 @@ def softmax_gradient(
     factor: float,
 ) -> None:
     """Turn logits [n, v/t], with `columns` real ones in a row, into `factor` × (softmax − 1 at the
-    target), and padding into 0, in place. `top` and `sums` are over all ranks; `own_top` is not
-    read."""
+    target), and padding into 0, in place. `top` [n] and `sums` [2, n], as `log_sum` writes them,
+    are over all ranks; the second row of `sums` and `own_top` are not read. `targets` [n] are
+    counted from this rank's first column; another rank's target is negative or not below
+    `columns`."""
     _softmax_gradient[(len(logits),)](
         logits,
         targets,

@@ -12,8 +12,9 @@ from mlm_repro.engine.kernels.gpu.masks import Context, warps
 
 
 class _MaskedSoftmax(torch.autograd.Function):
-    """Autograd function: softmax of scaled and masked attention scores [b, n, s, k] over the keys.
-    It keeps the scores for backward, and not the weights, which are rounded."""
+    """Autograd function: softmax of scaled and masked attention scores [b, n, s, k] over the keys,
+    in the scores' shape. It keeps the scores for backward, and not the weights, which are
+    rounded."""
 
     @staticmethod
     def forward(
@@ -46,8 +47,9 @@ class _MaskedSoftmax(torch.autograd.Function):
 
 fused = _MaskedSoftmax.apply
 """Differentiable function (scores [b, n, s, k], scale, visible) → softmax over the keys of scores ×
-scale: causal, or where `visible` [b, 1, s or 1, k] is True. A query without any key gives 0.
-Arguments are by position; `visible` may be left out."""
+scale, [b, n, s, k] in the scores' dtype, on a GPU: causal without `visible`, else over the keys
+where `visible` [b, 1, s or 1, k] is True. A query without any key gives 0. Arguments are by
+position."""
 
 
 @triton.jit
@@ -64,8 +66,8 @@ def _weights(
     is_causal: tl.constexpr,
     width: tl.constexpr,
 ):
-    """Return this program's row of the softmax of scaled scores, [width], in fp32: 0 for keys that
-    the query does not see, and beyond the last key."""
+    """Return one row, the program's own, of the softmax of scaled scores [b, n, s, k], as a tensor
+    [width] in fp32: 0 for keys that the query does not see, and beyond the last key."""
     row = tl.program_id(0).to(tl.int64)
     query = row % s
     sample = row // (n * s)

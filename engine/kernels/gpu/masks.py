@@ -14,19 +14,19 @@ from mlm_repro.engine.kernels.dropout import DropoutMask, keys_on
 Context = Any
 """Type of autograd's context, in which a forward pass keeps what its backward pass needs."""
 BLOCK = 128
-"""Columns of a random row that come from 16 counters."""
+"""Number of columns in a block of a dropout mask, whose random bits come from 16 counters."""
 
 
 def warps(columns: int) -> int:
-    """Return the number of warps for a program that holds a whole row of `columns` numbers in
-    registers."""
+    """Return the number of warps, 1 to 16, for a Triton program that holds a whole row of `columns`
+    numbers in registers."""
     return min(max(triton.next_power_of_2(columns) // 256, 1), 16)
 
 
 @triton.jit
 def _words(keys, rows, block, c: tl.constexpr):
-    """Return four tensors [r, 16·c], the words of 32 random bits of each row's counters from
-    16·`block` on. `rows` and their `keys` are [r]."""
+    """Return a tuple of four tensors [r, 16·c], the words of 32 random bits of each row's counters
+    from 16·`block` on. `rows`, the mask's row numbers, and `keys`, their dropout keys, are [r]."""
     lanes = (block * 16 + tl.arange(0, 16 * c))[None, :].to(tl.uint32)
     zero = lanes * 0
     low = keys[:, None].to(tl.uint32)
@@ -41,8 +41,9 @@ def _halves(word, threshold):
 
 @triton.jit
 def stays(keys, rows, block, threshold, r: tl.constexpr, c: tl.constexpr):
-    """Return booleans [r, 128·c], True where an element is not dropped, for the mask's rows `rows`
-    [r] with their keys [r], from column 128·`block` on."""
+    """Return a boolean tensor [r, 128·c], True where an element is not dropped, because its 16
+    random bits are not below `threshold`, for the mask's rows `rows` [r] with their dropout keys
+    `keys` [r], from column 128·`block` on."""
     w0, w1, w2, w3 = _words(keys, rows, block, c)
     even = tl.join(_halves(w0, threshold), _halves(w2, threshold))
     odd = tl.join(_halves(w1, threshold), _halves(w3, threshold))
@@ -61,8 +62,9 @@ def _bits(word, threshold, power: tl.constexpr):
 
 @triton.jit
 def packed(keys, rows, block, threshold):
-    """Return the mask as bytes [r, 16], for the mask's rows `rows` [r] with their keys [r]. Bit j
-    of byte l is 1 if column 128·`block` + 16·j + l is not dropped."""
+    """Return 128 columns of a dropout mask as bytes [r, 16], for the mask's rows `rows` [r] with
+    their dropout keys `keys` [r]. Bit j of byte l is 1 if column 128·`block` + 16·j + l is not
+    dropped, because its 16 random bits are not below `threshold`."""
     w0, w1, w2, w3 = _words(keys, rows, block, 1)
     return (
         _bits(w0, threshold, 0)
@@ -75,8 +77,9 @@ def packed(keys, rows, block, threshold):
 def mask_arguments(
     mask: DropoutMask | None, device: torch.device
 ) -> tuple[torch.Tensor, int, int, float]:
-    """Return a dropout mask as a tuple of four arguments of a kernel: keys, an int64 tensor [b] on
-    the device (empty without dropout), first row, threshold, scale."""
+    """Return a dropout mask as a tuple of four arguments of a Triton kernel: keys, an int64 tensor
+    [b] on the device, first row, threshold, scale. If `mask` is None, the keys are empty, and the
+    other three drop nothing."""
     if mask is None:
         return torch.empty(0, dtype=torch.int64, device=device), 0, 0, 1.0
     return keys_on(mask.keys, device), mask.first_row, mask.threshold, mask.scale

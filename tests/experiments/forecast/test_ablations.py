@@ -365,9 +365,9 @@ def double_records(run: Path) -> None:
         (write_forecast_later, "the forecast was changed or made after its trainings"),
         (edit_a_manifest_alone, "its manifest.json is not the one that was sealed"),
         (edit_a_seal_alone, "is damaged or was edited"),
-        (shorten, "was not trained as forecast.json says"),
-        (other_data, "was trained on other data than forecast.json says"),
-        (another_rate, "has other rates than its search gives"),
+        (shorten, "was trained with other settings than forecast.json gives it"),
+        (other_data, "was trained on another dataset than forecast.json states"),
+        (another_rate, "has other learning rates than the search that is kept beside it gives"),
         (double_records, "does not have the numbers of its trainings"),
     ],
 )
@@ -432,7 +432,7 @@ def test_a_training_that_diverged_counts_as_the_untrained_model() -> None:
 
 
 def test_datasets_of_other_text_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="2019/figure-6 has no ablation; there are"):
+    with pytest.raises(BadInput, match="2019/figure-6 has no ablation to train; the experiments"):
         run_ablation(find_experiment("2019/figure-6"), [tmp_path], tmp_path)
     experiment = shrunk("transformer-xl/tokens", 4)
     first, second = (write_dataset(tmp_path / name) for name in ("one", "other"))

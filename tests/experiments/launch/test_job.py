@@ -46,7 +46,10 @@ def test_the_shipped_manifests_fit_the_papers_cluster(name: str) -> None:
         ({"name": "a\n#SBATCH --nodes=9"}, "cannot name files"),
         ({"container": "image; rm"}, "Slurm's options cannot carry"),
         ({"time_limit": "1 day"}, "hours:minutes:seconds"),
-        ({"time_limit": "00:05:00", "signal_seconds": 300}, "not below the time limit of 300 s"),
+        (
+            {"time_limit": "00:05:00", "signal_seconds": 300},
+            "is not below time_limit, which is 300 s",
+        ),
         ({"nodes": 0}, "nodes"),
     ],
 )
@@ -64,7 +67,7 @@ def test_what_slurm_would_misread_is_refused(values: dict[str, Any], words: str)
             {"cluster": "dgx-2h-v100", "overrides": ["parallel.recompute=none"]},
             "GiB of memory; a GPU has 32.0",
         ),
-        ({"cluster": "dgx-a100-80g"}, "ranks_per_node = 16, but a node of dgx-a100-80g has 8"),
+        ({"cluster": "dgx-a100-80g"}, "ranks_per_node = 16 is more than the 8 GPUs of a node"),
     ],
 )
 def test_a_job_that_cannot_run_is_refused_with_the_reason(
@@ -83,7 +86,8 @@ def test_a_checkpoint_is_planned_and_must_fit_before_the_time_limit() -> None:
         " at 100.0 MB/s" in describe_job(job())
     )
     with pytest.raises(
-        BadInput, match="a checkpoint takes 2283 s, and two may have to end: give more than signal_"
+        BadInput,
+        match="two checkpoints of 2283 s, with a cluster also an iteration, do not fit into",
     ):
         describe_job(job(disk_mb_per_second=1))
 

@@ -232,7 +232,7 @@ def test_one_call_starts_stops_and_starts_again_the_ranks_of_all_hosts(tmp_path:
     assert log.read_text().count("on me@127.0.0.2") == 3
     assert_trained(job.runs, 400)
     hosts.write_text("127.0.0.1\n")
-    with pytest.raises(BadInput, match="names 1 hosts for 2 nodes"):
+    with pytest.raises(BadInput, match="names 1 hosts, and nodes = 2: name one host a line"):
         write_launch_files(job, tmp_path / "again")
 
 

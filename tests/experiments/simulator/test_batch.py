@@ -52,9 +52,9 @@ def test_every_row_is_answered_in_order(tmp_path: Path) -> None:
     reasons = [
         "",
         "no cluster 'cray-1'",
-        "is not the 63 GPUs",
+        "is not gpus = 63",
         "'two' is not a whole number",
-        "micro_batch is empty",
+        "the column micro_batch is missing or empty",
         "",
         "'1e12' is not a whole number of at most a billion",
     ]
@@ -108,9 +108,9 @@ def test_a_thousand_rows_take_less_than_20_seconds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"cluster,gpus\ncpu,1\n", "has no row with global_batch, micro_batch"),
+        (b"cluster,gpus\ncpu,1\n", "has no row with the columns global_batch, micro_batch"),
         (b"\xff\xfe\x00", "cannot be read"),
-        (b"", "has no row with cluster, gpus"),
+        (b"", "has no row with the columns cluster, gpus"),
         (None, "there is no workload file"),
     ],
 )

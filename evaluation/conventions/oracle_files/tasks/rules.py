@@ -1,4 +1,5 @@
-"""Functions of lm-evaluation-harness's own `wikitext`, for the task of this folder."""
+"""Functions of lm-evaluation-harness's own task `wikitext`, imported for the task of this
+folder."""
 
 from lm_eval.tasks.wikitext.preprocess_wikitext import process_results, wikitext_detokenizer
 
