@@ -171,7 +171,8 @@ def examine(clone: Path, case: Case, beside: Path, folder: Path) -> Row:
     healthy = extract(clone, case.repository, case.tree or case.commit, folder)
     if case.edits:
         faulty = folder / case.name
-        shutil.copytree(healthy, faulty)
+        # Links as they are: one may lead out of the package, to a file that is not extracted.
+        shutil.copytree(healthy, faulty, symlinks=True)
         put_back(faulty, case.edits)
     else:
         faulty = extract(clone, case.repository, f"{case.commit}^", folder)

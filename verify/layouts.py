@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -339,6 +339,13 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
         {key: value for key, value in reference.whole.items() if key[0]}, reference.allowed
     )
 
+    # Cached, because layouts begin with the same checkpoint, or are refused it for the same reason.
+    @cache
+    def attempt(layout: ParityLayout, begun: Path | None, saved: Path | None) -> Outcome:
+        return compare_layout(
+            after_checkpoint, kind, work, layout, later, begun, saved, seconds=SECONDS
+        )
+
     def through_checkpoints(
         layout: ParityLayout, folder: Path
     ) -> tuple[list[LayoutFinding], str, bool]:
@@ -353,16 +360,13 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
         findings = list[LayoutFinding]()
         first = folder / f"begun-{begin.name}"
         own = folder / layout.name
-        before = [] if first.exists() else [(begin, None, first)]
         there_and_back = (
             [(layout, first, None)]
             if layout == begin
             else [(layout, first, own), (begin, own, None)]
         )
-        for goes_on, begun, saved in (*before, *there_and_back):
-            outcome = compare_layout(
-                after_checkpoint, kind, work, goes_on, later, begun, saved, seconds=SECONDS
-            )
+        for goes_on, begun, saved in ((begin, None, first), *there_and_back):
+            outcome = attempt(goes_on, begun, saved)
             if outcome.failure:
                 shutil.rmtree(saved or own, ignore_errors=True)
                 return findings, reason(outcome.failure), outcome.lost

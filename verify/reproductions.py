@@ -60,7 +60,8 @@ prepare = str  # nothing is prepared
 
 
 def build(parallel: bool, folder: str) -> torch.nn.Module:
-    built = theirs[{function!r}](SimpleNamespace(**({axes} if parallel else {serial})))
+    axes = {axes}
+    built = theirs[{function!r}](SimpleNamespace(**(axes if parallel else dict.fromkeys(axes, 1))))
     return built[0] if isinstance(built, tuple) else built
 
 
@@ -78,12 +79,11 @@ def write_reproductions(report: LayoutsReport, directory: Path) -> list[Path]:
     paths = []
     for finding in report.findings:
         if text := program(finding, report):
-            name = re.sub(
+            path = directory / re.sub(
                 r"[^\w.-]",
                 "-",
-                f"{finding.layout}-{finding.probe}-{parameter_of(finding.parameter)}",
+                f"{finding.layout}-{finding.probe}-{parameter_of(finding.parameter)}.py",
             )
-            path = directory / f"{name}.py"
             write_text(path, text)
             paths.append(path)
         else:
@@ -108,8 +108,12 @@ def program(finding: LayoutFinding, report: LayoutsReport) -> str:
         if finding.probe not in ("planted gradient", "gradient", "loss") or report.spec:
             return ""
         return _filled("megatron-core.py.txt", told | {"runs": _runs(report, layout)})
+    # The other probes look at what a step without this suite does not show.
+    if finding.probe not in ("gradient", "loss") or key == "gradient norm":
+        return ""
     data = layout.dp * layout.fsdp
     told |= {
+        "key": repr(key if key == "mean loss" else f"gradient of {key}"),
         "ranks": layout.world_size,
         "data": data,
         "microbatches": report.microbatches or 1,
@@ -128,12 +132,10 @@ def program(finding: LayoutFinding, report: LayoutsReport) -> str:
             ),
         }
     elif report.program == "torch" and data == layout.world_size:
-        fields = report.fields
-        dtype = fields.get("reduce_dtype")
-        factor = fields.get("gradient_divide_factor")
-        divide = f"model.set_gradient_divide_factor({factor})" if factor else ""
+        dtype = report.fields.get("reduce_dtype")
+        factor = report.fields.get("gradient_divide_factor")
         told |= {
-            "key": "'weight'",
+            "key": "'gradient of weight'",
             "imports": (
                 "from torch.distributed.device_mesh import init_device_mesh\n"
                 "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard\n"
@@ -141,19 +143,14 @@ def program(finding: LayoutFinding, report: LayoutsReport) -> str:
             "body": SHARDED.format(
                 sizes=(layout.dp, layout.fsdp),
                 kind=dtype and f"torch.{dtype}",
-                divide=divide,
+                divide=f"model.set_gradient_divide_factor({factor})" if factor else "",
             ),
         }
     elif ".py" in path and "mlm_repro" not in Path(path).read_text(encoding="utf-8"):
-        axes, serial = [
-            {name: getattr(shown, name) for name in ("tp", "pp", "dp", "fsdp", "cp", "ep")}
-            for shown in (layout, SERIAL)
-        ]
+        axes = {name: getattr(layout, name) for name in ("tp", "pp", "dp", "fsdp", "cp", "ep")}
         told |= {
             "imports": "from types import SimpleNamespace\n",
-            "body": OWN.format(
-                path=str(Path(path).resolve()), function=function, axes=axes, serial=serial
-            ),
+            "body": OWN.format(path=str(Path(path).resolve()), function=function, axes=axes),
         }
     else:
         return ""
@@ -171,15 +168,14 @@ def _runs(report: LayoutsReport, layout: ParityLayout) -> str:
     layout, and serial again."""
     work = small_work(report.seed, 2, core_fields(report.fields))
     # Serially twice, so that the program shows that its serial run is repeatable.
-    texts = []
+    runs = {}
     for name, shown in (("serial", SERIAL), (layout.name, layout), ("again", SERIAL)):
         values = values_of(work, shown) | {"ranks": shown.world_size}
-        settings = {
+        runs[name] = {
             key: values[key]
             for key in ("ranks", "groups", "kind", "config", "model", "distributed", "optimizer")
         }
-        texts.append(f"{name!r}: {_source(settings)}")
-    return "{" + ", ".join(texts) + "}"
+    return _source(runs)
 
 
 def _source(value: Any) -> str:

@@ -53,6 +53,7 @@ def clone(tmp_path: Path) -> Path:
     """A repository whose second commit mends a fault and whose third does not touch it."""
     path, rule = tmp_path / "clone", tmp_path / "clone" / "torchtitan" / "rule.py"
     rule.parent.mkdir(parents=True)
+    (rule.parent / "requirements.txt").symlink_to("../requirements.txt")  # outside of the package
     git(path, "init", "-q")
     for text in ("ranks", "1", "1  # as it is"):
         rule.write_text(RULE.format(text))

@@ -19,7 +19,7 @@ import torch
 from mlm_repro.verify.layouts import run_layouts
 from mlm_repro.verify.reproductions import write_reproductions
 from mlm_repro.verify.subjects import Asked
-from tests.verify.sweep import table
+from tests.verify.sweep import architectures, table
 
 HEAD = """# Findings
 
@@ -27,9 +27,10 @@ HEAD = """# Findings
 
 `python -m tests.verify.findings SWEEP.jsonl … > docs/findings.md` looks for each finding again in the installed
 releases, runs its program and writes this page; `python -m tests.verify.sweep transformers FILE` makes a sweep, which
-goes on where it was stopped, and asks only the architectures that it came to. Each line is what was seen in one release
-with one small model. Whether it is meant so is for its authors to say.
+goes on where it was stopped. The sweeps of this page are kept in `tests/verify/sweeps`. Each line is what was seen in one
+release with one small model. Whether it is meant so is for its authors to say.
 """  # noqa: E501
+EVERY = "These are all causal architectures that this release has a tensor-parallel plan for."
 
 
 class Known(NamedTuple):
@@ -68,6 +69,14 @@ KNOWN = (
         1,
         "tp2",
         "none found in one search",
+    ),
+    Known(
+        "Multipliers of Falcon-H1 under FSDP2, in memory that nothing was written to",
+        "transformers",
+        "model_type=falcon_h1",
+        1,
+        "fsdp2",
+        "none found in one search; huggingface/transformers#45050 mended weights of that kind",
     ),
     Known(
         "FSDP2's divide factor over one rank",
@@ -116,7 +125,7 @@ def section(known: Known) -> str:
     count = f" --microbatches {known.microbatches}" if known.microbatches > 1 else ""
     lines = [f"## {known.title}\n", f"{report.subject}; upstream: {known.upstream}.\n", "```"]
     lines += [f"$ mlm-verify layouts {known.program} {options} --layouts {known.layout}{count}"]
-    lines += [re.sub(r"; so .*", "; …", str(finding)) for finding in report.findings[:2]] or [
+    lines += [re.sub(r"; so .*", "; …", str(finding)) for finding in report.findings] or [
         "nothing found"
     ]
     with tempfile.TemporaryDirectory() as folder:
@@ -127,7 +136,7 @@ def section(known: Known) -> str:
                 [sys.executable, written[0]],
                 capture_output=True,
                 text=True,
-                timeout=200,
+                timeout=600,
                 check=True,
             )
             lines += [
@@ -150,21 +159,39 @@ def section(known: Known) -> str:
     return "\n".join(lines) + "\n"
 
 
+def swept(path: Path) -> str:
+    """The section of a sweep: how many cells came out how, and those that are not healthy."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    states = [row["state"] for row in rows]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    seeds = ", ".join(map(str, sorted({row["seed"] for row in rows})))
+    kinds = {row["fields"].split()[0] for row in rows}
+    title = f"## Sweep: {rows[0]['program']} {rows[0]['release']}, {path.stem}"
+    lines = [title, "", f"{len(kinds)} architectures, {len(rows)} cells, seeds {seeds}: {counts}."]
+    if set(states) != {"healthy"}:
+        ill = [row for row in rows if row["state"] != "healthy"]
+        lines += ["Those that are not healthy:", "", *table(ill)]
+    return "\n".join(lines) + "\n"
+
+
+def missing(path: Path) -> list[str]:
+    """The architectures of the installed transformers that a sweep has not come to."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    kinds = {row["fields"].removeprefix("model_type=") for row in rows}
+    return [kind for kind in architectures() if kind not in kinds]
+
+
 def main() -> None:
     """Write the page to standard output."""
     torch.set_num_threads(1)
     print(HEAD)
     for known in KNOWN:
         print(section(known), flush=True)
-    for name in sys.argv[1:]:
-        rows = [json.loads(line) for line in Path(name).read_text(encoding="utf-8").splitlines()]
-        states = [row["state"] for row in rows]
-        counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-        print(
-            f"## Sweep: {Path(name).stem}\n\n{len(rows)} cells: {counts}. Those that are not"
-            " healthy:\n"
-        )
-        print("\n".join(table([row for row in rows if row["state"] != "healthy"])) + "\n")
+    for path in map(Path, sys.argv[1:]):
+        print(swept(path))
+        if path.stem == "transformers":
+            left = ", ".join(missing(path))
+            print(f"Not asked yet: {left}.\n" if left else f"{EVERY}\n")
 
 
 if __name__ == "__main__":

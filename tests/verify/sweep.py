@@ -1,9 +1,9 @@
 """Sweeps of the layouts' tables: `python -m tests.verify.sweep
-megatron-core|pairs|transformers|torch FILE [SEED …]`.
+megatron-core|pairs|transformers|healthy|torch FILE [SEED …]`.
 
-A row of FILE, one JSON object a line, is a program, its fields, its microbatches, a layout and a
-seed, with what came of it. A sweep goes on where FILE ends, and prints its rows as a table at the
-end.
+A row of FILE, one JSON object a line, is a release of a program, its fields, its microbatches, a
+layout and a seed, with what came of it. A sweep goes on where FILE ends, and prints its rows as a
+table at the end. `healthy` are sixty cells of transformers in which nothing was found.
 """
 
 import json
@@ -77,6 +77,26 @@ BLOCKS = {
     "reduce_dtype=float32 gradient_divide_factor=2": "dp2 fsdp2",
     "reduce_dtype=bfloat16 gradient_divide_factor=2": "dp2 fsdp2",
 }
+HEALTHY = (
+    "arcee",
+    "cohere",
+    "ernie4_5",
+    "exaone",
+    "gemma",
+    "gemma2",
+    "glm",
+    "glm4",
+    "gpt_neox",
+    "gpt_oss",
+    "granite",
+    "helium",
+    "llama",
+    "mistral",
+    "mixtral",
+)
+"""Architectures of transformers in which nothing was found."""
+PACKAGES = {"pairs": "megatron-core", "healthy": "transformers"}
+"""The package of a sweep with a name of its own."""
 
 
 def cells(what: str) -> Iterator[tuple[str, str, int, str]]:
@@ -93,10 +113,11 @@ def cells(what: str) -> Iterator[tuple[str, str, int, str]]:
             (what, fields, count, layouts) for fields, layouts in BLOCKS.items() for count in (1, 2)
         )
     else:
-        for kind in architectures():
+        for kind in HEALTHY if what == "healthy" else architectures():
             yield from (
                 ("transformers", f"model_type={kind}", count, "tp2 fsdp2") for count in (1, 2)
             )
+    if what == "transformers":
         yield "transformers", "model_type=glm4_moe use_qk_norm=True", 1, "tp2"
         for kind in ("qwen3_moe", "mixtral", "deepseek_v3", "gpt_oss"):
             yield "transformers", f"model_type={kind}", 1, "ep2 tp2-ep2 dp2-fsdp2"
@@ -138,6 +159,7 @@ def rows(group: tuple[str, str, int, str], seed: int) -> Iterator[dict[str, Any]
         if name != "serial":
             yield {
                 "program": program,
+                "release": version(program),
                 "fields": fields,
                 "microbatches": count,
                 "seed": seed,
@@ -169,7 +191,14 @@ def main() -> None:
     what, file, seeds = sys.argv[1], Path(sys.argv[2]), [int(seed) for seed in sys.argv[3:]] or [1]
     torch.set_num_threads(1)
     start = time.monotonic()
+    package = PACKAGES.get(what, what)
     lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    others = {line.get("release", "of no known release") for line in lines} - {version(package)}
+    if others:
+        sys.exit(
+            f"{file} is a sweep of {package} {others.pop()}, and {version(package)} is installed:"
+            " name another file"
+        )
     done = {(line["program"], line["fields"], line["microbatches"], line["seed"]) for line in lines}
     with file.open("a", encoding="utf-8") as log:
         for seed in seeds:
@@ -180,7 +209,6 @@ def main() -> None:
                         log.write(json.dumps(line, ensure_ascii=False) + "\n")
                         log.flush()
     states = [line["state"] for line in lines]
-    package = {"pairs": "megatron-core"}.get(what, what)
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     told = f"seeds {', '.join(map(str, seeds))}, {time.monotonic() - start:.0f} s"
     print(f"{package} {version(package)}, {told}: {counts}\n")

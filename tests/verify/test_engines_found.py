@@ -16,9 +16,11 @@ from torch import nn
 from mlm_repro.engine.compare.tensors import TensorPart
 from mlm_repro.lineage.errors import BadInput
 from mlm_repro.verify import layouts, torch_blocks, transformers_models
-from mlm_repro.verify.causes import explain
+from mlm_repro.verify.causes import LayoutFinding, explain
+from mlm_repro.verify.found import LayoutsReport
 from mlm_repro.verify.layouts import Serial, examine, run_serial
 from mlm_repro.verify.parity import ParityLayout, parse_layout
+from mlm_repro.verify.reproductions import program
 from mlm_repro.verify.subjects import Asked, subject
 from mlm_repro.verify.transformers_models import TABLES
 from tests.commands import ROOT, Command
@@ -44,13 +46,19 @@ def test_norms_of_queries_and_keys_are_named_where_microbatches_add_up(
     assert "k_norm.weight" in line
     assert re.search(r" is 1\.\d{3} × serial ", line)
     assert "microbatches are counted 2, 1 times" in line
-    (program,) = (tmp_path / "alone").iterdir()
-    assert len(program.read_text().splitlines()) <= 60
-    assert "mlm_repro" not in program.read_text()
+    (alone,) = (tmp_path / "alone").iterdir()
+    assert len(alone.read_text().splitlines()) <= 60
+    assert "mlm_repro" not in alone.read_text()
     said = subprocess.run(
-        [sys.executable, program], capture_output=True, text=True, timeout=200, check=True
-    ).stdout
-    assert min(float(number) for number in re.findall(r": (\d\.\d+)$", said, re.M)) > 0.1
+        [sys.executable, "-X", "importtime", alone],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    )
+    assert min(float(number) for number in re.findall(r": (\d\.\d+)$", said.stdout, re.M)) > 0.1
+    # Its ranks are forked: one that imports transformers anew takes ten seconds on a busy machine.
+    assert len(re.findall(r"\| transformers$", said.stderr, re.M)) == 1
 
 
 def test_norms_that_the_plan_leaves_out_keep_each_ranks_part(verify: Command) -> None:
@@ -59,6 +67,72 @@ def test_norms_that_the_plan_leaves_out_keep_each_ranks_part(verify: Command) ->
     assert done.code == 3
     assert "each rank has its own part, and these add up to the serial gradient" in done.error
     assert "q_norm" in done.error
+
+
+def test_multipliers_that_no_rank_of_fsdp_initialises_are_seen_in_the_loss(
+    verify: Command, tmp_path: Path
+) -> None:
+    options = ("--with", "model_type=falcon_h1", "--layouts", "fsdp2", "--reproduce", tmp_path)
+    done = verify("layouts", "transformers", *options)
+    assert done.code == 3
+    assert "  fsdp2: loss: mean loss differs by inf" in done.out
+    (alone,) = tmp_path.iterdir()
+    assert len(alone.read_text().splitlines()) <= 60
+    said = subprocess.run(
+        [sys.executable, alone], capture_output=True, text=True, timeout=200, check=True
+    ).stdout
+    apart = [float(number) for number in re.findall(r"mean loss: (\S+)$", said, re.M)]
+    assert len(apart) == 2
+    # The memory may hold anything, NaN too.
+    assert not any(number < 1e-3 for number in apart)
+
+
+LOUDER = """import torch
+
+batch = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def build(layout):
+    torch.manual_seed(1)
+    model = torch.nn.Linear(4, 2)
+    if layout.fsdp > 1:
+        model.register_forward_hook(lambda _, __, output: output * 2)
+    return model
+"""
+
+
+def test_a_wrong_loss_of_somebodys_program_is_shown_alone(verify: Command, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(LOUDER)
+    options = ("--layouts", "fsdp2", "--reproduce", tmp_path / "alone")
+    done = verify("layouts", f"{tmp_path}/mine.py:build", *options)
+    assert "  fsdp2: loss: mean loss differs by" in done.out
+    (alone,) = (tmp_path / "alone").iterdir()
+    said = subprocess.run(
+        [sys.executable, alone], capture_output=True, text=True, timeout=200, check=True
+    ).stdout
+    # The mean square of outputs that are doubled is four times as large.
+    assert re.findall(r"mean loss: (\S+)$", said, re.M) == ["3.0000", "3.0000"]
+
+
+@pytest.mark.parametrize(
+    ("probe", "parameter"), [("step", "seen"), ("gradient", "gradient norm"), ("copies", "a")]
+)
+def test_no_program_is_written_for_what_it_would_not_show(probe: str, parameter: str) -> None:
+    finding = {"layout": "tp2", "probe": probe, "parameter": parameter, "value": 1, "expected": 0}
+    report = LayoutsReport(
+        subject="transformers",
+        program="transformers",
+        fields={},
+        spec="",
+        microbatches=1,
+        seed=1,
+        compared={},
+        findings=[],
+        cannot_run={},
+        not_asked={},
+        lost={},
+    )
+    assert program(LayoutFinding.model_validate(finding), report) == ""
 
 
 def test_the_same_factor_halves_the_experts_of_transformers_in_float64(verify: Command) -> None:

@@ -1,0 +1,59 @@
+"""An embedding and a head of torch with torchtitan's loss in chunks, for `mlm-verify layouts
+PATH.py:build`. Written for commits of May 2026, such as c2a3771a4."""
+
+import sys
+from importlib import import_module
+from typing import Any
+from unittest.mock import MagicMock
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+WORDS = 64
+HIDDEN = 32
+sys.modules.setdefault("tyro", MagicMock())  # reads a command line, and there is none
+batch = torch.randint(0, WORDS, (8, 17), generator=torch.Generator().manual_seed(1))
+
+
+class Model(nn.Module):
+    """A language model without layers: the head's logits of each embedded word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, HIDDEN)
+        self.head = nn.Linear(HIDDEN, WORDS, bias=False)
+
+
+def loss(model: Model, rows: torch.Tensor) -> torch.Tensor:
+    """Return the mean loss of each row's next words, in nats, by torchtitan's ChunkedCELoss, which
+    takes hidden states chunk by chunk through the head and back. Rows are token ids [b, s + 1]."""
+    chunked = import_module("torchtitan.components.loss").ChunkedCELoss
+    by_chunks = chunked(chunked.Config())
+    by_chunks.set_lm_head(model.head)
+    words = rows[:, 1:]
+    mean: torch.Tensor = by_chunks(model.embed(rows[:, :-1]), words, words.numel())
+    return mean
+
+
+def build(layout: Any) -> Model:
+    """Return this rank's model: with tensor parallelism the embedding gives each rank a part of the
+    sequence, and the head is divided by columns. Every rank calls it."""
+    torch.manual_seed(1)
+    model = Model()
+    if layout.tp > 1:
+        plan = {
+            "embed": RowwiseParallel(
+                input_layouts=Replicate(), output_layouts=Shard(1), use_local_output=False
+            ),
+            "head": ColwiseParallel(output_layouts=Replicate()),
+        }
+        mesh = init_device_mesh("cpu", (layout.tp,), mesh_dim_names=("tp",))
+        parallelize_module(model, mesh, plan)
+    return model
