@@ -390,7 +390,10 @@ def test_stages_have_switches(cli: Command) -> None:
         "deduplicate.rows=9",
         ends=2,
     )
-    assert "25 bands of 9 rows find 64.3% of the pairs at threshold = 0.7" in refused.err
+    assert (
+        "25 bands of 9 rows are expected to find 64.3% of the pairs at threshold = 0.7"
+        in refused.err
+    )
 
 
 def test_no_line_is_lost_in_silence(cli: Command) -> None:
@@ -486,10 +489,9 @@ def test_text_made_to_be_slow_is_in_quarantine(cli: Command) -> None:
         json.loads(line)
         for line in Path("out/quarantine.jsonl").read_text(encoding="utf-8").splitlines()
     ]
-    assert [(each["source"], each["reason"]) for each in quarantined] == [
-        ("corpus.jsonl:2", "more than 1,000 marks on one character"),
-        ("corpus.jsonl:3", "not repaired after 64 passes"),
-    ]
+    assert [each["source"] for each in quarantined] == ["corpus.jsonl:2", "corpus.jsonl:3"]
+    assert quarantined[0]["reason"].startswith("more than 1,000 accents or other marks")
+    assert quarantined[1]["reason"].startswith("a line is not repaired after 64 passes")
     stages = ledger_in(Path("out"))["stages"]
     assert [(stage["documents_in"], stage["documents_out"]) for stage in stages] == [(2, 2), (2, 2)]
 

@@ -39,7 +39,7 @@ def test_a_script_is_translated_or_refused(name: str) -> None:
     unknown = ("swiglu", "rope", "rotary", "RMSNorm", "query-groups", "moe", "use-mup", "untie")
     strange = [flag for flag in unknown if flag in SCRIPTS[name]]
     if strange:
-        with pytest.raises(BadInput, match="this is another model or another training") as refusal:
+        with pytest.raises(BadInput, match="ask for another model or another training") as refusal:
             config_of(name)
         assert all(flag in str(refusal.value) for flag in strange)
         return

@@ -223,7 +223,7 @@ def test_validation_streams_cover_the_split_in_order(dataset: Path) -> None:
     expected = file.tokens[: streams.num_samples * 16]
     np.testing.assert_array_equal(np.concatenate([rows[place] for place in range(4)]), expected)
     short = ModelConfig(**SHAPE | {"seq_length": len(file.tokens) // 3})
-    with pytest.raises(BadInput, match="fewer than 4 streams"):
+    with pytest.raises(BadInput, match="a transformer-xl needs 4 × "):
         validation_streams(config.model_copy(update={"model": short}), [(file, 1.0)], dataset)
 
 

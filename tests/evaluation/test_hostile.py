@@ -106,7 +106,7 @@ HEADER = json.dumps(
         (set_entry(shape="no"), "has no list of sizes"),
         (lambda c: edit(c / "index.json", lambda i: list(i)), "index.json"),
         (lambda c: (c / "config.json").write_text("[" * 100_000), "config.json cannot be read"),
-        (set_model(num_layers=10**8), "tensor"),
+        (set_model(num_layers=10**8), "fewer than the 100000000 layers"),
         (set_model(hidden_size=4 * 10**7), "shape"),
         (set_model(hidden_size=2**40), "should be less than or equal to"),
         (set_model(padded_vocab_size=10**30), "more than 63 bits"),

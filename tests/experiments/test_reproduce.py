@@ -546,7 +546,7 @@ RECIPE = (
 @pytest.mark.parametrize(
     ("source", "code", "words"),
     [
-        ("jsonl:nowhere.jsonl", 2, "nowhere.jsonl: there is no such file"),
+        ("jsonl:nowhere.jsonl", 2, "nowhere.jsonl: there is no file of that path"),
         ("text:{folder}", 2, "`mlm-data run"),
         ("realnews", 5, "`mlm-data run"),
     ],

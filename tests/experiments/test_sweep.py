@@ -76,7 +76,11 @@ def test_the_table_has_the_trainings_losses_and_the_best_is_a_recipe(
         ),
         (("train.seed",), (), "--vary train.seed: give each key once, with its values"),
         (("train.seed=1", "train.seed=2"), (), "--vary train.seed=2: give each key once"),
-        (("train.seed=1",), ("--part", "3/2"), "--part 3/2: write the number of the part"),
+        (
+            ("train.seed=1",),
+            ("--part", "3/2"),
+            "--part 3/2 is not of the form I/N: ",
+        ),
         (
             ("model.seq_length=16,6000",),
             (),

@@ -467,7 +467,7 @@ def test_ten_faults_of_the_cost_model_turn_a_verdict_or_are_said_to_turn_none() 
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["compare"], 2, "name an experiment"),
+        (["compare"], 2, "name one experiment"),
         (["compare", "2021/figure-99"], 2, "there is no experiment '2021/figure-99'"),
         (["compare", "--all", "--results", "nowhere"], 2, "nowhere is not a directory"),
     ],

@@ -295,7 +295,7 @@ MADE_AGAIN: list[tuple[str, Edit, str]] = [
     ),
     (SUMMARY, put("models", 0, tokens_per_second=1e6), "summary.json: 355m: "),
     (SUMMARY, put(twin_rule=""), "summary.json: twin_rule is "),
-    (SUMMARY, put("commands", models="make tea"), "a command that makes something else"),
+    (SUMMARY, put("commands", models="make tea"), "a command that does not name its target"),
     (SUMMARY, put("models", 0, checkpoint_digest=ZEROS), "lambada: checkpoint_digest is "),
     (SUMMARY, lambda it: it["models"].clear(), "summary.json: models is []; "),
     (SUMMARY, put("models", 0, run="other-00000000"), "manifest.json: parents"),

@@ -368,7 +368,7 @@ def double_records(run: Path) -> None:
         (shorten, "was trained with other settings than forecast.json gives it"),
         (other_data, "was trained on another dataset than forecast.json states"),
         (another_rate, "has other learning rates than the search that is kept beside it gives"),
-        (double_records, "does not have the numbers of its trainings"),
+        (double_records, "does not have in records.jsonl the numbers that its kept trainings give"),
     ],
 )
 def test_what_was_changed_after_the_run_is_refused(

@@ -62,7 +62,13 @@ def diverge(job: Job) -> None:
     ("spoil", "fault", "code", "trained", "said"),
     [
         (edit_model, "", 2, 1, "not tried again: rank [01] on .*: BadInput: .*num_heads = 5"),
-        (diverge, "", 3, 1, "not tried again: rank [01] on .*: NotFinite: iteration"),
+        (
+            diverge,
+            "",
+            3,
+            1,
+            "not tried again: rank [01] on .*: NotFinite: training ends at",
+        ),
         (lose_data, "", 5, 1, "not tried again: rank [01] on .*: DataMissing: "),
         (damage_data, "", 6, 1, "not tried again: rank [01] on .*: IntegrityFailure: "),
         (None, "killed=25", 0, 2, ""),
