@@ -16,6 +16,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from mlm_repro.engine.compare.recorder import Recorder, read_names
@@ -71,10 +72,10 @@ class OnCpu(TorchFunctionMode):
         if kwargs.get("device") == "cuda":
             kwargs["device"] = "cpu"
         kwargs.pop("pin_memory", None)
-        if func is torch.Tensor.cuda:
+        if func is Tensor.cuda:
             return args[0]
         answer = func(*args, **kwargs)
-        if func is torch.Tensor.type and isinstance(answer, str):
+        if func is Tensor.type and isinstance(answer, str):
             return answer.replace("torch.", "torch.cuda.", 1)
         return answer
 
@@ -133,7 +134,7 @@ def plain_attention(self: Any, make: Any, *args: Any, v_channels: int = 0, **kwa
         self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
 
 
-def whole_attention(self: Any, attend: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+def whole_attention(self: Any, attend: Any, *args: Any, **kwargs: Any) -> Tensor:
     """Gather the sequence, of which each context-parallel rank has a part [s/cp, b, heads, d],
     attend over all of it by `attend`, and return this rank's part. Every rank of the group calls
     it; queries, keys and values are the first arguments."""
@@ -145,13 +146,11 @@ def whole_attention(self: Any, attend: Any, *args: Any, **kwargs: Any) -> torch.
     )
     positions = [places_of(len(args[0]) * ranks, ranks, rank) for rank in range(ranks)]
     order = torch.cat(positions).argsort()
-    output: torch.Tensor = attend(
-        self, *(gather(part)[order] for part in args[:3]), *args[3:], **kwargs
-    )
+    output: Tensor = attend(self, *(gather(part)[order] for part in args[:3]), *args[3:], **kwargs)
     return output[positions[group.rank()]]
 
 
-def places_of(length: int, ranks: int, rank: int) -> torch.Tensor:
+def places_of(length: int, ranks: int, rank: int) -> Tensor:
     """Return the positions [s/cp] that context-parallel rank `rank` has of a sequence. The sequence
     is cut into 2 · cp chunks; the rank has one chunk from each end."""
     chunks = torch.arange(length).chunk(2 * ranks)
@@ -246,7 +245,7 @@ def distribute(
     return model, optimizer, schedule
 
 
-def shards_of(gpt: Any, named: Mapping[str, torch.Tensor]) -> list[Shard]:
+def shards_of(gpt: Any, named: Mapping[str, Tensor]) -> list[Shard]:
     """Return this rank's shards of the tensors `named`, which have the names and shapes of `gpt`'s
     parameters: one for each entry of Megatron-Core's checkpoint, none for a tensor without an
     entry. They are views, or copies of tensors that are part of a larger storage. The tensors stand
@@ -266,7 +265,7 @@ def shards_of(gpt: Any, named: Mapping[str, torch.Tensor]) -> list[Shard]:
         core("dist_checkpointing.mapping").apply_factories(state)
         shards = []
         for shard in core("dist_checkpointing.dict_utils").nested_values(state):
-            if isinstance(value := getattr(shard, "data", None), torch.Tensor):
+            if isinstance(value := getattr(shard, "data", None), Tensor):
                 owner = by_storage.get(value.untyped_storage().data_ptr(), "")
                 if owner in named:
                     value = value.detach()[(None,) * shard.prepend_axis_num]
@@ -278,7 +277,7 @@ def shards_of(gpt: Any, named: Mapping[str, torch.Tensor]) -> list[Shard]:
 
 
 def backward(
-    model: Any, optimizer: Any, batches: Sequence[Any], take: Callable[[torch.Tensor], object]
+    model: Any, optimizer: Any, batches: Sequence[Any], take: Callable[[Tensor], object]
 ) -> None:
     """Zero the gradients and run microbatches of tokens, labels, loss masks and positions [b, s]
     forward and backward, as Megatron-Core's training loop does.
@@ -292,7 +291,7 @@ def backward(
         tokens, labels, counts, positions = next(data)
         return model(tokens, positions, None, labels=labels), partial(total, counts)
 
-    def total(counts: torch.Tensor, output: torch.Tensor) -> tuple[Any, ...]:
+    def total(counts: Tensor, output: Tensor) -> tuple[Any, ...]:
         take(output.detach() * counts)
         loss = (output.float() * counts).sum()
         number = counts.sum()
@@ -466,7 +465,7 @@ class MegatronCore(Engine):
         count = work.iterations * self.train.global_batch_size
         self.samples = self._samples(count) if work.tokens else self._random_samples(count)
 
-    def _random_samples(self, count: int) -> list[dict[str, torch.Tensor]]:
+    def _random_samples(self, count: int) -> list[dict[str, Tensor]]:
         model = self.work.config.model
         generator = torch.Generator().manual_seed(self.train.seed)
         words = model.vocab_size * 7 // 8  # the last rows of the vocabulary are padding
@@ -504,7 +503,7 @@ class MegatronCore(Engine):
         builder = core("datasets.blended_megatron_dataset_builder").BlendedMegatronDatasetBuilder
         return builder(config.GPTDataset, [count, 0, 0], lambda: True, described).build()[0]
 
-    def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
+    def shards(self, named: Mapping[str, Tensor]) -> list[Shard]:
         """Return this rank's shards of the given tensors, at the offsets that Megatron-Core's
         checkpoints state. They have this suite's names if the samples come from token files, else
         Megatron-Core's."""
@@ -556,7 +555,7 @@ class MegatronCore(Engine):
                 for key in ("tokens", "labels", "loss_mask")
             ]
             batches.append([*tensors, own.expand_as(tensors[0])])
-        outputs: list[torch.Tensor] = []  # on the last stage
+        outputs: list[Tensor] = []  # on the last stage
         backward(self.model, self.optimizer, batches, outputs.append)
         sums = torch.zeros(2, dtype=torch.float64)
         for (first, *_), (_, _, counts, _), output in zip(places, batches, outputs, strict=False):
@@ -586,7 +585,7 @@ class MegatronCore(Engine):
                 ),
             )
 
-    def gradient_of(self, parameter: str) -> torch.Tensor:
+    def gradient_of(self, parameter: str) -> Tensor:
         return self.gpt.get_parameter(parameter).main_grad
 
     def update(self, iteration: int) -> tuple[float, float]:
@@ -605,7 +604,7 @@ class MegatronCore(Engine):
         # Its step clips by the same number and returns it.
         return float(self.optimizer.get_grad_norm())
 
-    def state(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+    def state(self) -> Iterator[tuple[str, str, Tensor]]:
         states = {}
         for chained in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
             for main, state in chained.optimizer.state.items():
@@ -618,7 +617,7 @@ class MegatronCore(Engine):
                 elif what in state:
                     yield name, what, state[what]
 
-    def _gathered(self, parameter: torch.Tensor, what: str) -> torch.Tensor:
+    def _gathered(self, parameter: Tensor, what: str) -> Tensor:
         """Return the whole gradient or moment of a parameter from the parts that ranks of a
         distributed optimizer own; a collective."""
         whole = torch.zeros(parameter.shape)

@@ -48,6 +48,12 @@ class ParityLayout(ParallelConfig):
         return self.tp * self.pp * self.dp * self.cp * self.fsdp
 
     @property
+    def is_of_ranks(self) -> bool:
+        """True if the layout says how ranks divide the work and no more: its schedule is 1F1B, and
+        it has no recomputation and no size of microbatches."""
+        return (self.schedule, self.recompute, self.mb) == ("1f1b", "none", 0)
+
+    @property
     def name(self) -> str:
         """Name of the layout, made of the settings that differ from the serial run, such as
         `tp2-sp`; `serial` if none differs."""

@@ -177,6 +177,7 @@ class Builder:
         if (
             layout.cp * layout.ep > 1
             or layout.shard_optimizer
+            or not layout.is_of_ranks
             or layout.pp > 1 != layout.world_size // layout.pp > 1
         ):
             raise BadInput(

@@ -139,7 +139,12 @@ class Loaded:
 def axes_of(layout: ParityLayout) -> dict[str, int]:
     """Return the layout as keyword arguments of transformers' DistributedConfig, by name. Raises
     BadInput if they cannot state it."""
-    if layout.pp * layout.cp > 1 or layout.sequence_parallel or layout.shard_optimizer:
+    if (
+        layout.pp * layout.cp > 1
+        or layout.sequence_parallel
+        or layout.shard_optimizer
+        or not layout.is_of_ranks
+    ):
         raise BadInput(
             "transformers is run with tp, ep, fsdp and dp (copies of what fsdp divides): leave the"
             " other parts out of the layout's name"

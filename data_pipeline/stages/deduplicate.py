@@ -83,7 +83,9 @@ class DeduplicateConfig(Stage):
             raise ValueError(
                 "`deduplicate.against` can be used only with `deduplicate.rule` = verified"
             )
-        if self.rule == "verified" and round(self.expected_recall, 2) < self.min_recall:
+        # As many decimals as people write: 0.9895 is the 0.99 that was asked for.
+        reached = max(self.expected_recall, round(self.expected_recall, 2))
+        if self.rule == "verified" and reached < self.min_recall:
             raise ValueError(
                 f"{self.banding[0]} bands of {self.banding[1]} rows are expected to find"
                 f" {self.expected_recall:.1%} of the pairs at threshold = {self.threshold}, and"

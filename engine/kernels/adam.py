@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.optim.adamw import adamw as torchs_adamw
 
 CACHED = 1 << 16
@@ -31,11 +32,11 @@ class AdamStep:
 
 
 def adamw(
-    weights: torch.Tensor,
-    copy: torch.Tensor | None,
-    gradient: torch.Tensor,
-    exp_avg: torch.Tensor,
-    exp_avg_sq: torch.Tensor,
+    weights: Tensor,
+    copy: Tensor | None,
+    gradient: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
     step: AdamStep,
 ) -> None:
     """Update `weights` and the moments `exp_avg` and `exp_avg_sq`, flat tensors of one length, in
@@ -78,13 +79,13 @@ def adamw(
 
 
 def adam_direction(
-    weights: torch.Tensor,
-    gradient: torch.Tensor,
-    exp_avg: torch.Tensor,
-    exp_avg_sq: torch.Tensor,
+    weights: Tensor,
+    gradient: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
     step: AdamStep,
     is_corrected: bool,
-) -> torch.Tensor:
+) -> Tensor:
     """Update the moments m, `exp_avg`, and v, `exp_avg_sq`, and multiply the gradient by the
     clipping factor, all in place, and return the direction of a step, m/(√v + ε) + λ·weights, as a
     new flat tensor, with the bias of m and v corrected if `is_corrected`. The weights do not

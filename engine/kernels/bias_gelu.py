@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from mlm_repro.engine.compiled import (
     ROWS_TOGETHER,
@@ -26,7 +27,7 @@ SLOPE = np.float32(2.0 * math.sqrt(2.0 / math.pi))
 CUBIC = np.float32(0.044715)
 
 
-def reference(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def reference(x: Tensor, bias: Tensor) -> Tensor:
     """Return GeLU(x + bias) in its tanh form, element by element, for x [..., h] and bias [h]: a
     new tensor [..., h]."""
     return F.gelu(x + bias, approximate="tanh")
@@ -34,7 +35,7 @@ def reference(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
 
 class _BiasGelu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
         x = x.contiguous()
         bias = bias.contiguous()
         ctx.save_for_backward(x, bias)
@@ -43,7 +44,7 @@ class _BiasGelu(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         x, bias = ctx.saved_tensors
         to_x = torch.empty_like(x)
         to_bias = torch.zeros(bias.shape)
@@ -58,7 +59,7 @@ compiled = _BiasGelu.apply
 [..., h], on CPUs, in one pass each way. Only x and bias are kept for backward."""
 
 
-def _rows(x: torch.Tensor) -> Array:
+def _rows(x: Tensor) -> Array:
     return array(x.view(-1, x.size(-1)))
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.distributed import ReduceOp
 
 from mlm_repro.engine.compiled import Array, Compiled, array, exponential, largest, load, store
@@ -33,7 +34,7 @@ class VocabAxis(Protocol):
     def rank(self) -> int:
         """This rank's index along the axis."""
 
-    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp.RedOpType = ...) -> torch.Tensor:
+    def all_reduce(self, tensor: Tensor, op: ReduceOp.RedOpType = ...) -> Tensor:
         """Reduce in place the tensors that the ranks of the axis give, by default to their sum, or
         by `op`, and return the tensor. Every rank of the axis calls it."""
 
@@ -41,8 +42,8 @@ class VocabAxis(Protocol):
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: VocabAxis
-    ) -> torch.Tensor:
+        ctx: Any, logits: Tensor, targets: Tensor, vocab_size: int, axis: VocabAxis
+    ) -> Tensor:
         rows = logits.size(-1)
         start = axis.rank * rows
         work = logits.to(
@@ -66,7 +67,7 @@ class _CrossEntropy(torch.autograd.Function):
         return total.log_().sub_(target)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         softmax, local, elsewhere = ctx.saved_tensors
         is_here = torch.ones_like(gradient).masked_fill(elsewhere, 0.0)
         softmax.scatter_add_(-1, local.unsqueeze(-1), -is_here.unsqueeze(-1))
@@ -84,12 +85,12 @@ axis calls it. Backward overwrites the saved softmax, so it can run only once.
 
 
 def reference(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    targets: torch.Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
     vocab_size: int,
     axis: VocabAxis,
-) -> torch.Tensor:
+) -> Tensor:
     """Return the mean cross-entropy of targets [n], counted over the whole vocabulary, a scalar in
     fp32 (fp64 stays fp64), from hidden states [n, h] and this rank's rows of the output weight,
     [v/t, h]. Every target counts: a negative one is not ignored.
@@ -102,12 +103,12 @@ def reference(
 
 
 def chunked(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    targets: torch.Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
     vocab_size: int,
     axis: VocabAxis,
-) -> torch.Tensor:
+) -> Tensor:
     """Return the mean cross-entropy of targets [n], counted over the whole vocabulary, a scalar in
     fp32, from hidden states [n, h] and this rank's rows of the output weight, [v/t, h], with one
     block of logits in memory at a time. Rows at or above `vocab_size`, counted over all ranks, are
@@ -138,13 +139,13 @@ class LogitLoops(NamedTuple):
 
 
 def in_chunks(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    targets: torch.Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
     vocab_size: int,
     axis: VocabAxis,
     loops: LogitLoops,
-) -> torch.Tensor:
+) -> Tensor:
     """Return the mean cross-entropy of targets [n], counted over the whole vocabulary, a scalar in
     fp32, from hidden states [n, h] and this rank's rows of the output weight, [v/t, h], one block
     of logits at a time; rows at or above `vocab_size`, counted over all ranks, are padding. `loops`
@@ -157,13 +158,13 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        targets: torch.Tensor,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
         vocab_size: int,
         axis: VocabAxis,
         loops: LogitLoops,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         hidden = hidden.contiguous()
         is_whole = axis.size == 1
         is_trained = any(ctx.needs_input_grad)
@@ -180,7 +181,7 @@ class _Chunked(torch.autograd.Function):
             factor = 0.0
         wide = torch.float32 if is_half else hidden.dtype
         to_hidden = torch.empty_like(hidden, dtype=wide) if is_trained else torch.empty(0)
-        to_weight: torch.Tensor | None = None
+        to_weight: Tensor | None = None
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
         for first in range(0, len(hidden), chunk):
             here = slice(first, first + chunk)
@@ -210,7 +211,7 @@ class _Chunked(torch.autograd.Function):
         return (total / len(hidden)).float()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         to_hidden, to_weight = ctx.saved_tensors
         if ctx.rest != 1.0:
             gradient = gradient * ctx.rest
@@ -230,7 +231,7 @@ class _Chunked(torch.autograd.Function):
         return to_hidden, to_weight, None, None, None, None
 
 
-def _with_product(total: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _with_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
     """Return `total` plus the matrix product of a and b, added in fp32; the product alone if
     `total` is None, for the first block. A total in fp32 may be overwritten and be the tensor
     returned."""
@@ -240,7 +241,7 @@ def _with_product(total: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor) 
     return total.addmm_(a, b) if b.dtype == torch.float32 else total.float().add_(_product(a, b))
 
 
-def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _product(a: Tensor, b: Tensor) -> Tensor:
     """Return the matrix product of a [m, k] and b [k, n], a tensor [m, n] in their dtype, but in
     fp32 for fp16."""
     if a.dtype != torch.float16:
@@ -249,11 +250,11 @@ def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def log_sum(
-    logits: torch.Tensor,
+    logits: Tensor,
     columns: int,
-    targets: torch.Tensor,
-    top: torch.Tensor,
-    sums: torch.Tensor,
+    targets: Tensor,
+    top: Tensor,
+    sums: Tensor,
     factor: float,
     is_whole: bool,
 ) -> None:
@@ -269,12 +270,12 @@ def log_sum(
 
 
 def softmax_gradient(
-    logits: torch.Tensor,
+    logits: Tensor,
     columns: int,
-    targets: torch.Tensor,
-    own_top: torch.Tensor,
-    top: torch.Tensor,
-    sums: torch.Tensor,
+    targets: Tensor,
+    own_top: Tensor,
+    top: Tensor,
+    sums: Tensor,
     factor: float,
 ) -> None:
     """Turn `logits` [n, v/t], where `log_sum` left exponentials, into `factor` × (softmax − 1 at

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from mlm_repro.engine.compiled import (
     BLOCK,
@@ -43,7 +44,7 @@ class DropoutMask:
     drawn from it."""
 
     probability: float
-    keys: tuple[int, ...] | torch.Tensor
+    keys: tuple[int, ...] | Tensor
     """One 64-bit key per sequence; a tensor [b] int64 if the keys are on a GPU already."""
     first_row: int = 0
     """Number of the first row that this rank draws, among all rows of the site."""
@@ -59,7 +60,7 @@ class DropoutMask:
         """Factor of the elements that stay, 1/(1 − p), p the probability of dropout."""
         return 1.0 / (1.0 - self.probability)
 
-    def keep(self, rows: int, columns: int, device: torch.device) -> torch.Tensor:
+    def keep(self, rows: int, columns: int, device: torch.device) -> Tensor:
         """Return a boolean tensor [b, rows, columns] on the device, True if the element stays, for
         the mask's rows from `first_row` on."""
         bits = implementation("dropout_bits", device.type)(
@@ -68,21 +69,17 @@ class DropoutMask:
         # Numbers of 16 bits without a sign, which torch stores as int16.
         return bits.to(torch.int32).bitwise_and_(0xFFFF) >= self.threshold
 
-    def factors(
-        self, rows: int, columns: int, device: torch.device, dtype: torch.dtype
-    ) -> torch.Tensor:
+    def factors(self, rows: int, columns: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Return a tensor [b, rows, columns] of dtype `dtype` on the device, the factor of each
         element, for the mask's rows from `first_row` on: 1/(1 − p) if the element stays, else 0."""
         return self.keep(rows, columns, device).to(dtype).mul_(self.scale)
 
 
-def keys_on(
-    keys: Sequence[int | tuple[int, ...]] | torch.Tensor, device: torch.device
-) -> torch.Tensor:
+def keys_on(keys: Sequence[int | tuple[int, ...]] | Tensor, device: torch.device) -> Tensor:
     """Return dropout keys, numbers or equally long tuples of numbers, as an int64 tensor [b] or [b,
     …] on the device; the host does not wait for a GPU's copy. A tensor is returned as it is,
     wherever it is."""
-    if isinstance(keys, torch.Tensor):
+    if isinstance(keys, Tensor):
         return keys
     # Only a copy from page-locked memory runs beside the host.
     return torch.tensor(keys, dtype=torch.int64, pin_memory=device.type == "cuda").to(
@@ -107,12 +104,12 @@ def mask_keys(mask: DropoutMask | None) -> tuple[Array, int, np.int32, np.float3
 
 
 def reference_bits(
-    keys: tuple[int, ...] | torch.Tensor,
+    keys: tuple[int, ...] | Tensor,
     first_row: int,
     rows: int,
     columns: int,
     device: torch.device,
-) -> torch.Tensor:
+) -> Tensor:
     """Return 16 random bits for each element of the dropout masks with these keys, as an int16
     tensor [len(keys), rows, columns] on the device, starting at the mask's row `first_row`."""
     blocks = -(-columns // BLOCK)
@@ -130,7 +127,7 @@ def reference_bits(
     return torch.where(bits < 2**15, bits, bits - 2**16).to(torch.int16)
 
 
-def philox(c0: torch.Tensor, c1: torch.Tensor, key: int | torch.Tensor) -> list[torch.Tensor]:
+def philox(c0: Tensor, c1: Tensor, key: int | Tensor) -> list[Tensor]:
     """Return the random bits of Philox 4×32-10 for the counters (c0, c1, 0, 0), integer tensors,
     under a key of 64 bits: a list of four int64 tensors in the shape of c0, each with words of 32
     bits, from 0 to 2³² − 1."""
@@ -154,7 +151,7 @@ def philox(c0: torch.Tensor, c1: torch.Tensor, key: int | torch.Tensor) -> list[
 
 def compiled_bits(
     keys: tuple[int, ...], first_row: int, rows: int, columns: int, device: torch.device
-) -> torch.Tensor:
+) -> Tensor:
     """Return 16 random bits for each element of the dropout masks with these keys, as an int16
     tensor [len(keys), rows, columns] on a CPU, starting at the mask's row `first_row`. A compiled
     loop makes them, the same as `reference_bits`."""
@@ -171,7 +168,7 @@ def _fill(keys: Array, first_row: int, bits: Array) -> None:
             random_bits(keys[sample], first_row + row, bits.shape[2], bits[sample, row])
 
 
-def reference(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
+def reference(x: Tensor, mask: DropoutMask) -> Tensor:
     """Return a new tensor, x [s, b, h] with the elements that `mask` drops set to zero and the
     others multiplied by 1/(1 − p). Rows of the mask are positions."""
     s, _, h = x.shape
@@ -180,12 +177,12 @@ def reference(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
 
 class _Dropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, mask: DropoutMask) -> Tensor:
         ctx.mask = mask
         return _dropped(x, mask)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return _dropped(gradient, ctx.mask), None
 
 
@@ -195,7 +192,7 @@ and the others multiplied by 1/(1 − p), a new tensor, in one pass each way. Ba
 mask."""
 
 
-def _dropped(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
+def _dropped(x: Tensor, mask: DropoutMask) -> Tensor:
     x = x.contiguous()
     output = torch.empty_like(x)
     _drop(array(x), array(output), *mask_keys(mask))
@@ -218,9 +215,7 @@ def _drop(
                 store(out, i, load(row, i) * keep)
 
 
-def bias_dropout_add(
-    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, mask: DropoutMask | None
-) -> torch.Tensor:
+def bias_dropout_add(x: Tensor, bias: Tensor, residual: Tensor, mask: DropoutMask | None) -> Tensor:
     """Return residual + dropout(x + bias), a new tensor [s, b, h], for x and residual [s, b, h] and
     bias [h] (2021 paper, Section 4.2). If `mask` is None, nothing is dropped."""
     branch = x + bias
@@ -228,14 +223,14 @@ def bias_dropout_add(
 
 
 def add_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    shift: torch.Tensor,
-    branch: torch.Tensor | None,
-    bias: torch.Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    shift: Tensor,
+    branch: Tensor | None,
+    bias: Tensor | None,
     mask: DropoutMask | None,
     epsilon: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Return a pair of tensors [s, b, h]: the sum x + dropout(branch + bias), which is x itself if
     `branch` is None, and the layer norm of this sum with scale `weight` [h] and bias `shift` [h].
     If `mask` is None, nothing is dropped."""
@@ -245,11 +240,11 @@ def add_norm(
 
 def normed_sum(
     norm: torch.nn.Module,
-    x: torch.Tensor,
-    branch: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
+    x: Tensor,
+    branch: Tensor | None = None,
+    bias: Tensor | None = None,
     mask: DropoutMask | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Return a pair of tensors [s, b, h]: the sum x + dropout(branch + bias), which is x itself if
     `branch` is None, and the module `norm` applied to this sum. x and branch are [s, b, h], bias is
     [h]. If `mask` is None, nothing is dropped.
@@ -269,11 +264,11 @@ class _BiasDropoutAdd(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        x: torch.Tensor,
-        bias: torch.Tensor,
-        residual: torch.Tensor,
+        x: Tensor,
+        bias: Tensor,
+        residual: Tensor,
         mask: DropoutMask | None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         ctx.mask = mask
         ctx.bias_dtype = bias.dtype
         x = x.contiguous()
@@ -283,9 +278,7 @@ class _BiasDropoutAdd(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(
-        ctx: Any, gradient: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         gradient = gradient.contiguous()
         # Without dropout x's gradient is the output's, and nothing is written.
         to_x = gradient if ctx.mask is None else torch.empty_like(gradient)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from mlm_repro.engine.parallel.mesh import DONE, MAX, SUM, Axis, Pending
 
@@ -125,7 +126,7 @@ class World:
         """Number of the rank that holds the lock, and so computes."""
         self.failure: BaseException | None = None
         self.meetings: dict[tuple[int, ...], _Meeting] = defaultdict(_Meeting)
-        self.messages: dict[_Number, torch.Tensor] = {}
+        self.messages: dict[_Number, Tensor] = {}
         self.sent = Counter[tuple[int, int]]()
         """Dict (sender, receiver) → number of messages sent so far."""
         self.expected = Counter[tuple[int, int]]()
@@ -205,7 +206,7 @@ class _Receipt:
 
     world: World
     number: _Number
-    tensor: torch.Tensor
+    tensor: Tensor
 
     def is_completed(self) -> bool:
         return self.number in self.world.messages
@@ -244,13 +245,13 @@ class ThreadAxis(Axis):
         return meeting.result
 
     @torch.no_grad()
-    def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = SUM) -> torch.Tensor:
+    def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = SUM) -> Tensor:
         if op == SUM:
             return tensor.copy_(self._meet(tensor, _sum))
         of_two = torch.maximum if op == MAX else torch.minimum
         return tensor.copy_(self._meet(tensor, partial(reduce, of_two)))
 
-    def start_reduce(self, tensor: torch.Tensor, owner: int) -> Pending:
+    def start_reduce(self, tensor: Tensor, owner: int) -> Pending:
         total = self._meet(tensor, _sum)
         if self.rank == owner:
             # On the owner alone, as NCCL does: a program that reads the others' values must fail
@@ -258,19 +259,19 @@ class ThreadAxis(Axis):
             tensor.copy_(total)
         return DONE
 
-    def broadcast(self, tensor: torch.Tensor, owner: int = 0) -> None:
+    def broadcast(self, tensor: Tensor, owner: int = 0) -> None:
         tensor.copy_(self._meet(tensor, lambda tensors: tensors[owner].clone()))
 
-    def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    def all_gather(self, tensor: Tensor, dim: int) -> Tensor:
         return self._meet(tensor, lambda parts: torch.cat(parts, dim=dim)).clone()
 
-    def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
+    def reduce_scatter(self, tensor: Tensor) -> Tensor:
         return self._meet(tensor, _sum).chunk(self.size)[self.rank].clone()
 
     def gather_objects(self, value: Any) -> list[Any]:
         return list(self._meet(value, list))
 
-    def start_send(self, tensor: torch.Tensor, peer: int) -> Pending:
+    def start_send(self, tensor: Tensor, peer: int) -> Pending:
         route = self.members[self.rank], self.members[peer]
         # A copy: a sender may overwrite its buffer as soon as the message is on its way.
         self.world.messages[*route, self.world.sent[route]] = tensor.clone()
@@ -278,13 +279,13 @@ class ThreadAxis(Axis):
         self.world.wake(self.members[peer])
         return DONE
 
-    def start_receive(self, tensor: torch.Tensor, peer: int) -> Pending:
+    def start_receive(self, tensor: Tensor, peer: int) -> Pending:
         route = self.members[peer], self.members[self.rank]
         self.world.expected[route] += 1
         return _Receipt(self.world, (*route, self.world.expected[route] - 1), tensor)
 
 
-def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def _sum(parts: Sequence[Tensor]) -> Tensor:
     """Return the sum of tensors of one shape, given in rank order: neighbours are added, then
     neighbouring sums, and so on; with an odd number the last one waits for the next round. With one
     tensor it is the tensor itself."""

@@ -495,3 +495,9 @@ def test_copies_are_decided_with_their_first(seed: int, held: int, tmp_path: Pat
     )
     published, _ = documents_of(texts, tmp_path / "published", PUBLISHED)
     assert published == decide(texts, PUBLISHED)[0]
+
+
+def test_bands_that_find_as_many_pairs_as_asked_are_taken() -> None:
+    assert DeduplicateConfig(bands=28, rows=5, min_recall=0.992).expected_recall > 0.992
+    with pytest.raises(ValueError, match="28 bands of 5 rows are expected to find 99"):
+        DeduplicateConfig(bands=28, rows=5, min_recall=0.995)

@@ -479,3 +479,13 @@ def test_the_line_of_the_page_runs() -> None:
     names: dict[str, Any] = {}
     exec(code, names)
     names["test_my_plan"]()
+
+
+@pytest.mark.parametrize("part", ["recompute", "selective", "gpipe", "chunks2", "mb2"])
+def test_a_part_of_a_layout_that_is_not_run_is_refused(part: str) -> None:
+    """It would be run without that part, and be called healthy with it."""
+    layout = parse_layout(f"tp2-{part}")
+    with pytest.raises(BadInput, match="leave the other parts out of the layout's name"):
+        transformers_models.axes_of(layout)
+    with pytest.raises(BadInput, match="leave the other parts out of the layout's name"):
+        torch_blocks.Builder(torch_blocks.Fields(), 0, 1, {})(layout)

@@ -7,9 +7,9 @@ copy is a pass of its own.
 
 import math
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from mlm_repro.engine.kernels.adam import AdamStep
 
@@ -18,11 +18,11 @@ BLOCK = 1024
 
 
 def fused(
-    weights: torch.Tensor,
-    copy: torch.Tensor | None,
-    gradient: torch.Tensor,
-    exp_avg: torch.Tensor,
-    exp_avg_sq: torch.Tensor,
+    weights: Tensor,
+    copy: Tensor | None,
+    gradient: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
     step: AdamStep,
 ) -> None:
     """Do one AdamW step on `weights` and the moments `exp_avg` and `exp_avg_sq`, flat tensors of

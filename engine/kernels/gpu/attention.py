@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.runtime import driver
 
@@ -86,20 +87,20 @@ def tiles_for(d: int, dtype: torch.dtype) -> tuple[Tiles, Tiles, Tiles]:
     return outputs, Tiles(64, 64), Tiles(32, 64)
 
 
-def flash(query_key_value: torch.Tensor, mask: DropoutMask | None) -> torch.Tensor:
+def flash(query_key_value: Tensor, mask: DropoutMask | None) -> Tensor:
     """Return causal attention's outputs of all heads, [s, b, n·d], differentiable, from one tensor
     of queries, keys and values, [s, b, n, 3, d], on a GPU. Scores are multiplied by 1/√d. `mask`
     drops softmax weights; None means no dropout."""
     if mask is None:
         with sdpa_kernel(BACKENDS, set_priority=True):
             return reference(query_key_value, None)
-    context: torch.Tensor = _Flash.apply(query_key_value, mask)
+    context: Tensor = _Flash.apply(query_key_value, mask)
     return context
 
 
 class _Flash(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Context, qkv: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
+    def forward(ctx: Context, qkv: Tensor, mask: DropoutMask) -> Tensor:
         qkv = qkv.contiguous()
         s, b, n, _, d = qkv.shape
         context = qkv.new_empty(s, b, n * d)
@@ -118,7 +119,7 @@ class _Flash(torch.autograd.Function):
         return context
 
     @staticmethod
-    def backward(ctx: Context, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor, None]:
         qkv, context, sums, bits = ctx.saved_tensors
         gradient = gradient.contiguous()
         qkv_gradient = torch.empty_like(qkv)
@@ -131,7 +132,7 @@ class _Flash(torch.autograd.Function):
         return qkv_gradient, None
 
 
-def _launch(kernel: Any, rows: int, tiles: Tiles, qkv: torch.Tensor, *given: object) -> None:
+def _launch(kernel: Any, rows: int, tiles: Tiles, qkv: Tensor, *given: object) -> None:
     """Run the Triton function `kernel` on `qkv` [s, b, n, 3, d] and the arguments `given`, with one
     program for every head of every sequence and every `rows` of its queries or keys. `tiles` has
     the kernel's sizes. Nothing is returned: the kernel writes its results to tensors among the

@@ -8,6 +8,7 @@ norm are summed in a fixed order. Shapes: s sequence, b microbatch, h hidden.
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from mlm_repro.engine.kernels import dropout as references
 from mlm_repro.engine.kernels.dropout import DropoutMask
@@ -25,14 +26,14 @@ class _AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Context,
-        x: torch.Tensor,
-        bias: torch.Tensor | None,
-        residual: torch.Tensor | None,
+        x: Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None,
         mask: DropoutMask | None,
-        weight: torch.Tensor | None = None,
-        shift: torch.Tensor | None = None,
+        weight: Tensor | None = None,
+        shift: Tensor | None = None,
         epsilon: float = 0.0,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    ) -> Tensor | tuple[Tensor, Tensor]:
         x, h = x.contiguous(), x.size(-1)
         bias, residual, weight, shift = (
             x.new_empty(0) if tensor is None else tensor.contiguous()
@@ -78,7 +79,7 @@ class _AddNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Context, gradient: torch.Tensor, normed: torch.Tensor | None = None
+        ctx: Context, gradient: Tensor, normed: Tensor | None = None
     ) -> tuple[object, ...]:
         (added, weight), (has_bias, has_mask, has_norm) = ctx.saved_tensors, ctx.has
         gradient, h = gradient.contiguous(), gradient.size(-1)
@@ -122,22 +123,22 @@ residual + dropout(x + bias), a new tensor [s, b, h], on a GPU. Without a mask n
 dropped."""
 
 
-def dropout(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
+def dropout(x: Tensor, mask: DropoutMask) -> Tensor:
     """Return a new tensor, x [s, b, h], on a GPU, with the elements that `mask` drops set to zero
     and the others multiplied by 1/(1 − p). Differentiable."""
-    output: torch.Tensor = _AddNorm.apply(x, None, None, mask)
+    output: Tensor = _AddNorm.apply(x, None, None, mask)
     return output
 
 
 def add_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    shift: torch.Tensor,
-    branch: torch.Tensor | None,
-    bias: torch.Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    shift: Tensor,
+    branch: Tensor | None,
+    bias: Tensor | None,
     mask: DropoutMask | None,
     epsilon: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Return a pair of tensors [s, b, h] on a GPU: the sum x + dropout(branch + bias), which is x
     itself if `branch` is None, and the layer norm of this sum with scale `weight` [h] and bias
     `shift` [h]. A `mask` needs a branch; None drops nothing."""
@@ -145,7 +146,7 @@ def add_norm(
     if x.size(-1) > WIDEST:
         return references.add_norm(x, weight, shift, branch, bias, mask, epsilon)
     given = (x, None, None) if branch is None else (branch, bias, x)
-    both: tuple[torch.Tensor, torch.Tensor] = _AddNorm.apply(*given, mask, weight, shift, epsilon)
+    both: tuple[Tensor, Tensor] = _AddNorm.apply(*given, mask, weight, shift, epsilon)
     return both
 
 

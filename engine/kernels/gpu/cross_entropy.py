@@ -1,9 +1,9 @@
 """Triton kernels for the logits of the chunked output projection and cross-entropy. A program has
 one row."""
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from mlm_repro.engine.kernels.cross_entropy import LogitLoops, VocabAxis, in_chunks
 
@@ -16,12 +16,12 @@ block's softmax."""
 
 
 def chunked(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    targets: torch.Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
     vocab_size: int,
     axis: VocabAxis,
-) -> torch.Tensor:
+) -> Tensor:
     """Return the mean cross-entropy of targets [n], counted over the whole vocabulary, a scalar in
     fp32, on a GPU, from hidden states [n, h] and this rank's rows of the output weight, [v/t, h];
     rows at or above `vocab_size`, counted over all ranks, are padding. Every rank of `axis` calls
@@ -38,11 +38,11 @@ def chunked(
 
 
 def log_sum(
-    logits: torch.Tensor,
+    logits: Tensor,
     columns: int,
-    targets: torch.Tensor,
-    top: torch.Tensor,
-    sums: torch.Tensor,
+    targets: Tensor,
+    top: Tensor,
+    sums: Tensor,
     factor: float,
     is_whole: bool,
 ) -> None:
@@ -69,12 +69,12 @@ def log_sum(
 
 
 def softmax_gradient(
-    logits: torch.Tensor,
+    logits: Tensor,
     columns: int,
-    targets: torch.Tensor,
-    own_top: torch.Tensor,
-    top: torch.Tensor,
-    sums: torch.Tensor,
+    targets: Tensor,
+    own_top: Tensor,
+    top: Tensor,
+    sums: Tensor,
     factor: float,
 ) -> None:
     """Turn logits [n, v/t], with `columns` real ones in a row, into `factor` × (softmax − 1 at the

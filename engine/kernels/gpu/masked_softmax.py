@@ -7,6 +7,7 @@ Shapes: b microbatch, n heads, s queries, k keys.
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from mlm_repro.engine.kernels.gpu.masks import Context, warps
 
@@ -18,8 +19,8 @@ class _MaskedSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Context, scores: torch.Tensor, scale: float, visible: torch.Tensor | None = None
-    ) -> torch.Tensor:
+        ctx: Context, scores: Tensor, scale: float, visible: Tensor | None = None
+    ) -> Tensor:
         scores = scores.contiguous()
         b, n, s, k = scores.shape
         seen = (
@@ -34,7 +35,7 @@ class _MaskedSoftmax(torch.autograd.Function):
         return weights
 
     @staticmethod
-    def backward(ctx: Context, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor, None, None]:
         scores, seen = ctx.saved_tensors
         score_gradient = torch.empty_like(scores)
         k = scores.size(-1)
