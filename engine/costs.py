@@ -109,8 +109,9 @@ def activation_bytes_per_layer(
     """Return the bytes that a layer keeps of one microbatch for backward on one tensor-parallel
     rank, at 2 bytes per element.
 
-    Korthikanti et al. 2022 (arXiv 2205.05198), Table 2: sbh(10 + 24/t + 5as/ht). Selective
-    recomputation drops the last term. Full recomputation keeps only the input of each group of
+    Korthikanti et al. 2022 (arXiv 2205.05198), Table 2: sbh(10 + 24/t + 5as/ht); the last term is
+    7a(m + s)/ht for a Transformer-XL with a memory of m positions. Selective recomputation drops
+    the last term. Full recomputation keeps only the input of each group of
     layers, 2sbh over the number of layers in it. Sequence parallelism divides the first term, and
     that input, by t.
     """

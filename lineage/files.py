@@ -109,8 +109,9 @@ def read_object(path: Path) -> JSON:
 
 
 def parse_document(values: Any, model: type[SchemaT], name: str) -> SchemaT:
-    """Return the plain values of a document, a dict, as a `model`. Raises IntegrityFailure if they
-    do not fit the schema, with a sentence that gives `name` as their origin."""
+    """Return the document with these plain values, a dict, as an instance of the class `model`.
+    Raises IntegrityFailure if they do not fit that schema, with a sentence that gives `name` as
+    their origin."""
     try:
         return model.model_validate(values)
     except ValidationError as error:

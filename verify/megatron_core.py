@@ -135,9 +135,10 @@ def plain_attention(self: Any, make: Any, *args: Any, v_channels: int = 0, **kwa
 
 
 def whole_attention(self: Any, attend: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """Gather the sequence, of which each context-parallel rank has a part [s/cp, b, heads, d],
-    attend over all of it by `attend`, and return this rank's part. Every rank of the group calls
-    it; queries, keys and values are the first arguments."""
+    """Attend by the function `attend` over the whole sequence, of which each context-parallel rank
+    has the positions that `places_of` gives, and return the output at this rank's positions, as
+    `attend` gives it, [s/cp, b, …]. Queries, keys and values, the first arguments, each
+    [s/cp, b, heads, d], are gathered, so every rank of the group calls it."""
     group = core("parallel_state").get_context_parallel_group()
     if (ranks := group.size()) == 1:
         return attend(self, *args, **kwargs)

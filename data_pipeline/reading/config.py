@@ -89,7 +89,8 @@ class SourcesConfig(Config):
 
     @property
     def piece_keys(self) -> dict[str, Any]:
-        """The fields of a Piece that name keys of a line: `text_key`, `id_key` and `keep`."""
+        """Dict of those arguments of the class Piece that name keys of a line, `text_key`, `id_key`
+        and `keep`, with this configuration's values."""
         return {"text_key": self.text_key, "id_key": self.id_key, "keep": self.metadata}
 
     @field_validator("split", mode="before")

@@ -35,8 +35,9 @@ def say_step(number: int, count: int, what: str) -> None:
 
 def train_step(plan: Plan, config: RunConfig, dataset: Path, runs: Path) -> Step:
     """Return a list of the words of the command that trains one of the plan's models, of the
-    configuration `config`, on a dataset's directory, in a run below the folder `runs`: a twin by
-    `mlm-train`, a published size through its launch file. Nothing is run."""
+    configuration `config`, in a run below the folder `runs`: a twin by `mlm-train` on the dataset's
+    directory; a published size by the launch file in `launch_folder(config, runs)`, which must have
+    been written and names its dataset itself. Nothing is run."""
     if plan.size is None:
         return ["bash", shown(launch_folder(config, runs) / "torchrun.sh")]
     model = shown(model_file(config.name.split("-")[0]))

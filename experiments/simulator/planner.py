@@ -47,7 +47,12 @@ def read_model(model: str, overrides: Sequence[str] = ()) -> ResolvedRun:
     """Return the ResolvedRun of a shipped model's name or a TOML file, with its own layout reset
     before the overrides, texts KEY=VALUE. Raises NotCosted for a `config.json`, which describes
     another program's model, and for a llama by name, and BadInput for an unknown or unfit model."""
-    if model.endswith(".json") or ("llama" in model.lower() and not Path(model).is_file()):
+    if model.endswith(".json"):
+        raise NotCosted(
+            f"{model} describes another program's model, which the simulator does not cost: name a"
+            " shipped model or a TOML file"
+        )
+    if "llama" in model.lower() and not Path(model).is_file():
         raise NotCosted(f"{model}: {NOT_COSTED}")
     try:
         return read_run(model, [*SERIAL, *overrides])

@@ -216,8 +216,15 @@ def test_a_llama_is_not_costed(tmp_path: Path) -> None:
     done = call(
         {}, "mlm-experiment", "plan", str(path), "--cluster", "h100", "--gpus", "64", ends=2
     )
-    assert done.err == f"error: {path}: {NOT_COSTED}\n"
+    assert done.err == (
+        f"error: {path} describes another program's model, which the simulator does not cost: name"
+        " a shipped model or a TOML file\n"
+    )
     assert done.out == ""
+    named = call(
+        {}, "mlm-experiment", "plan", "llama3-70b", "--cluster", "h100", "--gpus", "64", ends=2
+    )
+    assert named.err == f"error: llama3-70b: {NOT_COSTED}\n"
 
 
 def test_a_plan_beyond_what_was_measured_says_so_and_is_less_sure() -> None:
