@@ -123,10 +123,11 @@ def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None =
     Without `whole` the tensor ends where the boxes end. `what` names the tensor in the message."""
     if not boxes:
         raise IntegrityFailure(f"no part of {what} is in a file or on a rank")
-    dims = {len(whole or boxes[0][0]), *map(len, chain.from_iterable(boxes))}
+    dims = {len(boxes[0][0] if whole is None else whole), *map(len, chain.from_iterable(boxes))}
     if len(dims) > 1:
         raise IntegrityFailure(f"the parts of {what} have different numbers of dims")
-    shape = whole or tuple(map(max, zip(*(end for _, end in boxes), strict=True)))
+    ends = zip(*(end for _, end in boxes), strict=True)
+    shape = tuple(map(max, ends)) if whole is None else whole
     for box in boxes:
         if any(not 0 <= low <= high <= size for low, high, size in zip(*box, shape, strict=True)):
             raise IntegrityFailure(f"a part of {what} lies outside the whole tensor")

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from mlm_repro.engine.checkpoint.checkpoint import TrainingState, load_checkpoint, save_checkpoint
+from mlm_repro.engine.compare.tensors import check_cover
 from mlm_repro.engine.config import ModelConfig, RunConfig, TrainConfig
 from mlm_repro.engine.inference import load_for_inference
 from mlm_repro.engine.launch.mesh import build_mesh
@@ -280,3 +281,9 @@ def test_a_tensor_that_is_not_finite_is_not_saved(tmp_path: Path, tokenizer: Pat
     ):
         built.save(tmp_path / "run", CONFIG, TrainingState(2, 2), tokenizer)
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
+
+
+def test_parts_of_a_number_without_dims_have_none() -> None:
+    check_cover("w", [((), ())], ())
+    with pytest.raises(IntegrityFailure, match="the parts of w have different numbers of dims"):
+        check_cover("w", [((0,), (3,))], ())
