@@ -38,9 +38,10 @@ Outcome = tuple[ScoringModel, str]
 
 
 class Probed:
-    """Log-probabilities of four rows of a model, computed once for all probes: a row, the row with
-    another last input, a short row, and the first row's first two tokens. `alone` has them scored
-    one by one, `together` in one batch."""
+    """Log-probabilities that a model gives four rows, computed once for all probes, when the object
+    is made on every rank of the model's mesh: a row, the row with another last input, a short row,
+    and the first row's first two tokens. `alone` has them scored one by one, `together` in one
+    batch. A change of at most `allowed` counts as rounding."""
 
     def __init__(self, model: ScoringModel) -> None:
         length = min(LENGTH, model.seq_length)
@@ -64,7 +65,8 @@ class Probed:
 
     def scored(self, model: ScoringModel, batch_size: int) -> list[np.ndarray]:
         """Score the probe's four rows with `model` now, `batch_size` at a time, and return a list
-        of an array of log-probabilities, [targets], for each row."""
+        of an array of log-probabilities, [targets], for each row. Every rank of the model's mesh
+        calls it."""
         scores = score(
             model,
             self._requests,
