@@ -454,9 +454,10 @@ def forward(
     run: Callable[[Tensor], Tensor],
     run_last: Callable[[Tensor], Tensor],
 ) -> Tensor | None:
-    """Run this rank's stage of the model, on the token ids in the first stage, in a later one on
-    the states of the stage before, for which it waits. Return `run_last`'s states on the last
-    stage; on others send `run`'s states to the next stage and return None.
+    """Run this rank's stage of the model: the first stage on the token ids, a later one on the
+    states of the stage before, for which it waits. The last stage returns the states that
+    `run_last` makes of its inputs; another sends those that `run` makes of its inputs to the next
+    stage, and returns None.
 
     Every rank of the pipeline calls it with the same token ids [b, s].
     """

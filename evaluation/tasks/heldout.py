@@ -77,12 +77,12 @@ def file_perplexity(
     joined by blank lines or as the recipe `name` has them: `perplexity`, `perplexity-huggingface`
     or one of `PROGRAMS`, such as `perplexity-gptq`.
 
-    The window is `window`, or else the context, in one of `PROGRAMS` at most its own length. The
-    stride is `stride`, or else a 32nd of the window, for `perplexity-huggingface` half; `first`
-    tells if the tokenizer's first tokens come once or in every window. One of `PROGRAMS` takes
-    neither. The task's name states each of the three that is requested. Raises the errors of
-    `read_texts`, and BadInput for a text that is too short, or a stride or `first` that the name or
-    the window does not take.
+    The window is `window`, or else the context, for a recipe in `PROGRAMS` at most its usual
+    window. The stride is `stride`, or else a 32nd of the window, for `perplexity-huggingface` half;
+    `first` tells if the tokenizer's first tokens come once or in every window. A recipe in
+    `PROGRAMS` takes neither a stride nor `every`. The task's name states what is requested of the
+    three. Raises the errors of `read_texts`, and BadInput for a text that is too short, or a stride
+    or `first` that the name or the window does not take.
     """
     documents, remarks = read_texts(path)
     named = "".join(

@@ -117,8 +117,8 @@ def huggingface_wikitext(
 def gptq_wikitext2(name: str, path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
     """Return the PerplexityTask on the WikiText-2 file at `path` by GPTQ's recipe, in whole
     disjoint windows of `context` tokens: its `datautils.py` joins the rows, its `llama.py` scores
-    them. Raises the errors of `read_wikitext` and `program_perplexity`, and IntegrityFailure if
-    GPT-2's tokenizer gives another number of sub-words than the known one."""
+    them. `name` is the task's. Raises the errors of `read_wikitext` and `program_perplexity`, and
+    IntegrityFailure if GPT-2's tokenizer gives another number of sub-words than the known one."""
     text = read_wikitext(name, path, "wikitext2")
     task = program_perplexity(text, GPTQ, [join_rows(text.text)], tokenizer, context)
     _expect_gpt2(tokenizer, task.stream, NUM_GPT2_TOKENS_OF_WIKITEXT2)
