@@ -215,10 +215,10 @@ class Convention(NamedTuple):
 
 
 class ReadText:
-    """Text of several documents, read by one convention, given as `axes`, axis → value. `documents`
-    are cut from the text `whole`; which of the two is read depends on the axis `documents`.
-    `requests` are to be scored by a model whose longest input is `context`; `averages` turns their
-    scores into every average that programs print."""
+    """Text read by one convention, given as `axes`, axis → value. `documents` has its documents and
+    `whole` the text in one piece; the axis `documents` decides which of the two is read. `requests`
+    are to be scored by a model whose longest input is `context`; `averages` turns their scores into
+    every average that programs print."""
 
     def __init__(
         self,

@@ -77,9 +77,9 @@ class Probed:
 
 
 def is_repeatable(model: ScoringModel, probed: Probed) -> Outcome:
-    """Probe: check that two rows agree where they begin alike; if they do not, check that a second
-    scoring gives the same numbers. Return a pair: the model unchanged, and a sentence that it is
-    repeatable.
+    """Probe: check that two rows agree, but for rounding, where they begin alike; if they do not,
+    check that a second scoring gives the same numbers. Return a pair: the model unchanged, and a
+    sentence that it is repeatable.
 
     Raises BadInput for a model that answers otherwise the second time.
     """
@@ -96,10 +96,12 @@ def is_repeatable(model: ScoringModel, probed: Probed) -> Outcome:
 
 
 def is_causal(model: ScoringModel, probed: Probed) -> Outcome:
-    """Probe: check that predictions stay the same when a later input changes, or when all later
-    inputs are left out. Return a pair: the model unchanged, and a sentence that it is causal.
+    """Probe: check that predictions stay the same, but for rounding, when a later input changes, or
+    when all later inputs are left out. Return a pair: the model unchanged, and a sentence that it
+    is causal.
 
-    Raises BadInput for a model whose predictions depend on later inputs, if only within a prefix.
+    Raises BadInput for a model whose predictions depend on later inputs, if only within a
+    prefix.
     """
     if not (probed.moved <= probed.allowed and probed.moved_first <= IN_A_BATCH * probed.allowed):
         raise BadInput(
@@ -112,8 +114,8 @@ def is_causal(model: ScoringModel, probed: Probed) -> Outcome:
 
 def is_row_by_row(model: ScoringModel, probed: Probed) -> Outcome:
     """Probe: compare rows scored alone with rows scored together, one of them beside padding.
-    Return a pair: the model, with `is_alone` set if they differ, so that one row at a time is
-    scored; and a sentence on the outcome."""
+    Return a pair: the model, with `is_alone` set if they differ by more than rounding, so that one
+    row at a time is scored; and a sentence on the outcome."""
     moved = _difference(probed.alone, probed.together)
     # Not `>`, because NaN is a difference too.
     if not moved <= IN_A_BATCH * probed.allowed:

@@ -350,8 +350,8 @@ def score_rows(
     model: ScoringModel, hidden: Tensor, targets: Tensor, banned: Tokens | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return a triple of tensors [n], from states [n, h] and the target id of each: the
-    log-probability of the target in nats, float64, and two flags. Every tensor-parallel rank calls
-    it with the same states and targets, and gets the same.
+    log-probability of the target in nats, float64, and two flags. Every tensor-parallel rank of the
+    last stage calls it with the same states and targets, and gets the same.
 
     The flags say whether the target is the most likely token, and the most likely one that is not
     `banned`. Of equally likely tokens only the first counts.

@@ -213,8 +213,9 @@ class ClozeTask(Task):
         )
 
     def correct(self, scores: Scores) -> Flags:
-        """Return for each example, as a boolean array [examples], whether it is right by this
-        task's rule. `scores` has the scores of `requests`."""
+        """Return for each example, as a boolean array [examples], whether it is right: each of its
+        scored tokens was the most likely one, with a filter of stop words the first among tokens
+        that are not banned. `scores` has the scores of `requests`."""
         if self.banned is None:
             return scores.all_greedy
         right = scores.greedy.copy()

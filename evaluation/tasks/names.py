@@ -21,8 +21,8 @@ class NamedProtocol(NamedTuple):
     test_set: str
     """Name of the test file in `mlm_repro.data_pipeline.contamination.testsets.TEST_SETS`."""
     function: str
-    """`module:function` in this folder: (protocol's name, test file, tokenizer, context of the
-    model) → task."""
+    """`module:function` in this folder: (task's name, path of the test file, tokenizer, longest
+    input) and, by name, `settings` → task."""
     settings: dict[str, Any] = {}  # noqa: RUF012
     """Further arguments, by name, of the function that builds the task."""
     usual_window: int | None = None
