@@ -129,8 +129,8 @@ class EvaluatedCheckpoint:
 
     def training_dataset(self) -> Path:
         """Return the directory of the single dataset that this checkpoint was trained on, as the
-        manifest of its run names it. Raises DataMissing if the dataset is not on this machine, or
-        if the checkpoint lies in no run that names a single dataset."""
+        manifest of its run names it. Raises DataMissing if the dataset is not on this machine or
+        was changed, or if the checkpoint lies in no run that names a single dataset."""
         run = self.directory.parent.parent
         try:
             ((dataset, _),) = trained_datasets(run)
@@ -254,11 +254,12 @@ def load_checkpoint(
     there, and return it as an EvaluatedCheckpoint that is not probed. Weights are in `dtype`, or
     else in the number format in which they are stored.
 
-    With a mesh, this rank's part is loaded; otherwise the whole model, on the GPU if there is one.
-    Weights are laid out for many rows at a time, or with `row_by_row` for one. Raises BadInput if
-    `path` holds no checkpoint, the mesh does not divide the model, or the model does not predict
-    each token from earlier ones, and IntegrityFailure if the checkpoint is incomplete or damaged,
-    or its tokenizer does not fit the model or restore every text.
+    With a mesh, this rank's part is loaded, and every rank calls this; otherwise the whole model is
+    loaded, on the GPU if there is one. Weights are laid out for many rows at a time, or with
+    `row_by_row` for one. Raises BadInput if `path` holds no checkpoint, the mesh does not divide
+    the model, or the model does not predict each token from earlier ones, and IntegrityFailure if
+    the checkpoint is incomplete or damaged, or its tokenizer does not fit the model or restore
+    every text.
     """
     mesh = mesh or serial_mesh(local_device())
     loaded = load_for_inference(path, mesh, as_stored=True)

@@ -71,8 +71,9 @@ def evaluate(
     is a number of windows or examples of each task, spread evenly over the test, or with memory the
     first ones; `window` is the longest input. The first rank prints tasks' notes to standard error.
 
-    A task whose data or kind of model is missing is left out. Raises DataMissing or NoMemory if no
-    task is left, and the errors of `open_checkpoint` and of tasks.
+    A task whose data or kind of model is missing is left out, and stands with the reason under
+    `missing`. Raises DataMissing or NoMemory if no task is left, and the errors of
+    `open_checkpoint` and of tasks.
     """
     started = time.monotonic()
     ready = {}

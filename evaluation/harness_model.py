@@ -57,8 +57,10 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         **settings: Any,
     ) -> None:
         """Load the checkpoint at the path or hub name `pretrained`, and print its warnings to
-        standard error. `max_length` is a longest input other than the context; `settings` are
-        settings of `mlm-eval` by name, as `--set` takes them.
+        standard error. `batch_size` None or `auto` means as many rows as fit; `dtype` is a key of
+        FORMATS or its value, None for the default. `max_length` is a longest input other than the
+        context; `settings` are settings of `mlm-eval` by name, as `--set` takes them, with one rank
+        as the default layout.
 
         lm-evaluation-harness always passes a device and a largest batch size. The latter is
         ignored, and so is the device `cuda` on a machine without a GPU. Raises BadInput for an

@@ -43,15 +43,16 @@ class Request:
 
     @classmethod
     def of_window(cls, tokens: Tokens, window: Window) -> Self:
-        """Return the request of a window: it has the tokens that the window covers, and predicts
-        the tokens at its end that the window scores."""
+        """Return the request of a window over `tokens`, a text's ids: it has the tokens that the
+        window covers, and predicts those at its end that the window scores."""
         return cls(tokens[window.start : window.stop], window.num_scored)
 
     @classmethod
     def rolling(cls, document: Sequence[int], first: int, seq_length: int) -> list[Self]:
         """Return a list of requests that score each sub-word of a document once, after the token
-        `first`, in windows of at most `seq_length` inputs. `document` has the sub-words' ids;
-        without any the list is empty."""
+        `first`, in the windows of `rolling_windows`: each scores the next `seq_length` sub-words,
+        or the rest, after the one token before them, and the last of several is extended to the
+        left to full length. `document` has the sub-words' ids; without any the list is empty."""
         tokens = np.asarray([first, *document], dtype=np.int64)
         return [
             cls.of_window(tokens, window) for window in rolling_windows(len(tokens), seq_length)

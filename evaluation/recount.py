@@ -84,9 +84,9 @@ def counts(
     `dataset` determine, recomputed from these, as a dict name of the result's field → number.
     `num_tokens` is -1 if a PerplexityResult has a block that the text has not.
 
-    The text is found on this machine by the result's task. `context` and `limit` are the
-    evaluation's own. Raises DataMissing if the text is not on this machine or is not the one that
-    was scored.
+    The text is found on this machine by the result's task, a key of TASKS or STAND_INS, or
+    downloaded. `context` and `limit` are the evaluation's own. Raises DataMissing if the text is
+    not on this machine or is not the one that was scored.
     """
     tokenizer = Tokenizer.load(dataset / "tokenizer")
     if result.task in STAND_INS:

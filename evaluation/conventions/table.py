@@ -215,8 +215,10 @@ class Convention(NamedTuple):
 
 
 class ReadText:
-    """Text of several documents, read by one convention. `requests` are to be scored by a model;
-    `averages` turns their scores into every average that programs print."""
+    """Text read by one convention, given as `axes`, axis → value. `documents` has its documents and
+    `whole` the text in one piece; the axis `documents` decides which of the two is read. `requests`
+    are to be scored by a model whose longest input is `context`; `averages` turns their scores into
+    every average that programs print."""
 
     def __init__(
         self,
@@ -376,8 +378,9 @@ def last_word_readings(usage: Usage) -> list[dict[str, str]]:
 
 
 class LastWords:
-    """Passages read by one convention for their last words. `requests`, one for each passage, are
-    to be scored by a model; `averages` turns their scores into mean losses and shares of right
+    """Passages read by one convention, given as `axes`, axis → value, for their last words.
+    `requests`, one for each passage, are to be scored by a model; a passage longer than `context`
+    inputs loses its beginning. `averages` turns their scores into mean losses and shares of right
     answers."""
 
     def __init__(

@@ -54,9 +54,9 @@ class Place:
 
     @classmethod
     def find(cls, asked: Path, vocab: Path | None = None) -> "Place":
-        """Return the Place of a checkpoint, of a run's newest checkpoint, or of a model in a
-        package or on the Hugging Face hub, which may be downloaded. `asked` is its path, its name
-        on the hub, or `smollm2`.
+        """Return the Place of a checkpoint, of a run's newest checkpoint, of a PEFT adapter with
+        its model, or of a model in a package or on the Hugging Face hub, which may be downloaded.
+        `asked` is its path, its name on the hub, or `smollm2`.
 
         `vocab` is a folder with a vocabulary, for files without one. Raises BadInput or
         IntegrityFailure if there is no checkpoint, a file of it is missing or its configuration

@@ -147,9 +147,9 @@ class PretrainedModel(nn.Module):
     @torch.inference_mode()
     def pack_weights(self) -> None:
         """Put float32 weights of this model's plain linear layers, except the output layer, into
-        oneDNN's order, in place. If the model then fails, because it reads a weight itself, all
-        weights stay as they were. Products of several rows get faster, products of a single row
-        slower. The last bits change."""
+        oneDNN's order, in place, if they lie on a CPU and oneDNN is there. If the model then fails,
+        because it reads a weight itself, all weights stay as they were. Products of several rows
+        get faster, products of a single row slower. The last bits change."""
         modules = [
             layer
             for layer in self.theirs.modules()
@@ -558,7 +558,8 @@ class Pretrained:
 
     def _examine(self, model: Any) -> str:
         """Return the hexadecimal SHA-256 of a transformers model's configuration and of all its
-        tensors. Raises IntegrityFailure for a tensor with values that are not finite."""
+        tensors, of which a shared one counts once. Raises IntegrityFailure for a floating-point
+        tensor of more than 8 bits with values that are not finite."""
 
         def digest(name: str, tensor: Tensor) -> tuple[str, str]:
             is_number = tensor.is_floating_point() and tensor.itemsize > 1 and tensor.numel()

@@ -38,9 +38,10 @@ Outcome = tuple[ScoringModel, str]
 
 
 class Probed:
-    """Log-probabilities of four rows of a model, computed once for all probes: a row, the row with
-    another last input, a short row, and the first row's first two tokens. `alone` has them scored
-    one by one, `together` in one batch."""
+    """Log-probabilities that a model gives four rows, computed once for all probes, when the object
+    is made on every rank of the model's mesh: a row, the row with another last input, a short row,
+    and the first row's first two tokens. `alone` has them scored one by one, `together` in one
+    batch. A change of at most `allowed` counts as rounding."""
 
     def __init__(self, model: ScoringModel) -> None:
         length = min(LENGTH, model.seq_length)
@@ -64,7 +65,8 @@ class Probed:
 
     def scored(self, model: ScoringModel, batch_size: int) -> list[np.ndarray]:
         """Score the probe's four rows with `model` now, `batch_size` at a time, and return a list
-        of an array of log-probabilities, [targets], for each row."""
+        of an array of log-probabilities, [targets], for each row. Every rank of the model's mesh
+        calls it."""
         scores = score(
             model,
             self._requests,
@@ -75,9 +77,9 @@ class Probed:
 
 
 def is_repeatable(model: ScoringModel, probed: Probed) -> Outcome:
-    """Probe: check that two rows agree where they begin alike; if they do not, check that a second
-    scoring gives the same numbers. Return a pair: the model unchanged, and a sentence that it is
-    repeatable.
+    """Probe: check that two rows agree, but for rounding, where they begin alike; if they do not,
+    check that a second scoring gives the same numbers. Return a pair: the model unchanged, and a
+    sentence that it is repeatable.
 
     Raises BadInput for a model that answers otherwise the second time.
     """
@@ -94,10 +96,12 @@ def is_repeatable(model: ScoringModel, probed: Probed) -> Outcome:
 
 
 def is_causal(model: ScoringModel, probed: Probed) -> Outcome:
-    """Probe: check that predictions stay the same when a later input changes, or when all later
-    inputs are left out. Return a pair: the model unchanged, and a sentence that it is causal.
+    """Probe: check that predictions stay the same, but for rounding, when a later input changes, or
+    when all later inputs are left out. Return a pair: the model unchanged, and a sentence that it
+    is causal.
 
-    Raises BadInput for a model whose predictions depend on later inputs, if only within a prefix.
+    Raises BadInput for a model whose predictions depend on later inputs, if only within a
+    prefix.
     """
     if not (probed.moved <= probed.allowed and probed.moved_first <= IN_A_BATCH * probed.allowed):
         raise BadInput(
@@ -110,8 +114,8 @@ def is_causal(model: ScoringModel, probed: Probed) -> Outcome:
 
 def is_row_by_row(model: ScoringModel, probed: Probed) -> Outcome:
     """Probe: compare rows scored alone with rows scored together, one of them beside padding.
-    Return a pair: the model, with `is_alone` set if they differ, so that one row at a time is
-    scored; and a sentence on the outcome."""
+    Return a pair: the model, with `is_alone` set if they differ by more than rounding, so that one
+    row at a time is scored; and a sentence on the outcome."""
     moved = _difference(probed.alone, probed.together)
     # Not `>`, because NaN is a difference too.
     if not moved <= IN_A_BATCH * probed.allowed:

@@ -78,7 +78,8 @@ class ScoringModel:
     """Length in inputs: rows up to this length and longer rows are never in one batch, because the
     model reads them in different ways; 0 if length changes nothing."""
     is_alone: bool = False
-    """True if the model reads a row in a batch otherwise than the same row alone."""
+    """True if the model reads a row in a batch otherwise than the same row alone: one row at a time
+    is then scored."""
 
     def default_batch_size(self, width: int) -> int:
         """Return the largest number of rows of `width` inputs, at least 1, whose activations take
@@ -102,16 +103,18 @@ def score(
     store: Store | None = None,
     on_resumed: Callable[[int], None] = lambda count: None,
 ) -> Scores:
-    """Score all requests and return one Scores for them, in their order. Token ids that are
-    `banned` are ignored where the column `greedy_allowed` looks for the likeliest token.
+    """Score all requests and return one Scores for them, in their order. A forward pass takes at
+    most `batch_size` requests, by default as many as `default_batch_size` says, and one if the
+    model `is_alone`. Token ids that are `banned` are ignored where the column `greedy_allowed`
+    looks for the likeliest token.
 
-    Scores in the store are read, new ones are added. `on_progress` gets the number of newly scored
-    requests, `on_resumed` the number of requests in the store. On a mesh of several ranks every
-    rank calls it and gets all scores; batches are dealt to the data-parallel ranks. Otherwise, on a
-    CPU, batches are dealt to `workers` processes of one thread each (by default all available
-    cores). Raises BadInput if there is no request, for a request longer than the model's context,
-    an unknown token, or several workers on a GPU or beside several ranks, and the errors of
-    `in_workers` and `score_in_memory`.
+    Scores in the store are read, new ones are added. `on_progress` gets the number of requests of
+    each batch that this rank has scored, `on_resumed`, called once, the number of requests in the
+    store. On a mesh of several ranks every rank calls it and gets all scores; batches are dealt to
+    the data-parallel ranks. Otherwise, on a CPU, batches are dealt to `workers` processes of one
+    thread each (by default all available cores). Raises BadInput if there is no request, for a
+    request longer than the model's context, an unknown token, or several workers on a GPU or beside
+    several ranks, and the errors of `in_workers` and `score_in_memory`.
     """
     mesh = model.mesh
     if not requests:
@@ -216,8 +219,8 @@ def installed_packages() -> list[str]:
 
 @cache
 def _code_digest() -> str:
-    """Return the hexadecimal SHA-256 of this Python's version and of all files in the folders
-    `engine` and `evaluation` of this package, which decide scores."""
+    """Return the hexadecimal SHA-256 of this Python's version and of all files but `__pycache__` in
+    the folders `engine` and `evaluation` of this package, which decide scores."""
     return digest_of(HOME / "engine", HOME / "evaluation")
 
 
@@ -227,8 +230,9 @@ def in_workers(
     """Yield `(item, work(item))` for every number in `items` as soon as it is done, in any order.
 
     Worker processes, forked from this one, of one thread each take an item at a time. A single
-    worker stays in this process, with one thread too, so that values do not depend on the number of
-    workers. Raises UserError if one of several workers ends early, and the errors of `work`.
+    worker or a single item stays in this process, with one thread too, so that values do not depend
+    on the number of workers. Raises UserError if one of several workers ends early, and the errors
+    of `work`.
     """
     if min(workers, len(items)) > 1:
         pool = ProcessPoolExecutor(
@@ -346,8 +350,8 @@ def score_rows(
     model: ScoringModel, hidden: Tensor, targets: Tensor, banned: Tokens | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return a triple of tensors [n], from states [n, h] and the target id of each: the
-    log-probability of the target in nats, float64, and two flags. Every tensor-parallel rank calls
-    it with the same states and targets, and gets the same.
+    log-probability of the target in nats, float64, and two flags. Every tensor-parallel rank of the
+    last stage calls it with the same states and targets, and gets the same.
 
     The flags say whether the target is the most likely token, and the most likely one that is not
     `banned`. Of equally likely tokens only the first counts.
@@ -378,11 +382,11 @@ def score_rows(
 def _is_first_best(
     logits: Tensor, start: int, targets: Tensor, target: Tensor, highest: Tensor, axis: Axis
 ) -> Tensor:
-    """Return True for each target, [n], that has the highest logit on all ranks of `axis`; of
-    several such tokens only the first counts. Every rank of the axis calls it.
+    """Return a boolean tensor [n], True for each target that has the highest logit on all ranks of
+    `axis`; of several such tokens only the first counts. Every rank of the axis calls it.
 
-    `logits` are this rank's, whose first is that of the token `start`; `target` is the logit of
-    each target, and `highest` the highest one of each row, [n].
+    `logits` are this rank's, whose first is that of the token `start`. `target`, the logit of each
+    target, and `highest`, the highest one of each row, both [n], are of all ranks.
     """
     is_best = target == highest
     rows = is_best.nonzero().squeeze(1)
@@ -433,8 +437,8 @@ def digest_batches(requests: Sequence[Request], batches: Batches) -> str:
 
 def pack_weights(network: CausalModel) -> None:
     """Put the weights of the linear layers inside the layers of an engine's model into oneDNN's
-    order, in place, if they lie on a CPU in float32 or bfloat16. The network cannot be trained any
-    more.
+    order, in place, if they lie on a CPU in float32 or bfloat16 and oneDNN is there. Their
+    gradients are switched off in any case: the network cannot be trained any more.
 
     Products of several rows get faster, products of a single row slower.
     """
@@ -450,9 +454,10 @@ def forward(
     run: Callable[[Tensor], Tensor],
     run_last: Callable[[Tensor], Tensor],
 ) -> Tensor | None:
-    """Run this rank's stage of the model, on the token ids in the first stage, in a later one on
-    the states of the stage before, for which it waits. Return `run_last`'s states on the last
-    stage; on others send `run`'s states to the next stage and return None.
+    """Run this rank's stage of the model: the first stage on the token ids, a later one on the
+    states of the stage before, for which it waits. The last stage returns the states that
+    `run_last` makes of its inputs; another sends those that `run` makes of its inputs to the next
+    stage, and returns None.
 
     Every rank of the pipeline calls it with the same token ids [b, s].
     """
@@ -504,7 +509,7 @@ def _sum_exponentials(logits: Array, start: int, count: int, highest: Array, tot
 
 
 class NoMemory(BadInput):
-    """Raised for a model that cannot score with memory: it has no memory, or it is divided over
+    """Raised for a model that cannot score with memory: it has no memory, or it is on several
     ranks."""
 
 
@@ -531,8 +536,8 @@ def score_with_memory(
     on_progress: Callable[[int], None] = lambda count: None,
 ) -> Scores:
     """Score the segments of a text in order, each with the memory of earlier ones, and return one
-    Scores for all. Each request must score all its tokens but the first. `on_progress` gets 1 after
-    each segment.
+    Scores for all, in which no token is banned. Each request must score all its tokens but the
+    first, which is the last one of the request before. `on_progress` gets 1 after each segment.
 
     Raises the NoMemory of `remembering`, and BadInput for a segment longer than the model's
     context.

@@ -47,7 +47,8 @@ Encoded = list[tuple[list[int], int]]
 
 def split_last_word(text: str) -> tuple[str, str]:
     """Return a pair: the text before its last white-space word, stripped, and that word, as
-    Megatron's `--strict-lambada` has them. The context of a text of one word is empty.
+    Megatron's `--strict-lambada` has them. The text has a word; if it has only one, the context is
+    empty.
 
     White space before the word is dropped; the target is encoded as a space and the word.
     """
@@ -149,7 +150,9 @@ class ClozeTask(Task):
         tokenizer: Encoder,
         seq_length: int,
     ) -> None:
-        """Encode the passages. A passage longer than `seq_length` inputs loses its beginning.
+        """Encode the passages by `rule`, the tokenizer's first tokens before each. A passage longer
+        than `seq_length` inputs loses its beginning, those tokens too. If the rule filters stop
+        words, their ids become `banned`.
 
         Raises BadInput if there is no passage, or if no token is left before a target.
         """
@@ -185,8 +188,8 @@ class ClozeTask(Task):
     @property
     def counts(self) -> JSON:
         """Dict name of the result's field → number, of those that need no scores: the numbers of
-        passages and of sub-words in the whole test, and of the scored passages that lose their
-        beginning."""
+        passages and of sub-words, first tokens included, in the whole test, and of the scored
+        passages that lose their beginning."""
         cut = sum(self._lengths[number] > self._seq_length + 1 for number in self.chosen)
         sizes = {"num_original_tokens": len(self._passages), "num_tokens": sum(self._lengths)}
         return {**sizes, "num_truncated": cut}
@@ -210,8 +213,9 @@ class ClozeTask(Task):
         )
 
     def correct(self, scores: Scores) -> Flags:
-        """Return for each example, as a boolean array [examples], whether it is right by this
-        task's rule. `scores` has the scores of `requests`."""
+        """Return for each example, as a boolean array [examples], whether it is right: each of its
+        scored tokens was the most likely one, with a filter of stop words the first among tokens
+        that are not banned. `scores` has the scores of `requests`."""
         if self.banned is None:
             return scores.all_greedy
         right = scores.greedy.copy()
@@ -222,7 +226,8 @@ class ClozeTask(Task):
 def cloze_numbers(losses: Floats, correct: Flags) -> JSON:
     """Return a dict name of the result's field → number: accuracy and perplexity with their
     standard errors, and counts. They come from each target's loss in nats, [examples], and whether
-    it is right, [examples]. Raises IntegrityFailure as the function `perplexity` does."""
+    it is right, [examples]. The perplexity's standard error is None for one example. Raises
+    IntegrityFailure as the function `perplexity` does."""
     target = perplexity(math.fsum(losses), len(losses))
     spread = mean_standard_error(losses)
     return accuracy_numbers(int(correct.sum()), len(losses)) | {

@@ -95,7 +95,8 @@ def lm_eval_documents(text: str) -> Iterator[str]:
 
     A line that begins and ends like a first-level heading starts a document, wherever it occurs;
     two equations do (`wikitext_document_level.py` of the data set
-    EleutherAI/wikitext_document_level). Text before the first such line is a document too.
+    EleutherAI/wikitext_document_level). Text before the first such line is a document too, unless
+    it is blank.
     """
     lines: list[str] = []
     for line in text.split("\n"):

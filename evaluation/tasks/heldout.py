@@ -73,14 +73,16 @@ def file_perplexity(
     name: str = "perplexity",
     first: First = "once",
 ) -> PerplexityTask:
-    """Return the PerplexityTask on a text file, or on the documents of a .jsonl or .json file
-    joined by blank lines.
+    """Return the PerplexityTask on a text file, or on the documents of a .jsonl or .json file,
+    joined by blank lines or as the recipe `name` has them: `perplexity`, `perplexity-huggingface`
+    or one of `PROGRAMS`, such as `perplexity-gptq`.
 
-    `name` is `perplexity`, `perplexity-huggingface` or one of `PROGRAMS`, such as
-    `perplexity-gptq`, which have their own windows. The window is the context and the stride a 32nd
-    of it, for `perplexity-huggingface` half, unless they are given; then the task's name says so.
-    Raises the errors of `read_texts`, and BadInput for a text that is too short, or a stride or
-    `first` that the name does not take.
+    The window is `window`, or else the context, for a recipe in `PROGRAMS` at most its usual
+    window. The stride is `stride`, or else a 32nd of the window, for `perplexity-huggingface` half;
+    `first` tells if the tokenizer's first tokens come once or in every window. A recipe in
+    `PROGRAMS` takes neither a stride nor `every`. The task's name states what is requested of the
+    three. Raises the errors of `read_texts`, and BadInput for a text that is too short, or a stride
+    or `first` that the name or the window does not take.
     """
     documents, remarks = read_texts(path)
     named = "".join(

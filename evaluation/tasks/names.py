@@ -21,8 +21,8 @@ class NamedProtocol(NamedTuple):
     test_set: str
     """Name of the test file in `mlm_repro.data_pipeline.contamination.testsets.TEST_SETS`."""
     function: str
-    """`module:function` in this folder: (protocol's name, test file, tokenizer, context of the
-    model) → task."""
+    """`module:function` in this folder: (task's name, path of the test file, tokenizer, longest
+    input) and, by name, `settings` → task."""
     settings: dict[str, Any] = {}  # noqa: RUF012
     """Further arguments, by name, of the function that builds the task."""
     usual_window: int | None = None
@@ -55,13 +55,14 @@ def check_task_name(name: str) -> None:
 def build_task(
     name: str, evaluated: "EvaluatedCheckpoint", window: int | None = None, path: Path | None = None
 ) -> "Task":
-    """Return a protocol's Task for a checkpoint, on the test file at `path` or else the published
-    one. If the published file is missing, return the task that stands in for it, under a name of
-    its own.
+    """Return the Task of the protocol `name`, a key of TASKS, for a checkpoint, on the test file at
+    `path` or else the published one. If the published file is missing, return the task that stands
+    in for it, under a name of its own.
 
-    The name of a protocol's own task tells a requested window. Raises DataMissing if nothing stands
-    in, or if the dataset that the checkpoint was trained on is missing too, and the errors of the
-    function that builds the task.
+    `window` is the longest input, by default the context or, if that is longer, the protocol's
+    usual window; the name of a protocol's own task tells a requested one. Raises DataMissing if
+    nothing stands in for a missing file, or if the dataset that the checkpoint was trained on is
+    missing too, and the errors of the function that builds the task.
     """
     from mlm_repro.data_pipeline.contamination.testsets import find_test_set
 

@@ -28,7 +28,8 @@ from mlm_repro.lineage.errors import BadInput
 
 MEGATRON_LARGEST_EXPONENT = 20.0
 FEW = 50
-"""Number of sub-words: a text of fewer gets a warning that the first one is not scored."""
+"""Number of sub-words: a text of fewer gets a warning that the first one is not scored, unless the
+tokenizer puts a token before it."""
 STRETCH = "sub-words "
 """Beginning of the title of a block that is a stretch of a text."""
 MOST_STRETCHES = 1 << 14
@@ -54,8 +55,8 @@ target too few in every window but the first, and weights the window's mean loss
 
 @dataclass(frozen=True)
 class Stream:
-    """Text as the requests of a perplexity task, which score each of its targets once and in order,
-    with its blocks and its recipe for the protocol line."""
+    """Text as the requests of a perplexity task, which score its targets in order, each at most
+    once, with its blocks and its recipe for the protocol line. Some recipes leave targets out."""
 
     recipe: str
     """Recipe of the requests, for the protocol line."""
@@ -163,8 +164,9 @@ def stretches(num_targets: int, num_words: int, window: int) -> list[Block]:
 
 
 def block_weights(blocks: Sequence[Block], normaliser: float, num_windows: int) -> Floats:
-    """Return each block's share of the divisor `normaliser` of a result, [blocks]: by its words, or
-    by its sub-words if the divisor counts these. `blocks` have their numbers of scored sub-words.
+    """Return the part of the divisor `normaliser` of a result that falls to each block, [blocks],
+    which add up to it: in proportion to the block's scored words, or to its scored sub-words if the
+    divisor counts these. `blocks` have their numbers of scored sub-words.
 
     A divisor by sub-words counts all that were scored, or one less in some of the `num_windows`
     windows.
@@ -179,7 +181,8 @@ def block_weights(blocks: Sequence[Block], normaliser: float, num_windows: int) 
 
 class PerplexityTask(Task):
     """Task of measuring the perplexity of one text, which is cut into requests as its `stream`
-    says."""
+    says. The summed loss is divided as `divisor` says. `with_memory` is for disjoint windows in
+    order."""
 
     unit = "windows"
 

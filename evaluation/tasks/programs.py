@@ -32,7 +32,9 @@ def program_perplexity(
     text: RunningText, program: str, documents: Sequence[str], tokenizer: Encoder, window: int
 ) -> PerplexityTask:
     """Return the PerplexityTask of scoring documents, as texts, by the recipe of `program`, one of
-    `PROGRAMS`, in windows of `window` tokens. Words are counted in `text`, the documents joined.
+    `PROGRAMS`, in windows of `window` tokens. `text` has the documents joined: its words divide the
+    loss in lm-evaluation-harness's recipes, scored sub-words in the others. For nanochat, bytes are
+    counted in the documents joined by nothing.
 
     Raises BadInput for a text that is shorter than a window of GPTQ or llama.cpp, or in which
     nanochat has nothing to score.

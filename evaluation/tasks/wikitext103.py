@@ -49,11 +49,11 @@ GPT2_VOCAB_SIZE = 50_257
 
 
 def read_wikitext(name: str, path: Path, test_set: str = "wikitext103") -> RunningText:
-    """Read the official file of a test set at `path`, and return it as a RunningText with its
-    articles. `name` is the protocol's, which the text's source states.
+    """Read the official file of the test set `test_set`, a key of FILES, at `path`, and return it
+    as a RunningText with its articles. `name` is the protocol's, which the text's source states.
 
-    Raises BadInput if the file cannot be read, and IntegrityFailure if it is not the official one,
-    or if WikiText-103's counts are not the published ones.
+    Raises BadInput if the file cannot be read, and IntegrityFailure if it is not that test set's
+    official one, or if the counts of WikiText-103's test file are not the published ones.
     """
     file = TEST_SETS[test_set]
     title = f"{FILES[test_set]} file"
@@ -75,10 +75,12 @@ def sliding_wikitext103(
     detokenizer: Detokenizer = MEGATRON,
     stride: int = 32,
 ) -> PerplexityTask:
-    """Return the PerplexityTask on the whole WikiText-103 test file at `path` in sliding windows,
-    with `stride` new tokens in each window of 1024; in a shorter context both shrink in proportion.
-    `name` is the task's. Raises the errors of `_in_windows`: BadInput if the file cannot be read,
-    IntegrityFailure if it is another file or gives GPT-2 another number of sub-words."""
+    """Return the PerplexityTask on the whole WikiText-103 test file at `path`, rewritten by
+    `detokenizer`, in sliding windows of `context` inputs, 1024 at most. `stride` is the number of
+    new tokens in a window of 1024; a shorter window has fewer in proportion. `detokenizer` is a key
+    of NUM_GPT2_TOKENS, and `name` is the task's. Raises the errors of `_in_windows`: BadInput if
+    the file cannot be read, IntegrityFailure if it is another file or gives GPT-2 another number of
+    sub-words."""
     return _in_windows(name, path, tokenizer, detokenizer, *megatron_windows(context, stride))
 
 
@@ -87,24 +89,23 @@ raw_wikitext103 = partial(sliding_wikitext103, detokenizer=UNCHANGED)
 
 def memory_wikitext103(name: str, path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
     """Return the PerplexityTask on the unchanged WikiText-103 test file at `path` in disjoint
-    windows of the model's segment length `context`, each with the memory of earlier ones. Raises
-    the errors of `_in_windows`: BadInput if the file cannot be read, IntegrityFailure if it is
-    another file or gives GPT-2 another number of sub-words."""
+    windows of the model's segment length `context`, each with the memory of earlier ones. `name` is
+    the task's. Raises the errors of `_in_windows`: BadInput if the file cannot be read,
+    IntegrityFailure if it is another file or gives GPT-2 another number of sub-words."""
     return _in_windows(name, path, tokenizer, UNCHANGED, context, context, with_memory=True)
 
 
 def huggingface_wikitext(
     name: str, path: Path, tokenizer: Encoder, context: int, test_set: str = "wikitext103"
 ) -> PerplexityTask:
-    """Return the PerplexityTask on the official WikiText file of `test_set` at `path` by
-    transformers' strided recipe (`docs/source/en/perplexity.md`), which divides the loss by
-    sub-words.
+    """Return the PerplexityTask on the official WikiText file of `test_set`, `wikitext103` or
+    `wikitext2`, at `path` by transformers' strided recipe (`docs/source/en/perplexity.md`), which
+    divides the loss by sub-words.
 
     Its windows hold the whole context, the target included, so the first target has one token less
-    before it than in Megatron-LM's; they overlap by half. On WikiText-2, the page's own text, a
-    stride is the page's 512 at most. Raises the errors of `_in_windows`: BadInput if the file
-    cannot be read, IntegrityFailure if it is another file or gives GPT-2 another number of
-    sub-words.
+    before it than in Megatron-LM's. A stride is half the context, but on WikiText-2, the page's own
+    text, the page's 512 at most. Raises the errors of `_in_windows`: BadInput if the file cannot be
+    read, IntegrityFailure if it is another file or gives GPT-2 another number of sub-words.
     """
     longest = 512 if test_set == "wikitext2" else context
     stride = min(longest, context // 2)
@@ -116,8 +117,8 @@ def huggingface_wikitext(
 def gptq_wikitext2(name: str, path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
     """Return the PerplexityTask on the WikiText-2 file at `path` by GPTQ's recipe, in whole
     disjoint windows of `context` tokens: its `datautils.py` joins the rows, its `llama.py` scores
-    them. Raises the errors of `read_wikitext` and `program_perplexity`, and IntegrityFailure if
-    GPT-2's tokenizer gives another number of sub-words than the known one."""
+    them. `name` is the task's. Raises the errors of `read_wikitext` and `program_perplexity`, and
+    IntegrityFailure if GPT-2's tokenizer gives another number of sub-words than the known one."""
     text = read_wikitext(name, path, "wikitext2")
     task = program_perplexity(text, GPTQ, [join_rows(text.text)], tokenizer, context)
     _expect_gpt2(tokenizer, task.stream, NUM_GPT2_TOKENS_OF_WIKITEXT2)
@@ -158,10 +159,14 @@ def _in_windows(
     with_memory: bool = False,
     test_set: str = "wikitext103",
 ) -> PerplexityTask:
-    """Return the PerplexityTask on the official WikiText file of `test_set` at `path` in sliding
-    windows of `window` inputs that begin `stride` tokens apart. Raises the errors of
-    `read_wikitext`, and IntegrityFailure if GPT-2's tokenizer gives another number of sub-words
-    than the known one."""
+    """Return the PerplexityTask `name` on the official WikiText file of `test_set`, `wikitext103`
+    or `wikitext2`, at `path`, rewritten by `detokenizer`, in sliding windows of `window` inputs
+    that begin `stride` tokens apart. `divisor` names the loss's divisor; `with_memory` scores each
+    window with the memory of earlier ones, which needs `stride` equal to `window`.
+
+    Raises the errors of `read_wikitext`, and IntegrityFailure if GPT-2's tokenizer gives another
+    number of sub-words than the known one.
+    """
     text = read_wikitext(name, path, test_set)
     stream = sliding_stream(text, detokenizer, tokenizer, window, stride)
     counted = (
