@@ -89,13 +89,15 @@ class Place:
 
     @property
     def is_gpt2(self) -> bool:
-        """True if this place is a Hugging Face directory whose configuration names GPT-2, and no
-        adapter goes with it. config.json is read at each access. Raises IntegrityFailure if it
-        cannot be read."""
+        """True if this place is a Hugging Face directory whose configuration names GPT-2, without
+        GGUF files in it, and no adapter goes with it. config.json is read at each access. Raises
+        IntegrityFailure if it cannot be read."""
         from mlm_repro.lineage.files import read_object
 
         path = self.directory / CONFIG
-        is_plain = self.format == "transformers" and not self.adapter and path.is_file()
+        # Beside a GGUF file the engine would read other weights.
+        others = self.adapter or any(self.directory.glob("*.gguf"))
+        is_plain = self.format == "transformers" and not others and path.is_file()
         return is_plain and read_object(path).get("model_type") == "gpt2"
 
 

@@ -60,3 +60,12 @@ def test_a_model_runs_in_its_own_format_with_a_float32_softmax(
     np.testing.assert_allclose(found.log_probabilities, np.concatenate(plain), atol=tolerance)
     exact = score(load_checkpoint(write_run(tmp_path / "exact")).model, requests, 1, workers=1)
     np.testing.assert_allclose(found.nll.sum(), exact.nll.sum(), rtol=1e-2)
+
+
+def test_a_gguf_file_is_not_scored_by_weights_that_lie_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "tokenizer.json").touch()
+    assert Place.find(tmp_path).is_gpt2  # this engine reads it
+    (tmp_path / "model.gguf").touch()
+    assert not Place.find(tmp_path / "model.gguf").is_gpt2
