@@ -25,7 +25,7 @@ Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 
 EXACT = 1e-9
 """Largest allowed difference of an element in float64, in multiples of the largest element of the
-serial tensor."""
+serial tensor or, if that is larger, of any serial gradient."""
 
 
 def own_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
@@ -38,7 +38,8 @@ def own_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
 
 class Program(Engine):
     """Engine of a torch model on one rank. A user gives it the model and functions of the training
-    step; without a function the usual step is done."""
+    step; without a function the usual step is done, with the rows and the loss that HeldTraining
+    sets."""
 
     microbatches: Sequence[Any] = ()
     loss: Loss
@@ -64,10 +65,11 @@ class Program(Engine):
         backward. `step` clips, updates and returns the norm of the whole gradient; by default
         `clip` clips and returns it, and the optimizer updates. Without both the norm is not
         compared. `named` are the parameters by their names in the whole model, where this rank's
-        model has others. `starts` has the first indices of this rank's parts of parameters in the
-        whole; a DTensor knows its own, other parameters are whole. Moments of the `optimizer` are
-        compared, by default AdamW's. `save` writes a checkpoint into a new directory, `restore`
-        loads one of any layout; every rank calls them.
+        model has others. `starts` has, by name, the first indices of this rank's parts of
+        parameters in the whole; a DTensor knows its own, other parameters are whole. Moments of the
+        `optimizer` are compared: by default AdamW's, and none if `step` is given without it. `save`
+        writes a checkpoint into a new directory, `restore` loads one of any layout; every rank
+        calls them, and one without the other is ignored.
         """
         self.module = model
         self.gradient = gradient

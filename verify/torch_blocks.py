@@ -242,8 +242,8 @@ class Builder:
         parallelize_module(model, mesh, plan)
 
     def shard(self, model: Decoder, mesh: Any) -> None:
-        """Divide a model's parameters in place over the data-parallel ranks with FSDP2, layer by
-        layer."""
+        """Divide a model's parameters in place with FSDP2, layer by layer, over the `fsdp` ranks of
+        `mesh`; if it also has the axis `dp`, before that one, each of its ranks has a copy."""
         more = {
             "mp_policy": MixedPrecisionPolicy(reduce_dtype=KINDS.get(self.fields.reduce_dtype)),
             "mesh": mesh,
