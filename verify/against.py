@@ -129,9 +129,10 @@ def _case(
     quantity: str, name: str, curves: list[list[StepResult]], theirs: str, layers: int
 ) -> Case:
     """Return the record's case of one quantity: four series (ours, theirs, difference, tolerance)
-    and the largest share of the tolerance. `quantity` is its field in a StepResult. `curves` has
-    our steps, theirs, and theirs with perturbed weights, which give the tolerance. Raises Diverged
-    if one of the first two is not finite."""
+    and the largest share of the tolerance. `quantity` is its field in a StepResult, `name` its name
+    in words, `theirs` the other engine's name. `curves` has our steps, theirs, and theirs with
+    perturbed weights, which give the tolerance together with the model's number of `layers`. Raises
+    Diverged if one of the first two is not finite."""
     ours, others, *moved = [[getattr(step, quantity) for step in steps] for steps in curves]
     if not np.isfinite([ours, others]).all():
         raise Diverged(

@@ -68,8 +68,9 @@ class Beyond(NamedTuple):
 
 
 class Judged:
-    """Comparison of a recorded run with the float64 replay of its own settings, iteration by
-    iteration. It keeps the recorded numbers and tensors that rounding does not explain."""
+    """Comparison of a recorded run with the float64 replay of its own settings: call `iterate` for
+    each iteration in order, then `end`. It keeps the first recorded number, and the tensors of the
+    first checkpoint, that rounding does not explain."""
 
     def __init__(self, run: RecordedRun, start: Start) -> None:
         self.run = run

@@ -139,9 +139,10 @@ class RunCheck:
 
     def files(self, place: Path) -> Comparisons:
         """Yield the differences of a directory's files, keys and name from the rules of its kind,
-        and the directories within, to be checked in turn. Of a run, also yield a sentence for
-        records in another form than the suite writes, for checkpoints that do not follow from each
-        other and for a date in the future, and an Absent for each file that no seal covers."""
+        and the directories within, to be checked in turn. Of a run with a manifest, also yield a
+        sentence for records in another form than the suite writes, for each contradiction within
+        the manifest or among it and the checkpoints, and for a date in the future, and an Absent
+        for each name whose files no seal covers."""
         assert self.kind
         values = read_object(place / MANIFEST) if self.manifest else {}
         yield from misfits(place, self.kind, values)

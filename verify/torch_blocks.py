@@ -119,8 +119,9 @@ class Decoder(nn.Module):
 
 
 def training(texts: Mapping[str, str], seed: int, microbatches: int) -> HeldTraining:
-    """Return the HeldTraining of the small model of torch's blocks on random tokens. `texts` maps
-    names of its `Fields` to texts. Raises BadInput for an unknown field or an unfit value."""
+    """Return the HeldTraining of the small model of torch's blocks on a batch of random tokens, in
+    `microbatches` on every rank; `seed` decides weights and tokens. `texts` maps names of its
+    `Fields` to texts. Raises BadInput for an unknown field or an unfit value."""
     fields = parse_config(dict(texts), Fields, "--with")
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(WORDS, (ROWS, LENGTH + 1), generator=generator)
