@@ -146,7 +146,8 @@ def check(
     `layout` has the sizes `tp`, `pp`, `dp`, `fsdp`, `cp`, `ep`, all 1 for the serial run, which
     alone has no process group. `batch` are tensors, or a dict of them, with equally many rows, of
     float64 or integers; data-parallel ranks take their rows, each in `microbatches`.
-    `loss(model, rows)` is a mean over rows. `layouts` are names such as "tp2,fsdp2". Raises
+    `loss(model, rows)` is a mean over rows. `layouts` are names such as "tp2,fsdp2". `seed` draws
+    the noise that is added to weights whose elements are all equal, as in norms. Raises
     AssertionError with a line for each cause and each layout that cannot run; BadInput if nothing
     is found and the serial run or a layout cannot run.
     """
@@ -546,8 +547,9 @@ def _unequal_copies(
 
 
 def _planted(layout: str, ranks: Sequence[Computed], weights: Weights) -> Iterator[LayoutFinding]:
-    """Yield a finding for each parameter whose number of elements is not the squared gradient norm,
-    with a gradient of 1 in that parameter alone. `ranks` has the norms that each rank found.
+    """Yield a finding for each parameter and rank where the squared gradient norm, with a gradient
+    of 1 in that parameter alone, is not the parameter's number of elements. `ranks` have the
+    squared norms that each rank found, if any, and `weights` the whole parameters, by name.
 
     A sum of ones is exact in fp32. The root and the square of each rank and of the whole round four
     times.

@@ -625,8 +625,9 @@ class MegatronCore(Engine):
                     yield name, what, state[what]
 
     def _gathered(self, parameter: Tensor, what: str) -> Tensor:
-        """Return the whole gradient or moment of a parameter from the parts that ranks of a
-        distributed optimizer own; a collective."""
+        """Return, in the shape of this rank's `parameter`, its gradient or moment `what`:
+        `gradient`, `exp_avg` or `exp_avg_sq`. Data-parallel ranks own parts of it in a distributed
+        optimizer, which are gathered: a collective among them."""
         whole = torch.zeros(parameter.shape)
         for owner in self.optimizer.chained_optimizers:
             if parameter in owner.model_param_gbuf_map:

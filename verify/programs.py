@@ -29,8 +29,9 @@ serial tensor or, if that is larger, of any serial gradient."""
 
 
 def own_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
-    """Return the loss that a model gives for a batch, or if it gives none the mean square of its
-    output. A batch that is a mapping gives the model's keyword arguments."""
+    """Return the loss that a model gives for a batch: its output if that is a scalar, or else the
+    output's attribute `loss`. If it gives none, return the mean square of its output. A batch that
+    is a mapping gives the model's keyword arguments."""
     output = model(**batch) if isinstance(batch, Mapping) else model(batch)
     output = getattr(output, "loss", output)
     return output if output.dim() == 0 else output.square().mean()
@@ -184,8 +185,10 @@ class HeldTraining:
     """True if operations that the program does in fp32 are done in float64."""
 
     def __call__(self, work: Work, layout: ParityLayout) -> Program:
-        """Build the program on this rank and return it, with its rows of the batch. Raises BadInput
-        if the batch cannot be divided, or for a layout that sets the size of microbatches.
+        """Build the program on this rank for the training `work` and return it, with this rank's
+        rows of the batch and the loss unless it has a `gradient` of its own. Every rank calls it.
+        Raises BadInput if the batch cannot be divided, or for a layout that sets the size of
+        microbatches.
 
         In this process torch's default type is float64 afterwards, and warnings are silent.
         """
