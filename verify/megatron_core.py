@@ -127,7 +127,7 @@ def plain_layer_norm(
 def plain_attention(self: Any, make: Any, *args: Any, v_channels: int = 0, **kwargs: Any) -> None:
     """Initialise Megatron-Core's core attention by `make`, its own `__init__`, for the whole
     sequence on every context-parallel rank. Values have the head size `v_channels` if it is not 0,
-    else that of keys."""
+    which may differ from that of keys."""
     kwargs.pop("k_channels", None)
     whole = kwargs["config"] = copy.copy(kwargs["config"])
     whole.context_parallel_size = 1

@@ -150,7 +150,7 @@ class Outcome:
 def measured(first: Outcome, draws: Iterable[Outcome], precision: str) -> Reference:
     """Return the first training's whole tensors as a reference. The draws, the same training with
     perturbed weights, give the tolerances for the number format `precision`, such as bf16. All of
-    them must have kept their tensors, by an empty reference of their own."""
+    them must have kept their tensors."""
     whole = first.whole
     return Reference(whole, tolerances(whole, [draw.whole for draw in draws], precision))
 
