@@ -74,8 +74,9 @@ def is_stream(path: Path) -> bool:
 def hidden_beside(path: Path, word: str) -> Path:
     """Return the path of a hidden sibling of `path` for unfinished data, which is not made.
 
-    Its name holds the lock holder's mark, from `MLM_HOLDER`, and this process's id. A later lock on
-    the folder recognises by them what a killed process left.
+    Its name holds `word`, the lock holder's mark, from `MLM_HOLDER`, and this process's id. A later
+    lock on the folder recognises by them what a killed process left, if `word` is `partial`, `old`
+    or `link`.
     """
     return path.with_name(f".{path.name}.{word}-{os.environ.get(HOLDER, '')}{os.getpid()}")
 

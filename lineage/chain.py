@@ -119,8 +119,9 @@ def read_newest(path: Path, read: Callable[[Path], T]) -> T:
 
 def broken_links(run: Path) -> list[str]:
     """Return a list of a sentence for each contradiction within a run's manifest, between it and
-    the run's sealed checkpoints, and between the checkpoints. Empty if there is none. The run
-    directory must have a manifest. Raises IntegrityFailure if a JSON file cannot be read."""
+    the run's sealed checkpoints, and between the checkpoints. Empty if there is none. Checkpoints
+    without a lineage.json are left out. The run directory must have a manifest. Raises
+    IntegrityFailure if a JSON file cannot be read."""
     manifest = read_object(run / MANIFEST)
     broken = list(broken_manifest(run.name, manifest))
     checkpoints = [path for path in complete_checkpoints(run) if (path / LINEAGE).is_file()]
@@ -187,8 +188,9 @@ def _states(full: Any, partial: Any) -> bool:
 
 def _check_checkpoint(path: Path, manifest: JSON) -> Iterator[str]:
     """Yield a sentence for each contradiction of the checkpoint directory `path`: between its
-    iteration and its name, and between its run, inputs, attempt or configuration and the content of
-    manifest.json, `manifest`."""
+    iteration and its name, and between its run, inputs or attempt and the content of manifest.json,
+    `manifest`. Of its configuration, the name, the model, the twin and the layout are compared, and
+    the first difference alone gives a sentence."""
     lineage = read_object(path / LINEAGE)
     iteration = read_object(path / STATE).get("iteration")
     if path.name != f"iter_{iteration:07d}":

@@ -38,7 +38,8 @@ ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 def load_config(path: Path, model: type[ConfigT], overrides: Sequence[str] = ()) -> ConfigT:
     """Return the configuration in the TOML file `path`, read over the file that it extends, with
-    `section.key=value` overrides applied, as a validated `model`. Later overrides win.
+    `section.key=value` overrides applied, as a validated instance of the class `model`. Later
+    overrides win.
 
     Raises BadInput as `read_toml` does, for an override of another form, and for a value that
     validation refuses, naming its dotted key; for an unknown key with the nearest known one where
@@ -93,8 +94,9 @@ def flatten(values: JSON, prefix: str = "") -> JSON:
 
 
 def parse_config(values: JSON, model: type[ConfigT], where: str) -> ConfigT:
-    """Return the plain values, a dict, as a validated `model`. Raises BadInput for values that
-    `model` refuses, with a sentence that gives `where` as their origin."""
+    """Return the configuration with these plain values, a dict, as a validated instance of the
+    class `model`. Raises BadInput for values that `model` refuses, and for an integer of more than
+    63 bits, with a sentence that gives `where` as their origin."""
     try:
         if _is_too_large(values):
             raise BadInput(f"{where} has an integer of more than 63 bits")

@@ -51,8 +51,9 @@ def seal(directory: Path, known: Mapping[str, str] | None = None) -> str:
     """Flush a finished directory to disk, write its completion marker, the file `COMPLETE`, and
     return its digest, hexadecimal.
 
-    `known` has SHA-256 digests that need not be computed, by the file's path in the directory.
-    Raises IntegrityFailure for a link to a directory that is not sealed.
+    The marker lists all files but hidden ones and those in the folders `DERIVED`. `known` has
+    SHA-256 digests that need not be computed, by the file's path in the directory. Raises
+    IntegrityFailure for a link to a directory that is not sealed.
     """
     files = {}
     paths = _sealed_files(directory)
@@ -203,9 +204,9 @@ def checked_marker(read: Callable[[], Any], name: object) -> JSON:
 
 
 def _sealed_files(directory: Path, outside: tuple[str, ...] = (MARKER, *DERIVED)) -> list[Path]:
-    """Return a sorted list of the paths of the files that the seal covers: all but the files and
-    folders named in `outside` and hidden ones, and of a sealed directory inside its marker alone.
-    Raises IntegrityFailure for a link to a directory that is not sealed."""
+    """Return a sorted list of the paths of the files that the seal covers: all but hidden files and
+    folders and, at the top level alone, those named in `outside`; of a sealed directory inside, its
+    marker alone. Raises IntegrityFailure for a link to a directory that is not sealed."""
     files = []
     for path in sorted(directory.iterdir()):
         if path.name.startswith(".") or path.name in outside:

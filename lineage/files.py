@@ -61,8 +61,8 @@ def write_document(path: Path, document: FileSchema) -> None:
 
 
 def read_document(path: Path, model: type[SchemaT]) -> SchemaT:
-    """Return the document in the JSON file `path` as a `model`. Raises IntegrityFailure if the file
-    cannot be read or does not fit the schema."""
+    """Return the document in the JSON file `path` as an instance of the class `model`. Raises
+    IntegrityFailure if the file cannot be read or does not fit that schema."""
     return parse_document(read_values(path), model, path.name)
 
 
@@ -72,7 +72,8 @@ def write_lines(path: Path, lines: Iterable[FileSchema]) -> None:
 
 
 def read_lines(path: Path, model: type[SchemaT]) -> list[SchemaT]:
-    """Return a list of the lines of the `.jsonl` file `path`, in order, each as a `model`.
+    """Return a list of the lines of the `.jsonl` file `path`, in order, each as an instance of the
+    class `model`.
 
     Raises IntegrityFailure if the file cannot be read, or if a line does not fit the schema; the
     sentence has the line's number.

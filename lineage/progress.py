@@ -54,8 +54,8 @@ def format_duration(seconds: float) -> str:
 
 class Progress:
     """Progress of work towards `total`, None if that is unknown, in the plural noun `unit`, shown
-    on standard error while a block runs, which is given this object; `bytes` are shown in kB, MB
-    and so on.
+    after `title` on standard error while a block runs, which is given this object and calls
+    `advance`; `bytes` are shown in kB, MB and so on.
 
     It is silent if `quiet` is set, with `--quiet`, and on every rank but rank 0. With `every`, each
     multiple of that count prints a line that stays, on a terminal above the bar.

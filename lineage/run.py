@@ -140,8 +140,8 @@ class RunDirectory:
     def note_attempt(self, iteration: int, parallel: JSON, ranks: int) -> None:
         """Append an attempt to the run's manifest.json: this process continues a training from
         `iteration`, at the layout `parallel` on `ranks` ranks. The attempt also has the time, code,
-        machine and command, and a digest of the attempt before. Raises IntegrityFailure if
-        manifest.json cannot be read."""
+        machine and command, and a digest of the attempt before. One rank alone calls it. Raises
+        IntegrityFailure if manifest.json cannot be read."""
         values = read_object(self.path / MANIFEST)
         here = describe_environment()
         attempts = values.get("attempts") or values.get("layouts", [])

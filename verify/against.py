@@ -46,10 +46,11 @@ def engine_class(name: str) -> type[Engine]:
 
 
 def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) -> Benchmark:
-    """Train the configuration for `iterations` on the named layout, in this engine and in the one
-    called `theirs`. Return a benchmark's record of losses, gradient norms, learning rates and final
-    weights; numbers beyond the tolerance, which is measured on the other engine, are its
-    `disagreements`.
+    """Train the configuration, adapted as by `shared_work` (without dropout, for instance), for
+    `iterations` on the layout of the name `layout`, in this engine and in the one called `theirs`,
+    a key of `ENGINES`, on forked ranks. Return a benchmark's record of losses, gradient norms,
+    learning rates and final weights; sentences on those beyond the tolerance, which is measured on
+    the other engine, are its `disagreements`. Nothing is written.
 
     Raises BadInput for a configuration that cannot be compared, Diverged if ranks fail or one of
     the first three is not finite.
@@ -128,9 +129,10 @@ def _case(
     quantity: str, name: str, curves: list[list[StepResult]], theirs: str, layers: int
 ) -> Case:
     """Return the record's case of one quantity: four series (ours, theirs, difference, tolerance)
-    and the largest share of the tolerance. `quantity` is its field in a StepResult. `curves` has
-    our steps, theirs, and theirs with perturbed weights, which give the tolerance. Raises Diverged
-    if one of the first two is not finite."""
+    and the largest share of the tolerance. `quantity` is its field in a StepResult, `name` its name
+    in words, `theirs` the other engine's name. `curves` has our steps, theirs, and theirs with
+    perturbed weights, which give the tolerance together with the model's number of `layers`. Raises
+    Diverged if one of the first two is not finite."""
     ours, others, *moved = [[getattr(step, quantity) for step in steps] for steps in curves]
     if not np.isfinite([ours, others]).all():
         raise Diverged(
@@ -167,12 +169,13 @@ def keep(result: Benchmark, name: str, config: RunConfig, runs: Path) -> Path:
 def shared_work(
     config: RunConfig, layout: str, iterations: int, engine: str = "megatron-core"
 ) -> Iterator[tuple[Work, ParityLayout]]:
-    """Context manager: yield the training that two engines are given, as Work with initial weights
-    drawn from the recipe's seed, and its layout. Raises BadInput if it cannot be compared with
-    other engines.
+    """Context manager: yield the training of `iterations` that two engines are given, as Work with
+    initial weights drawn from the recipe's seed, and its layout, of the name `layout`. Raises
+    BadInput if it cannot be compared with other engines. The Work's files are gone afterwards.
 
     Dropout is 0. The vocabulary has no padding rows, because other engines include them in the
-    softmax. The schedule of 2019, which Megatron-Core no longer has, becomes a cosine.
+    softmax. The schedule of 2019, which Megatron-Core no longer has, becomes a cosine. The first
+    update is step 1 of the schedule, or 0 if `engine` is megatron-core.
     """
     chosen = comparable_layout(config, layout)
     # The nearest schedule that both have.

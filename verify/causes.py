@@ -16,8 +16,9 @@ CLOSE = 1e-3
 
 
 class LayoutFinding(Config):
-    """A number of one layout that is not as required: it differs from the serial run, or between
-    copies, parts or masks on its ranks."""
+    """A number of one layout that is not as required: a tensor differs from the serial run's,
+    copies or dropout masks on its ranks do not agree, parts begin alike, or the gradient norm
+    counts another number of elements."""
 
     layout: str
     probe: str
@@ -291,8 +292,8 @@ def _of_multiple(whole: Array, serial: Array, ratio: float) -> str:
 
 def _of_microbatches(whole: Array, shares: Sequence[Array]) -> str:
     """Return in words how often each microbatch is counted in a gradient that is a sum of multiples
-    of the microbatches' gradients; "" for any other gradient. `shares` are the serial run's
-    gradient as accumulated after each microbatch."""
+    of the microbatches' gradients; "" for any other gradient, and for fewer than two microbatches.
+    `shares` are the serial run's gradient as accumulated after each microbatch."""
     if len(shares) < 2:
         return ""
     sums = np.stack([np.ravel(share) for share in shares], 1)

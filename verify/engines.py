@@ -63,8 +63,8 @@ class Work:
     configuration decides."""
 
     def inputs(self, config: RunConfig, mesh: ParallelMesh) -> TrainingInputs:
-        """Return the object that gives one rank of `mesh` its microbatches of every iteration, made
-        of the token files by the configuration."""
+        """Return the object that gives this rank of `mesh` its microbatches of every iteration,
+        made of the work's token files by `config`, which is the layout's configuration."""
         tokens = [(TokenFile(prefix), weight) for prefix, weight in self.tokens]
         return TrainingInputs(config, self.iterations, tokens, self.tokenizer, mesh)
 
@@ -113,16 +113,19 @@ def saved_buffers(module: torch.nn.Module) -> Named:
 
 
 Kind = Callable[[Work, ParityLayout], "Engine"]
-"""Function that builds an engine on one rank. Raises BadInput for an unsupported layout."""
+"""Function (work, layout) → engine, built on the rank that calls it. Raises BadInput for an
+unsupported layout."""
 
 
 class Engine:
-    """Base class of the programs that are compared: one rank of a training. A subclass builds its
-    model in `__init__` and implements `shards`, `backward` and `update` at least; it is then
-    trained, perturbed, recorded and compared like all others."""
+    """Base class of the programs that are compared: one rank of a training. A subclass sets `work`
+    and builds its model, as `module`, in `__init__`; it implements `shards`, `backward` and
+    `update`, and either `gradient_of` or `counts_norm` = False. Gradients, moments and checkpoints
+    are compared if it also implements `gradients`, `state`, `save` and `restore`."""
 
     names, place = NameMap(outputs={}, parameters={}), RankPlace()
-    """Map of the names of modules whose outputs are recorded, and this rank's coordinates."""
+    """Map of the names of modules whose outputs are recorded, by default none, and this rank's
+    place: its tensor-parallel number and first layer."""
     patches: tuple[str, ...] = ()
     """Descriptions of the changes to the program that let it run on CPUs."""
     where: str = ""
@@ -135,8 +138,8 @@ class Engine:
     """Model of this rank. A call of torch's dropout is recorded under the module of it that makes
     the call."""
     counts_norm = True
-    """True if the engine's step returns the norm of the gradient, so that planted gradients can be
-    counted."""
+    """True, the default, if the engine's step returns the norm of the gradient, so that planted
+    gradients are counted: `gradient_of` must be implemented then."""
     drops_at_zero = True
     """True if dropout masks are compared even where the dropout rate is 0."""
 
@@ -156,7 +159,7 @@ class Engine:
 
     def parameters(self) -> Named:
         """Return pairs of name and parameter of this rank's model, in the order of the forward
-        pass."""
+        pass; by default those of `module`."""
         return self.module.named_parameters()
 
     def buffers(self) -> Named:
@@ -166,13 +169,14 @@ class Engine:
 
     def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
         """Return this rank's shards of the given tensors, which are by name and have the names and
-        shapes of parameters, as views. A subclass must implement it."""
+        shapes of this rank's parameters or buffers, as views into which `assign` writes. A subclass
+        must implement it."""
         raise NotImplementedError
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
         """Run an iteration, counted from 0, forward and backward, and record outputs and losses if
-        a recorder is given. Return the mean loss of the global batch. A subclass must implement
-        it."""
+        a recorder is given. Return the mean loss of the global batch, and leave the gradient for
+        `gradients` and `update`. Every rank calls it. A subclass must implement it."""
         raise NotImplementedError
 
     def gradients(self) -> Named:
@@ -211,8 +215,8 @@ class Engine:
 
     def gradient_of(self, parameter: str) -> torch.Tensor:
         """Return the tensor on this rank from which the optimizer reads the gradient of the named
-        parameter; the caller writes another gradient into it. Only engines whose norm is checked
-        implement it."""
+        parameter; the caller writes another gradient into it. An engine whose `counts_norm` is True
+        must implement it: by default it raises NotImplementedError."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -234,7 +238,8 @@ class Engine:
 
     def step(self, iteration: int, recorder: Recorder | None = None) -> StepResult:
         """Train one iteration, counted from 0, and return its loss, gradient norm and learning
-        rate. With a recorder, gradients, moments and updated weights are recorded too."""
+        rate. With a recorder, these three, outputs, gradients, moments and updated weights are
+        recorded, as far as the engine gives them. Every rank calls it."""
         if recorder:
             recorder.iteration = iteration
         loss = self.backward(iteration, recorder)
@@ -261,8 +266,9 @@ class Engine:
     def run(
         self, recorder: Recorder | None = None, draw: int = 0, begun: int = 0
     ) -> list[StepResult]:
-        """Train the iterations from number `begun` on and return the numbers of each; if `draw` is
-        not 0, weights are moved by up to a rounding before each, another way for each draw."""
+        """Train the iterations from number `begun`, counted from 0, to the work's last, and return
+        a StepResult for each; with a recorder, record their tensors. If `draw` is not 0, weights
+        are moved by up to a rounding before each iteration, another way for each draw."""
         steps = []
         for iteration in range(begun, self.work.iterations):
             if draw:
@@ -285,7 +291,8 @@ class Engine:
                 recorder.show(kind + shard.key, shard.value, shard.start)
 
     def load(self, whole: Weights) -> None:
-        """Copy this rank's part of every whole weight, given by name, into its parameters."""
+        """Copy this rank's part of the weights `whole`, given by their names in the whole model,
+        into its parameters. Raises KeyError if the weight of one of them is missing."""
         self.assign(
             lambda shard: whole[shard.key][
                 tuple(slice(a, a + n) for a, n in zip(shard.start, shard.value.shape, strict=True))
@@ -429,8 +436,9 @@ def with_samples(config: RunConfig, iterations: int) -> Iterator[Work]:
 
 
 def write_random_tokens(config: RunConfig, iterations: int, prefix: Path) -> Path:
-    """Write a token file with documents of random tokens, enough for the iterations, a few of them
-    frequent as in text. `prefix` is the file's path without its ending, and is returned."""
+    """Write a token file with documents of random tokens, drawn by the recipe's seed and enough for
+    `iterations` of it; a few tokens are frequent as in text. `prefix` is the file's path without
+    its ending, and is returned."""
     random = np.random.RandomState(config.train.seed)
     vocab_size = config.model.text_vocab_size
     length = max(config.model.seq_length * 2 // 3, 1)

@@ -32,8 +32,9 @@ from mlm_repro.verify.serial_replay import (
 TAIL = 10.0
 SEEN_AHEAD = 2
 OF_TENSORS = 256
-"""Units in the last place by which a tensor may differ in any case: Adam moves an element whose
-gradient is nearly 0 as far as any other, to a side that rounding chooses."""
+"""Number of unit round-offs, relative to a tensor's norm, by which it may differ in any case: Adam
+moves an element whose gradient is nearly 0 as far as any other, to a side that rounding
+chooses."""
 EXACT = ("batch_size", "samples", "loss_scale", "skipped")
 """Recorded quantities that no rounding changes."""
 UNIT = 2.0**-53
@@ -67,8 +68,9 @@ class Beyond(NamedTuple):
 
 
 class Judged:
-    """Comparison of a recorded run with the float64 replay of its own settings, iteration by
-    iteration. It keeps the recorded numbers and tensors that rounding does not explain."""
+    """Comparison of a recorded run with the float64 replay of its own settings: call `iterate` for
+    each iteration in order, then `end`. It keeps the first recorded number, and the tensors of the
+    first checkpoint, that rounding does not explain."""
 
     def __init__(self, run: RecordedRun, start: Start) -> None:
         self.run = run
@@ -147,7 +149,7 @@ class Judged:
 
     def beyond(self, iteration: int, numbers: Numbers) -> Iterator[Beyond]:
         """Yield a `Beyond` for each recorded number of an iteration that is farther from `numbers`
-        than rounding explains."""
+        than rounding explains. `iterate` must have replayed the iteration before."""
         recorded = self.run.numbers(iteration)
         bounds = self.bounds[min(iteration + SEEN_AHEAD, self.last)]
         for name in [name for name in numbers if name in recorded]:
@@ -190,7 +192,7 @@ class Judged:
     def off(self, iteration: int, replay: SerialReplay) -> Iterator[Beyond]:
         """Yield a `Beyond` for each tensor of the run's checkpoint at an iteration that is farther
         from the tensor of `replay`, which has reached it, than rounding explains; in the order of
-        computation."""
+        computation. `iterate` must have compared this checkpoint before."""
         due = replay.tensors()
         precision = self.run.config.train.precision
         for tensor, value in (

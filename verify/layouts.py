@@ -69,14 +69,16 @@ class Examined(NamedTuple):
 
     @property
     def cannot_run(self) -> str:
-        """Reason that the layout cannot run, in the program's own words; empty if it ran."""
+        """Reason that the layout did not run to its end, in the program's own words or, where a
+        rank was lost, in a sentence about that; empty if it ran."""
         return reason(self.outcome.failure)
 
 
 def run_layouts(asked: Asked, names: str, seed: int) -> LayoutsReport:
-    """Run every probe of a program on the layouts that `names` stands for, print a table of the
-    results with the findings, and return the report. The serial run, repeated, is the first layout
-    in it. Sets torch to one thread."""
+    """Run every probe of the program in `asked` on the layouts that `names` stands for, names with
+    commas between or `all` for the program's usual ones. Print a table of the results with the
+    findings, and return the report; the serial run, repeated, is the first layout in it. Raises
+    BadInput if the serial run cannot run or be repeated. Sets torch to one thread."""
     # Ranks share the cores.
     torch.set_num_threads(1)
     with subject(asked, seed) as (kind, work, title, default):
@@ -144,7 +146,8 @@ def check(
     `layout` has the sizes `tp`, `pp`, `dp`, `fsdp`, `cp`, `ep`, all 1 for the serial run, which
     alone has no process group. `batch` are tensors, or a dict of them, with equally many rows, of
     float64 or integers; data-parallel ranks take their rows, each in `microbatches`.
-    `loss(model, rows)` is a mean over rows. `layouts` are names such as "tp2,fsdp2". Raises
+    `loss(model, rows)` is a mean over rows. `layouts` are names such as "tp2,fsdp2". `seed` draws
+    the noise that is added to weights whose elements are all equal, as in norms. Raises
     AssertionError with a line for each cause and each layout that cannot run; BadInput if nothing
     is found and the serial run or a layout cannot run.
     """
@@ -169,7 +172,7 @@ def probe(
     the reference, first outputs of modules. Without weights in `work` the training starts from the
     program's own, with noise where they are constant. If `draw` is not 0, weights are moved by up
     to a rounding before each iteration. Planted gradients and dropout masks are left out with an
-    empty reference."""
+    empty reference. Every rank calls it; without weights in `work` there must be one rank alone."""
     engine = kind(work, layout)
     seen = Computed()
     engine.show(engine.recorder(seen.initial.append), "", engine.parameters())
@@ -239,10 +242,10 @@ def after_checkpoint(
     begun: Path | None,
     saved: Path | None,
 ) -> Computed:
-    """Load the checkpoint directory `begun`, or take the first step if it is None; save a
-    checkpoint at `saved` unless that is None; then take the further steps on this rank. Return a
-    Computed of these steps: their numbers and their differences from the reference. Every rank
-    calls it."""
+    """Load the checkpoint directory `begun`, or if it is None take the first step from the weights
+    in `work`, which must be there; save a checkpoint at `saved` unless that is None; then take the
+    further steps on this rank. Return a Computed of these: their numbers and their differences from
+    the reference, which must not have the first step. Every rank calls it."""
     engine = kind(work, layout)
     seen = Computed()
     if begun:
@@ -288,10 +291,10 @@ class Serial(NamedTuple):
 
 def run_serial(kind: Kind, work: Work) -> Serial:
     """Train a program on one rank and return the Serial that its layouts are compared with: its
-    tensors with a tolerance of each, and the weights that it began with. In fp32 several more runs,
-    with weights moved by rounding, give the tolerances; in float64 they are a share of the tensor's
-    largest element or, if that is larger, of the largest gradient. Raises BadInput if the program
-    does not run."""
+    tensors with a tolerance of each, and the weights that it began with. In float64 a tolerance is
+    a share of the tensor's largest element or, if that is larger, of the largest gradient: the
+    share is the `tolerance` of `kind`, or else `EXACT`. In fp32 several more runs, with weights
+    moved by rounding, give the tolerances. Raises BadInput if the program does not run."""
     first = _serially(kind, work)
     initial = first.ranks[0].initial
     work = replace(work, initial=with_noise(initial, work.config.train.seed))
@@ -322,9 +325,10 @@ def _serially(kind: Kind, work: Work, reference: Reference = UNKNOWN, draw: int 
 
 def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examined]:
     """Yield an Examined, with the findings of all probes, for the serial run, repeated, and then
-    for each layout.
+    for each layout. A layout that cannot run gives one too.
 
-    Raises BadInput if the serial run gives other bits when it is repeated.
+    Raises BadInput if the serial run gives other bits when it is repeated, or numbers that are not
+    finite.
     """
     kind, work, reference = serial
     again = _serially(kind, work, Reference(reference.whole, dict.fromkeys(reference.whole, 0.0)))
@@ -398,9 +402,9 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
 
 
 def _findings(outcome: Outcome, serial: Serial) -> list[LayoutFinding]:
-    """Return the findings of all probes in a layout's outcome, the first of each probe and
-    parameter. Of the tensors that differ from the serial run, only the first iteration's are
-    taken."""
+    """Return the findings of all probes but `checkpoint` in a layout's outcome, the first of each
+    probe and parameter. Of the tensors that differ from the serial run, only those of the first
+    iteration in which any differs are taken."""
     layout = outcome.layout
     ranks = outcome.ranks
     beyond = outcome.beyond
@@ -498,7 +502,8 @@ def _equal_parts(
     layout: str, ranks: Sequence[Sequence[TensorPart]], weights: Weights
 ) -> Iterator[LayoutFinding]:
     """Yield a finding for two parts of a parameter, at different indices of the whole, that begin
-    with the same bits, although the serial weights differ there."""
+    with the same bits, although the serial weights differ there. Parts of one value alone, or of
+    equal values, are passed over."""
     seen: dict[tuple[str, bytes], tuple[int, TensorPart]] = {}
     for number, parts in enumerate(ranks):
         for part in parts:
@@ -542,8 +547,9 @@ def _unequal_copies(
 
 
 def _planted(layout: str, ranks: Sequence[Computed], weights: Weights) -> Iterator[LayoutFinding]:
-    """Yield a finding for each parameter whose number of elements is not the squared gradient norm,
-    with a gradient of 1 in that parameter alone. `ranks` has the norms that each rank found.
+    """Yield a finding for each parameter and rank where the squared gradient norm, with a gradient
+    of 1 in that parameter alone, is not the parameter's number of elements. `ranks` have the
+    squared norms that each rank found, if any, and `weights` the whole parameters, by name.
 
     A sum of ones is exact in fp32. The root and the square of each rank and of the whole round four
     times.

@@ -64,8 +64,9 @@ def core(name: str) -> Any:
 
 
 class OnCpu(TorchFunctionMode):
-    """Function mode of torch in which calls that ask for `cuda` run on the CPU. The type of a
-    tensor says cuda all the same."""
+    """Function mode of torch in which calls with the keyword `device="cuda"` run on the CPU,
+    `Tensor.cuda` returns the tensor itself, and `pin_memory` is ignored. `Tensor.type()` names a
+    torch.cuda type all the same, of every tensor."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -81,8 +82,8 @@ class OnCpu(TorchFunctionMode):
 
 
 def make_it_run_on_cpus() -> None:
-    """Change torch and Megatron-Core in this process so that they run on CPUs. It must be a rank
-    that was forked for Megatron-Core alone."""
+    """Change torch and Megatron-Core in this process, for the rest of its life, so that they run on
+    CPUs. The process must be a rank that was forked for Megatron-Core alone."""
     warnings.filterwarnings("ignore")
     logging.getLogger("megatron.core").setLevel(logging.ERROR)
     torch.compiler.set_stance("force_eager")
@@ -125,7 +126,8 @@ def plain_layer_norm(
 
 def plain_attention(self: Any, make: Any, *args: Any, v_channels: int = 0, **kwargs: Any) -> None:
     """Initialise Megatron-Core's core attention by `make`, its own `__init__`, for the whole
-    sequence on every context-parallel rank. Values may have another head size than keys."""
+    sequence on every context-parallel rank. Values have the head size `v_channels` if it is not 0,
+    which may differ from that of keys."""
     kwargs.pop("k_channels", None)
     whole = kwargs["config"] = copy.copy(kwargs["config"])
     whole.context_parallel_size = 1
@@ -152,8 +154,9 @@ def whole_attention(self: Any, attend: Any, *args: Any, **kwargs: Any) -> Tensor
 
 
 def places_of(length: int, ranks: int, rank: int) -> Tensor:
-    """Return the positions [s/cp] that context-parallel rank `rank` has of a sequence. The sequence
-    is cut into 2 · cp chunks; the rank has one chunk from each end."""
+    """Return the positions [s/cp] that rank `rank` of `ranks` context-parallel ones has of a
+    sequence of `length`, a multiple of 2 · cp. The sequence is cut into 2 · cp chunks; the rank has
+    one chunk counted from each end."""
     chunks = torch.arange(length).chunk(2 * ranks)
     return torch.cat((chunks[rank], chunks[-1 - rank]))
 
@@ -230,8 +233,9 @@ def taken(values: Mapping[str, Any], taker: Any) -> JSON:
 def distribute(
     values: Mapping[str, Any], module: torch.nn.Module, config: Any
 ) -> tuple[Any, Any, Any]:
-    """Wrap the module in Megatron-Core's DistributedDataParallel by the settings that `values_of`
-    gives. Return the wrapped model, its optimizer and its schedule."""
+    """Wrap a module that `build` made, whose configuration is `config`, in Megatron-Core's
+    DistributedDataParallel by the settings that `values_of` gives. Return the wrapped model, its
+    optimizer and its schedule. Every rank calls it."""
     distributed = core("distributed")
     optimizers = core("optimizer")
     model = distributed.DistributedDataParallel(
@@ -280,11 +284,12 @@ def shards_of(gpt: Any, named: Mapping[str, Tensor]) -> list[Shard]:
 def backward(
     model: Any, optimizer: Any, batches: Sequence[Any], take: Callable[[Tensor], object]
 ) -> None:
-    """Zero the gradients and run microbatches of tokens, labels, loss masks and positions [b, s]
-    forward and backward, as Megatron-Core's training loop does.
+    """Zero the gradients and run microbatches of tokens, labels, loss masks and positions, each
+    [b, s/cp], forward and backward, as Megatron-Core's training loop does. Every rank calls it.
 
-    Calls `take`, on the last pipeline stage alone, with each microbatch's masked losses [b, s]. A
-    mean is over the tokens of all context-parallel ranks.
+    Calls `take`, on the last pipeline stage alone, with each microbatch's masked losses [b, s/cp].
+    A microbatch's loss is the mean over the tokens of all context-parallel ranks; with
+    `calculate_per_token_loss` it is a sum, and Megatron-Core divides by the batch's tokens.
     """
     group = core("parallel_state").get_context_parallel_group()
 
@@ -324,8 +329,9 @@ def config_class(fields: Mapping[str, Any]) -> Any:
 
 def values_of(work: Work, layout: ParityLayout) -> JSON:
     """Return all of Megatron-Core's settings for a rank, by its own names in groups such as
-    `config` and `optimizer`, from the configuration, the layout and the fields that the work
-    sets."""
+    `config` and `optimizer`, from the work's configuration, the layout and the work's `fields`. A
+    field replaces the setting in every group that can have it, `schedule` excepted; one that no
+    group can have is ignored."""
     model = work.config.model
     train = work.config.train
     dtype = DTYPES[train.precision]
@@ -619,8 +625,9 @@ class MegatronCore(Engine):
                     yield name, what, state[what]
 
     def _gathered(self, parameter: Tensor, what: str) -> Tensor:
-        """Return the whole gradient or moment of a parameter from the parts that ranks of a
-        distributed optimizer own; a collective."""
+        """Return, in the shape of this rank's `parameter`, its gradient or moment `what`:
+        `gradient`, `exp_avg` or `exp_avg_sq`. Data-parallel ranks own parts of it in a distributed
+        optimizer, which are gathered: a collective among them."""
         whole = torch.zeros(parameter.shape)
         for owner in self.optimizer.chained_optimizers:
             if parameter in owner.model_param_gbuf_map:

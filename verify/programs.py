@@ -25,12 +25,13 @@ Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 
 EXACT = 1e-9
 """Largest allowed difference of an element in float64, in multiples of the largest element of the
-serial tensor."""
+serial tensor or, if that is larger, of any serial gradient."""
 
 
 def own_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
-    """Return the loss that a model gives for a batch, or if it gives none the mean square of its
-    output. A batch that is a mapping gives the model's keyword arguments."""
+    """Return the loss that a model gives for a batch: its output if that is a scalar, or else the
+    output's attribute `loss`. If it gives none, return the mean square of its output. A batch that
+    is a mapping gives the model's keyword arguments."""
     output = model(**batch) if isinstance(batch, Mapping) else model(batch)
     output = getattr(output, "loss", output)
     return output if output.dim() == 0 else output.square().mean()
@@ -38,7 +39,8 @@ def own_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
 
 class Program(Engine):
     """Engine of a torch model on one rank. A user gives it the model and functions of the training
-    step; without a function the usual step is done."""
+    step; without a function the usual step is done, with the rows and the loss that HeldTraining
+    sets."""
 
     microbatches: Sequence[Any] = ()
     loss: Loss
@@ -64,10 +66,11 @@ class Program(Engine):
         backward. `step` clips, updates and returns the norm of the whole gradient; by default
         `clip` clips and returns it, and the optimizer updates. Without both the norm is not
         compared. `named` are the parameters by their names in the whole model, where this rank's
-        model has others. `starts` has the first indices of this rank's parts of parameters in the
-        whole; a DTensor knows its own, other parameters are whole. Moments of the `optimizer` are
-        compared, by default AdamW's. `save` writes a checkpoint into a new directory, `restore`
-        loads one of any layout; every rank calls them.
+        model has others. `starts` has, by name, the first indices of this rank's parts of
+        parameters in the whole; a DTensor knows its own, other parameters are whole. Moments of the
+        `optimizer` are compared: by default AdamW's, and none if `step` is given without it. `save`
+        writes a checkpoint into a new directory, `restore` loads one of any layout; every rank
+        calls them, and one without the other is ignored.
         """
         self.module = model
         self.gradient = gradient
@@ -182,8 +185,10 @@ class HeldTraining:
     """True if operations that the program does in fp32 are done in float64."""
 
     def __call__(self, work: Work, layout: ParityLayout) -> Program:
-        """Build the program on this rank and return it, with its rows of the batch. Raises BadInput
-        if the batch cannot be divided, or for a layout that sets the size of microbatches.
+        """Build the program on this rank for the training `work` and return it, with this rank's
+        rows of the batch and the loss unless it has a `gradient` of its own. Every rank calls it.
+        Raises BadInput if the batch cannot be divided, or for a layout that sets the size of
+        microbatches.
 
         In this process torch's default type is float64 afterwards, and warnings are silent.
         """

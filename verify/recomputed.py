@@ -48,9 +48,11 @@ class RunCheck:
     was not compared."""
 
     def __init__(self, place: Path, seen: set[Path] | None = None) -> None:
-        """Make every comparison that is declared for the run's kind. Directories in `seen` were
-        checked on the way here and are skipped; this one is added to them. An error of a comparison
-        becomes a sentence in `broken`."""
+        """Make every comparison that is declared for the kind of the directory `place`: a run, a
+        sealed directory within one, or a folder of runs. The seal of `place` itself is not checked.
+        Directories in `seen` were checked on the way here and are skipped; this one is added to
+        them. An error of a comparison becomes a sentence in `broken`; a manifest that cannot be
+        read raises IntegrityFailure."""
         self.place = place
         self.seen = seen if seen is not None else set()
         self.broken: list[str] = []
@@ -137,7 +139,10 @@ class RunCheck:
 
     def files(self, place: Path) -> Comparisons:
         """Yield the differences of a directory's files, keys and name from the rules of its kind,
-        the directories within, to be checked in turn, and the files that no seal covers."""
+        and the directories within, to be checked in turn. Of a run with a manifest, also yield a
+        sentence for records in another form than the suite writes, for each contradiction within
+        the manifest or among it and the checkpoints, and for a date in the future, and an Absent
+        for each name whose files no seal covers."""
         assert self.kind
         values = read_object(place / MANIFEST) if self.manifest else {}
         yield from misfits(place, self.kind, values)

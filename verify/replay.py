@@ -101,9 +101,10 @@ def replay(run: Path, count: int | None) -> None:
 
 
 def _read_segment(run: Path, config: RunConfig, start: int, end: int) -> Segment:
-    """Return the segment from iteration `start` to the checkpoint at `end`, at the layout that the
-    checkpoint or, in earlier versions, the manifest records. Raises HardwareMissing for another
-    numerics identity, IntegrityFailure without a layout."""
+    """Return the segment from iteration `start` to the checkpoint at `end`, at the sizes tp, pp and
+    dp and with the threads that this checkpoint records. The other settings of `[parallel]` are the
+    checkpoint's or, if an earlier version wrote it, those of `config`. Raises HardwareMissing for
+    another numerics identity, IntegrityFailure without a layout or threads."""
     path = checkpoint_path(run, end)
     probe = read_probe(path)
     recorded = probe.computed_on if probe else {}
@@ -125,7 +126,8 @@ def _read_segment(run: Path, config: RunConfig, start: int, end: int) -> Segment
 
 def _replay_segment(run: Path, segment: Segment) -> list[str]:
     """Train a segment again in a temporary folder. Return a sentence on the first difference of the
-    metrics and one on the first difference of the checkpoint; an empty list for the same bits."""
+    metrics and one on the first difference of the checkpoint; an empty list for the same bits. If
+    the checkpoint at its start is damaged, a sentence on that is the only one."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             again = _train_again(run, segment, Path(folder))
@@ -142,7 +144,7 @@ def _replay_segment(run: Path, segment: Segment) -> list[str]:
 def _train_again(run: Path, segment: Segment, root: Path) -> Path:
     """Train a segment again, from the run's checkpoint at its start to its end; return the new run
     directory below `root`. Raises IntegrityFailure if the checkpoint is damaged, Interrupted if the
-    training stopped before the end."""
+    training stopped before the end, and SystemExit with a rank's code if ranks failed otherwise."""
     config = segment.config
     start = segment.start
     end = segment.end

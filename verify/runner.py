@@ -104,10 +104,11 @@ def train(
     draw: int = 0,
     at_the_end: bool = False,
 ) -> Computed:
-    """Train on one rank, and compare every tensor with the reference, or with `at_the_end` the
-    final weights alone; return a Computed: the numbers of each iteration, and the differences. If
-    `draw` is not 0, weights are moved by up to a rounding before each iteration. Forked ranks
-    inherit the reference."""
+    """Train on one rank, from the weights of `work` or else the engine's own, and compare every
+    tensor with the reference, or with `at_the_end` the final weights alone. Return a Computed: the
+    numbers of each iteration and the differences, or the tensors themselves if the reference is
+    empty. If `draw` is not 0, weights are moved by up to a rounding before each iteration. Every
+    rank calls it."""
     engine = kind(work, layout)
     computed = Computed()
     if work.initial:
@@ -141,14 +142,15 @@ class Outcome:
 
     @property
     def whole(self) -> dict[Key, Array]:
-        """Whole tensors, by iteration and name, assembled from the parts on each rank. Raises
-        IntegrityFailure if parts overlap or leave holes."""
+        """Whole tensors, by iteration and name, assembled from the parts that the ranks kept; empty
+        if they kept none. Raises IntegrityFailure if parts overlap or leave holes."""
         return assemble(chain.from_iterable(rank.parts for rank in self.ranks))
 
 
 def measured(first: Outcome, draws: Iterable[Outcome], precision: str) -> Reference:
     """Return the first training's whole tensors as a reference. The draws, the same training with
-    perturbed weights, give the tolerances."""
+    perturbed weights, give the tolerances for the number format `precision`, such as bf16. All of
+    them must have kept their tensors."""
     whole = first.whole
     return Reference(whole, tolerances(whole, [draw.whole for draw in draws], precision))
 
@@ -163,9 +165,10 @@ def compare_layout(
     run: Callable[..., list[Any]] = run_forked,
     seconds: float = 24 * 3600.0,
 ) -> Outcome:
-    """Run `program(kind, work, layout, reference, *args)` on every rank, by `run_forked` or
-    `run_threads`, and collect the ranks' differences from the reference. A failure of a rank is
-    part of the result; in a thread its traceback is printed too."""
+    """Run `program(kind, work, layout, reference, *args)`, which returns a Computed, on every rank
+    by `run`, which is `run_forked` or `run_threads`, for at most `seconds`, by default a day.
+    Return an Outcome with the ranks' differences from the reference. A failure of a rank is part of
+    it and raises nothing; a thread's traceback is also printed to stderr."""
     order = {
         tensor: number
         for number, tensor in enumerate(computation_order(name for _, name in reference.whole))
@@ -207,7 +210,7 @@ def on_ranks(
     reference: Reference = UNKNOWN,
     *args: Any,
 ) -> Outcome:
-    """Run `program` on the ranks of a layout, as `compare_layout` does, and return the outcome.
+    """Run `program` on forked ranks of a layout, as `compare_layout` does, and return the outcome.
     Raises BadInput if the engine refuses the configuration, Diverged if a rank fails otherwise."""
     outcome = compare_layout(program, kind, work, layout, reference, *args)
     if refused := outcome.failure.partition("failed: BadInput: ")[2]:
@@ -232,13 +235,14 @@ def table_row(outcome: Outcome, result: str) -> str:
 def run_parity(
     config: RunConfig, names: str, ranks: int, iterations: int, threads: bool = False
 ) -> None:
-    """Train the configuration in float64 serially and on each layout that `names` stands for,
-    compare every tensor, and print a line for each layout; with `threads` ranks are threads and a
-    microbatch is one sequence.
+    """Train the configuration for `iterations` in float64, serially and on each layout that `names`
+    stands for: names with commas between, or `all` for those of at most `ranks` ranks that fit.
+    Compare every tensor with the serial run's and print the results of each layout. With `threads`
+    ranks are threads and a microbatch is one sequence.
 
     Raises Diverged with the first that fails or is beyond the tolerance, after all were run. Raises
-    BadInput if a layout that was named, or every one of `all`, does not fit, and if the tensors
-    fill more than half of the memory.
+    BadInput if a layout that was named does not fit or needs more than `ranks`, if none of `all`
+    fits, and if the tensors fill more than half of the memory.
     """
     config = with_vocabulary(config)
     # Microbatches of one sequence, because more data-parallel ranks fit a batch then.

@@ -146,9 +146,9 @@ class SerialReplay(Trainer, Guard):
         is_moved: bool = False,
         fault: KnownFault = NO_FAULT,
     ) -> None:
-        """Build the model in the number format `precision` and load its start; with `is_moved`
-        master weights are moved by up to half a unit in their last place, and `fault` is
-        planted."""
+        """Build the model of the run `recorded` in the number format `precision` on this rank's
+        device and load `start`, or draw random weights if that has no checkpoint; with `is_moved`
+        master weights are moved by up to a unit round-off, and `fault` is planted."""
         config = recorded.config
         changed = {"precision": precision, **fault.train}
         train = config.train.model_copy(update=changed)

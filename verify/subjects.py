@@ -56,11 +56,12 @@ class Asked(NamedTuple):
 
 @contextmanager
 def subject(asked: Asked, seed: int) -> Iterator[tuple[Kind, Work, str, str]]:
-    """Context manager: yield the kind of engine, its work, its name with the release, and the
-    layouts that `all` stands for.
+    """Context manager: yield four things of the program in `asked`: the function that builds its
+    engine, its Work, for which random numbers are drawn by `seed`, its name, with the release of a
+    package, and the names, with commas between, of the layouts that `all` stands for.
 
     Runs the files of `imports` first. Raises BadInput, mostly for fields that the program does not
-    have.
+    have, and for a number of microbatches that does not divide 8.
     """
     name = asked.program
     given = asked.fields
@@ -154,8 +155,10 @@ def small_work(
     fields: Mapping[str, Any] = MappingProxyType({}),
     train: Mapping[str, int] = MappingProxyType({}),
 ) -> Work:
-    """Return the work of training a small model on random tokens. `fields` may change the model's
-    sizes, `train` its recipe. Raises BadInput for sizes that do not fit each other."""
+    """Return the Work of training a small model for `iterations`, without token files: the engine
+    has tokens of its own. `fields` may change the model's sizes, and all of them are in the Work;
+    `train` may change the recipe, whose seed is `seed`. Raises BadInput for sizes that do not fit
+    each other."""
     shape = MODEL | {name: value for name, value in fields.items() if name in MODEL}
     shape |= {
         "num_heads": shape.pop("num_attention_heads"),

@@ -119,8 +119,9 @@ class Decoder(nn.Module):
 
 
 def training(texts: Mapping[str, str], seed: int, microbatches: int) -> HeldTraining:
-    """Return the HeldTraining of the small model of torch's blocks on random tokens. `texts` maps
-    names of its `Fields` to texts. Raises BadInput for an unknown field or an unfit value."""
+    """Return the HeldTraining of the small model of torch's blocks on a batch of random tokens, in
+    `microbatches` on every rank; `seed` decides weights and tokens. `texts` maps names of its
+    `Fields` to texts. Raises BadInput for an unknown field or an unfit value."""
     fields = parse_config(dict(texts), Fields, "--with")
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(WORDS, (ROWS, LENGTH + 1), generator=generator)
@@ -242,8 +243,8 @@ class Builder:
         parallelize_module(model, mesh, plan)
 
     def shard(self, model: Decoder, mesh: Any) -> None:
-        """Divide a model's parameters in place over the data-parallel ranks with FSDP2, layer by
-        layer."""
+        """Divide a model's parameters in place with FSDP2, layer by layer, over the `fsdp` ranks of
+        `mesh`; if it also has the axis `dp`, before that one, each of its ranks has a copy."""
         more = {
             "mp_policy": MixedPrecisionPolicy(reduce_dtype=KINDS.get(self.fields.reduce_dtype)),
             "mesh": mesh,

@@ -28,9 +28,10 @@ LENGTH = 12
 
 @contextmanager
 def training(texts: Mapping[str, str], seed: int, microbatches: int) -> Iterator[HeldTraining]:
-    """Context manager: yield the HeldTraining of a small model of transformers, which is saved with
-    random initial values in a temporary folder, and of which each rank loads its part. `texts` has
-    fields of its configuration as texts by name, and among them its architecture, `model_type`.
+    """Context manager: yield the HeldTraining of a small model of transformers, on a random batch
+    in `microbatches` on every rank. The model is saved with initial values drawn by `seed` in a
+    folder that lasts as long as the block, and each rank loads its part. `texts` has fields of its
+    configuration as texts by name, among them its architecture, `model_type`, by default qwen3.
 
     Raises BadInput for an architecture, or a field of its configuration, that transformers does not
     have, and for a model that it cannot build.
@@ -60,8 +61,8 @@ def training(texts: Mapping[str, str], seed: int, microbatches: int) -> Iterator
 
 def configured(transformers: Any, texts: Mapping[str, str]) -> Any:
     """Return transformers' configuration of a small model; `texts` has fields of it as texts by
-    name, and among them its architecture, `model_type`. Raises BadInput for a name that
-    transformers does not have, and for an architecture that cannot be made small."""
+    name, among them its architecture, `model_type`, by default qwen3. Raises BadInput for a name
+    that transformers does not have, and for an architecture that cannot be made small."""
     kind, sizes = sizes_of(transformers, texts)
     try:
         return type(transformers.CONFIG_MAPPING[kind]().get_text_config())(**sizes)
