@@ -276,8 +276,8 @@ def _of_multiple(whole: Array, serial: Array, ratio: float) -> str:
         return f"off by {apart:.1g} of its size"
     if not ratio or not is_near(whole / ratio, serial):
         return ""
-    times = max(abs(ratio), 1 / abs(ratio))
-    if abs(times - round(times)) > CLOSE:
+    times = max(ratio, 1 / ratio)
+    if times < 0 or abs(times - round(times)) > CLOSE:
         return f"{ratio:.3f} times the serial gradient"
     if ratio > 1:
         return (

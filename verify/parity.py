@@ -56,16 +56,17 @@ class ParityLayout(ParallelConfig):
     @property
     def name(self) -> str:
         """Name of the layout, made of the settings that differ from the serial run, such as
-        `tp2-sp`; `serial` if none differs."""
+        `tp2-sp`; `serial` if none differs. The function `parse_layout` gives the layout back."""
         sizes = {
             "tp": self.tp,
             "pp": self.pp,
-            "dp": self.dp if self.dp != self.ep else 1,
+            "dp": self.dp,
             "fsdp": self.fsdp,
             "cp": self.cp,
             "ep": self.ep,
         }
-        axes = [f"{axis}{size}" for axis, size in sizes.items() if size > 1]
+        unsaid = {"dp": 1 if self.fsdp > 1 else self.ep}
+        axes = [f"{axis}{size}" for axis, size in sizes.items() if size != unsaid.get(axis, 1)]
         # Chunks imply the schedule, which is interleaved.
         if self.chunks > 1:
             order = f"chunks{self.chunks}"

@@ -499,3 +499,16 @@ def test_ranks_that_die_and_chance_are_said(
     )
     assert done.code == code
     assert done.error.startswith(f"error: {sentence}")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("serial", "tp2-sp", "pp2-gpipe", "tp2-pp2-dp2-chunks2-sp-recompute", "tp2-ep2"),
+        *("tp2-ep2-dp1", "dp4-ep2", "fsdp2-ep2", "dp2-fsdp2-ep2", "fsdp2-dp2", "cp2-dp2-mb4"),
+    ],
+)
+def test_a_layout_s_name_is_read_as_the_layout(name: str) -> None:
+    layout = parse_layout(name)
+    assert parse_layout(layout.name) == layout
+    assert sorted(layout.name.split("-")) == sorted(name.split("-"))
