@@ -18,7 +18,8 @@ class Piece:
     """Format: `jsonl`, `documents`, `harvest`, `hub`, `parquet`, `arrow`, `csv`, `warc` or
     `text`."""
     name: str
-    """Name of the file in its source, with which the ids of its documents begin."""
+    """Name of the file in its source, with which the ids begin of documents that have none of their
+    own."""
     path: str
     sha256: str
     """Digest of the whole file."""
