@@ -203,9 +203,9 @@ class HubSource:
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
         """Stream each file of the splits to read into a local file, a task of `workspace` each, and
-        yield the local files in Pieces of `shard_bytes`, a multiple of GRAIN_BYTES, the last of a
-        file shorter. Raises DataMissing if the hub does not have the corpus, Interrupted if it
-        cannot be read, and BadInput for a split that the corpus does not have."""
+        yield the local files in Pieces of `shard_bytes`, the last of a file shorter. Raises
+        DataMissing if the hub does not have the corpus, Interrupted if it cannot be read, and
+        BadInput for a split that the corpus does not have."""
         with asking_for(self.name):
             streams = _open(self._location)
         choose_splits(self.name, [*streams], self._splits, is_whole=True)

@@ -69,8 +69,8 @@ def padded_vocab_size(vocab_size: int, multiple: int = 128, tp: int = 1) -> int:
 
 
 class Tokenizer:
-    """Encodes text as token ids, and decodes them. Raises BadInput if the vocabulary lacks the
-    token that ends a text."""
+    """Encodes text as token ids, and decodes them, by a tokenizer of the library, which is changed
+    for it. Raises BadInput if the vocabulary lacks `end_token`, the token that ends a text."""
 
     end_of_text: int
     """Id of the token that ends a document."""

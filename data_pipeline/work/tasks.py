@@ -75,7 +75,7 @@ def run_task(task: WorkTask, digest: str = "") -> Done:
 
     Files damaged by a power cut differ from the marker, so their work is done again. Raises
     Interrupted if the memory is full, BadInput if `digest`, which a machine that sends the task
-    gives, is not the task's digest here. Errors of the work are passed on.
+    gives, is neither empty nor the task's digest here. Errors of the work are passed on.
     """
     if digest not in ("", task.digest):
         raise BadInput(
