@@ -65,10 +65,11 @@ class FileSource:
     no files.
 
     A directory stands for all files of that kind below it, in order of path; the number of its
-    other files is printed. Of several splits only `train` is read, or the ones that `sources.split`
-    names, which is printed too. Each JSON line and each row of a table is a document, whose text is
-    its value under `text_key`; a text file is one document. `documents` is a directory that a verb
-    wrote, whose documents keep their ids; IntegrityFailure is raised if it is not complete.
+    other files is printed to standard error. Of several splits only `train` is read, or the ones
+    that `sources.split` names, which is printed too. Each JSON line, each row of a table and each
+    record of plain text in an archive is a document; a text file is one document. `documents` is a
+    directory that a verb wrote, whose documents keep their ids, with PATH before them if
+    `is_compared`; IntegrityFailure is raised if it is not complete.
     """
 
     is_named = False
@@ -100,10 +101,10 @@ class FileSource:
     @cached_property
     def files(self) -> Files:
         """List of pairs, the name and the Path or Remote of each file that is read, in order. At
-        first access standard input or a pipe is copied to a temporary file, and the files that are
-        left out are printed to standard error. Raises BadInput if there are none, or if a split or
-        a link is wrong; IntegrityFailure if the directory of `documents` is not complete; for
-        remote files also the errors of Remote."""
+        first access standard input or a pipe is copied to a temporary file, and a note on standard
+        error gives the number of files that are left out. Raises BadInput if there are none, or if
+        a split or a link is wrong; IntegrityFailure if the directory of `documents` is not
+        complete; for remote files also the errors of Remote."""
         path = self._root
         if "://" in self._path:
             return self._elsewhere(Remote(self._path))
@@ -130,9 +131,10 @@ class FileSource:
 
     def _elsewhere(self, remote: Remote) -> Files:
         """Return a list of pairs, the name and Remote of each file below or at a remote address
-        that is of this kind, and warn of other files on standard error; a single file, or one that
-        matches a pattern, may have any ending. Raises BadInput if there are none, and for
-        `documents`."""
+        that is of this kind and of the splits to read, and warn of files of other kinds on standard
+        error; a single file, or one that matches a pattern, may have any ending. Raises BadInput if
+        there are none, for a split that they do not have, and for `documents`; and the errors of
+        Remote."""
         if self.kind == "documents":
             raise BadInput(
                 f"source {self.name}: `documents:` takes a folder on this machine and no address:"
@@ -146,10 +148,11 @@ class FileSource:
 
     def _of_splits(self, root: Path | Remote | None, files: Files) -> Files:
         """Return a list of the `files`, pairs of a name and a Path or Remote, that belong to the
-        splits to read, split by split. Files of other splits are left out, which is printed to
-        standard error and becomes part of the source's description. `root` is the folder that the
-        files' names start from, or None if they have no common one. Raises BadInput if there are no
-        files, for a name that is not UTF-8 text, and for a split that the files do not have."""
+        splits to read, split by split; of the kind `text` all. Files of other splits are left out,
+        which is printed to standard error and becomes part of the source's description. `root` is
+        the folder that the files' names start from, or None if they have no common one. Raises
+        BadInput if there are no files, for a name that is not UTF-8 text, and for a split that the
+        files do not have."""
         if not files:
             raise BadInput(
                 f"source {self.name}: there is no file of that path or pattern, and no folder of"
@@ -193,8 +196,9 @@ class FileSource:
     @property
     def document_bytes(self) -> float:
         """Mean bytes of a document: of a line in the first megabyte of the first file for JSON
-        lines, else of the texts of the first 100 documents. That much of the files is read at each
-        access."""
+        lines, else of the texts of the documents among the first 100 items of `sample`. That much
+        of the files is read at each access. Raises the errors of `files`, and of `sample` if it is
+        read."""
         path = self.files[0][1]
         if self.kind in ("jsonl", "documents") and path.suffix != ".parquet":
             with suppress(OSError, EOFError, zlib.error, lzma.LZMAError), open_bytes(path) as file:
@@ -224,10 +228,11 @@ class FileSource:
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
         """Yield the source's files in order as Pieces: lines and frames cut to about `shard_bytes`,
-        Parquet tables by row groups, other files whole. The files are read for their digests first,
-        once; `workspace` is not used. Prints to standard error a note of a large compressed file of
-        JSON lines that cannot be cut. Raises BadInput if a file cannot be read or a table lacks the
-        text's column, IntegrityFailure if a file of `documents` differs from its seal."""
+        a multiple of GRAIN_BYTES, Parquet tables by row groups, other files whole. The files are
+        read for their digests first, once; `workspace` is not used. Prints to standard error a note
+        of a large compressed file of JSON lines that cannot be cut. Raises BadInput if a file
+        cannot be read or a table lacks the text's column, IntegrityFailure if a file of `documents`
+        differs from its seal."""
         for piece, newlines, cuts in self._surveyed:
             if is_table(piece):
                 yield from _cut_table(piece, shard_bytes)
@@ -257,10 +262,11 @@ class FileSource:
             yield from read_pieces(_cut_table(piece, 1) if is_table(piece) else [piece])
 
     def _below(self, path: Path) -> Iterator[tuple[str, Path]]:
-        """Yield a pair of name and Path for each file of this kind below the directory `path`, in
-        order of path, and warn of other files on standard error at the end; a name is the path
-        below the directory; hidden files and folders are skipped. Raises BadInput for a link that
-        leads out of it or to nothing."""
+        """Yield a pair of name and Path for each file whose ending is of this kind below the
+        directory `path`, in order of path; a name is the path below the directory; hidden files and
+        folders are skipped, and so are `cache-*` files beside Arrow tables. Unless the kind is
+        `documents`, a warning on standard error at the end gives the number of other files. Raises
+        BadInput for a link that leads out of the directory or to nothing."""
         resolved = path.resolve()
         others = []
         snapshots = [
@@ -328,10 +334,11 @@ class FileSource:
 
     @cached_property
     def _surveyed(self) -> list[tuple[Piece, list[int], list[Cut]]]:
-        """List of a triple for each file: a Piece with its SHA-256, and two lists of the positions
-        at which the file can be cut, the number of newlines before each grain of GRAIN_BYTES, and
-        its compressed frames. The files are read at first access. Raises BadInput if one cannot be
-        read, IntegrityFailure if a file of `documents` differs from the seal of its directory."""
+        """List of a triple for each file, as `_survey` returns it: a Piece with its SHA-256, and
+        two lists of the positions at which the file can be cut, the number of newlines before each
+        grain of GRAIN_BYTES, and the Cuts of its compressed frames. The files are read at first
+        access, with progress on standard error. Raises BadInput if one cannot be read,
+        IntegrityFailure if a file of `documents` differs from the seal of its directory."""
         try:
             size = sum(path.stat().st_size for _, path in self.files)
             with (
@@ -414,10 +421,11 @@ def _content_bytes(path: Path | Remote) -> int:
 
 def _cut_table(piece: Piece, shard_bytes: int) -> Iterator[Piece]:
     """Yield pieces of a Parquet table, runs of row groups, each but the last of `shard_bytes` or
-    more. Raises BadInput if the table has no column of text or bytes with the name
-    `piece.text_key`.
+    more before compression; none of a table without row groups. Raises BadInput if the table has no
+    column of text or bytes with the name `piece.text_key`.
 
-    An Arrow table is left whole; so is a file that is not a table, for its reader to refuse.
+    An Arrow table is checked for that column too and left whole; so is a file that is not a table,
+    for its reader to refuse.
     """
     import pyarrow
     from pyarrow import parquet

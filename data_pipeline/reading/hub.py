@@ -35,8 +35,9 @@ TEXT_PER_BYTE = 3
 
 @cache
 def hub_is_reachable() -> bool:
-    """Return True if the Hugging Face hub answers a request, which is tried once per process.
-    `HF_HUB_OFFLINE` and `HF_ENDPOINT` are honoured.
+    """Return True if the Hugging Face hub, or the server that `HF_ENDPOINT` names, answers a
+    request without an error within two times TIMEOUT_SECONDS; False without a request if
+    `HF_HUB_OFFLINE` is on. It is tried once per process, and later calls return the same.
 
     Name resolution has no timeout of its own, so the request is made in a thread that is abandoned.
     """
@@ -182,9 +183,10 @@ class HubSource:
 
     @cached_property
     def total_bytes(self) -> int:
-        """Approximate number of bytes of text, from the sizes of the subset's compressed files;
-        LARGE_BYTES if the hub does not answer or gives no sizes. Raises DataMissing if the hub does
-        not have a corpus that the user names."""
+        """Approximate number of bytes of text, from the sizes of the subset's compressed files, of
+        all splits; LARGE_BYTES if the hub does not answer or gives no sizes. Raises DataMissing if
+        the hub does not have the corpus, and Interrupted if a corpus that the user names cannot be
+        looked up."""
         from huggingface_hub import HfApi
 
         location = self._location
@@ -200,9 +202,10 @@ class HubSource:
         return TEXT_PER_BYTE * sum(sizes) or LARGE_BYTES
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
-        """Stream each file of the corpus into a local file, a task each, and yield the local files
-        in Pieces of `shard_bytes`. Raises DataMissing if the hub does not have the corpus,
-        Interrupted if it cannot be read, and BadInput for a split that the corpus does not have."""
+        """Stream each file of the splits to read into a local file, a task of `workspace` each, and
+        yield the local files in Pieces of `shard_bytes`, the last of a file shorter. Raises
+        DataMissing if the hub does not have the corpus, Interrupted if it cannot be read, and
+        BadInput for a split that the corpus does not have."""
         with asking_for(self.name):
             streams = _open(self._location)
         choose_splits(self.name, [*streams], self._splits, is_whole=True)
@@ -221,9 +224,11 @@ class HubSource:
 
 
 def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: download one file of a corpus, number `file` of the `files` of a `split`, and write it
-    as JSON lines to `documents.jsonl`: its documents, and records of its malformed rows. Raises
-    DataMissing if the hub does not have it, Interrupted if it cannot be read. Returns no counts."""
+    """Task: download one file of a corpus, and write it as JSON lines to `documents.jsonl`: its
+    documents, and records of its malformed rows. Settings: `name` and `location` of the corpus;
+    `split`; `file`, the number of the file among the split's `files`; `keys`, as in
+    `SourcesConfig.piece_keys`. Raises DataMissing if the hub does not have it, Interrupted if it
+    cannot be read. Returns no counts."""
     name = settings["name"]
     number = settings["file"]
     split = settings["split"]
@@ -243,7 +248,8 @@ def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 def _open(location: Location) -> Any:
     """Return a dict from each split of a corpus on the hub to a stream of its rows, which downloads
-    them as they are read."""
+    them as they are read. The libraries' errors are passed on, so that calling and reading belong
+    in `asking_for`."""
     from datasets import load_dataset
 
     return load_dataset(

@@ -82,7 +82,8 @@ class InstalledDocs:
     def places(self) -> list[Place]:
         """List of a triple (name of the distribution, path inside it, path on disk) for each file
         to read documentation from: Python files, package descriptions and texts of the
-        distributions and, last, the standard library, except legal texts and lists of changes."""
+        distributions and, last, the standard library, except legal texts, lists of changes and
+        texts in folders of tests. Raises DataMissing if this package itself is not installed."""
         return [*_distribution_files(self._distributions), *_standard_library_files()]
 
     @property
@@ -188,7 +189,8 @@ def _distribution_files(distributions: dict[str, Distribution]) -> Iterator[Plac
 
 def _standard_library_files() -> Iterator[Place]:
     """Yield a triple ("python", path below the library's folder, path on disk) for each Python file
-    and text of the standard library, sorted by path, except legal texts and lists of changes."""
+    and text of the standard library, sorted by path, except legal texts, lists of changes and texts
+    in folders of tests."""
     root = Path(sysconfig.get_path("stdlib"))
     paths: list[PurePosixPath] = []
     for folder, folders, names in os.walk(root):
@@ -226,8 +228,9 @@ def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 def extract(place: Place, max_line_bytes: int = MAX_LINE_BYTES) -> list[Document | Malformed]:
     """Return a list of the documents in one file, `place` (distribution, path inside it, path on
-    disk): a Python module, a package description or plain text; none for a file without text. A
-    file that cannot be read, is too long or is not UTF-8 gives one record of malformed input."""
+    disk): one of a Python module, a package description or plain text, one for each topic of the
+    module with the topics of `help()`; none for a file without text. A file that cannot be read,
+    has more than `max_line_bytes` or is not UTF-8 gives one record of malformed input."""
     owner, inside, path = place
     name = mend_surrogates(f"{owner}:{inside}")
     try:

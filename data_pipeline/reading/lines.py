@@ -27,23 +27,26 @@ COMPRESSIONS = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"BZh": ".bz2",
 
 
 class Cut(NamedTuple):
-    """A position at which a compressed file can be entered: the start of a frame."""
+    """A position at which a compressed file can be entered, the start of a frame; or, as the last
+    of a list, the end of the file."""
 
     start: int
     """First byte of the frame in the compressed file."""
     content: int
     newlines: int
-    """Number of newlines in the content before the frame, whose bytes are `content`."""
+    """Number of newlines in the decompressed content before the frame; `content` is that content's
+    number of bytes."""
     is_inside: bool
     """True if the frame begins inside of a line."""
 
 
 def _expand(chunks: Iterable[bytes], kind: str) -> Iterator[tuple[bytes, int]]:
-    """Yield pairs: a piece of the decompressed content of a file, and the byte of the file at which
-    its compressed frame begins. `chunks` are the bytes of the file, and `kind` is `.zst` or `.gz`.
+    """Yield pairs: a piece of the decompressed content of a file, and the byte, counted from the
+    first of `chunks`, at which its compressed frame begins. `chunks` are the bytes of the file from
+    the start of a frame on, and `kind` is `.zst` or `.gz`.
 
-    Chunks are small, so that a piece fits in memory whatever it expands to. Raises EOFError if the
-    file is cut off, OSError or zlib.error if it is damaged.
+    Chunks must be small, because a piece is held in memory whatever it expands to. Raises EOFError
+    if the file is cut off or empty, OSError or zlib.error if it is damaged.
     """
     begin = zstandard.ZstdDecompressor(max_window_size=1 << 31)
     frame: Any = None
@@ -68,12 +71,13 @@ def survey(
     path: Path | Remote, is_of_lines: bool, advance: Callable[[int], object]
 ) -> tuple[str, list[int], list[Cut]]:
     """Return three values for a file, which is read once: its SHA-256; for an uncompressed file of
-    lines, the list of the numbers of newlines before each grain of GRAIN_BYTES; for a compressed
-    one, the list of its Cuts. A list is empty where it does not apply; without `is_of_lines` both
-    are. `advance` is called with the number of bytes of each read.
+    lines, the list of the numbers of newlines before each grain of GRAIN_BYTES; for one compressed
+    by gzip or Zstandard, the list of its Cuts. A list is empty where it does not apply; without
+    `is_of_lines` both are. `advance` is called with the number of bytes of each read.
 
-    The last cut is the end of the file. A single frame and a damaged file have no cuts; nor has a
-    file that is compressed by other means than gzip and Zstandard.
+    The first cut is the start of the file, the last its end; the others are starts of frames,
+    CHUNK_BYTES or more of content apart. A file that has no such frame, such as one of a single
+    frame, has no cuts, nor has a damaged one.
     """
     digest = hashlib.sha256()
     newlines = [0]
@@ -149,7 +153,7 @@ def open_bytes(path: Path | Remote, start: int = 0) -> Iterator[BinaryIO]:
 
 def expanded_bytes(path: Path | Remote) -> int:
     """Return the size of a file's decompressed content in bytes: the file's own size if it is not
-    compressed, else an estimate from its first megabyte."""
+    compressed, else an estimate from its first megabyte, at least its own size."""
     size = path.stat().st_size
     kind = compression(path)
     content = 0
@@ -172,8 +176,9 @@ def _decompressed(file: Any, kind: str) -> Any:
 
 
 def read_lines(stream: BinaryIO, max_bytes: int) -> Iterator[tuple[bytes, int]]:
-    """Yield pairs of a line of a binary stream and its length in bytes, newline included in each. A
-    line of more than `max_bytes` is cut to CHUNK_BYTES and comes with its whole length."""
+    """Yield pairs of a line of a binary stream, from its position on, and the line's length in
+    bytes, newline included in each. A line of more than `max_bytes` without its newline is cut to
+    CHUNK_BYTES at most and comes with its whole length."""
     while line := stream.readline(max_bytes + 1):
         length = len(line)
         if length > max_bytes and not line.endswith(b"\n"):
@@ -183,8 +188,8 @@ def read_lines(stream: BinaryIO, max_bytes: int) -> Iterator[tuple[bytes, int]]:
 
 
 def skip_line(file: BinaryIO, most: float = math.inf) -> int:
-    """Read from the file's position to the end of the line, or until at least `most` bytes were
-    read, and return the number of bytes read."""
+    """Read and discard bytes from the file's position to the end of the line, or until at least
+    `most` were read, and return their number."""
     length = 0
     while length < most and (chunk := file.readline(CHUNK_BYTES)):
         length += len(chunk)
@@ -194,8 +199,8 @@ def skip_line(file: BinaryIO, most: float = math.inf) -> int:
 
 
 def seek_line(file: BinaryIO, start: int, end: int) -> int | None:
-    """Move the file's position to the first line that begins in the bytes `[start, end)` of a file
-    and return its position, or None if no line begins there."""
+    """Move the position of a file that was just opened to the first line that begins in its bytes
+    `[start, end)` and return that position, or None if no line begins there."""
     if start == 0:
         return 0 if end else None
     file.seek(start - 1)
@@ -204,8 +209,9 @@ def seek_line(file: BinaryIO, start: int, end: int) -> int | None:
 
 
 def parse_line(line: bytes) -> Any:
-    """Return the JSON value of a line. Raises ValueError if it is not JSON in UTF-8. `json` accepts
-    lone surrogates and explains errors better than orjson, so it parses what orjson refuses."""
+    """Return the JSON value of a line, given in bytes. Raises ValueError if it is not JSON in
+    UTF-8. What orjson refuses is parsed by `json`, which accepts lone surrogates and NaN and
+    explains errors better. A whole number of more than 64 bits may become a float."""
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError:

@@ -18,7 +18,8 @@ class Piece:
     """Format: `jsonl`, `documents`, `harvest`, `hub`, `parquet`, `arrow`, `csv`, `warc` or
     `text`."""
     name: str
-    """Name of the file in its source, with which the ids of its documents begin."""
+    """Name of the file in its source, with which the ids begin of documents that have none of their
+    own."""
     path: str
     sha256: str
     """Digest of the whole file."""
@@ -26,8 +27,9 @@ class Piece:
     """Approximate size of the piece in bytes."""
     start: int = 0
     end: int = 0
-    """End of the range in the file that begins at `start`: of bytes, for the lines that begin in
-    it, or of row groups. An empty range is the whole file."""
+    """End of the range in the file that begins at `start`: of bytes, for the lines or the
+    compressed frames that begin in it, or of a Parquet table's row groups. An empty range is the
+    whole file, of a Parquet table nothing."""
     before: int = 0
     """Number of newlines, or of a table's rows, in the file before the range."""
     text_key: str = "text"
@@ -45,7 +47,7 @@ class Piece:
     False if it begins with a line. None if the piece does not consist of compressed frames. For
     frames, `bytes` is the exact size of their content."""
     take: int | None = None
-    """Number of documents after which the piece ends."""
+    """Number of documents after which the piece ends; None for no limit."""
     split: str = ""
     """Name of the split that the piece belongs to, for a corpus that is already split; else
     empty."""
@@ -55,8 +57,9 @@ class Piece:
 
 
 def choose_shard_bytes(wanted: int | None, total_bytes: int) -> int:
-    """Return the size of a shard in bytes: `wanted`, or if it is None, 64 MiB, less for a corpus
-    under 4 GiB. It is rounded down to a multiple of GRAIN_BYTES, and is at least one grain."""
+    """Return the size of a shard in bytes: `wanted`, or if it is None, 64 MiB, less for a corpus of
+    `total_bytes` under 4 GiB: a 64th of it, but at least 1 MiB. It is rounded down to a multiple of
+    GRAIN_BYTES, and is at least one grain."""
     by_size = max(SMALLEST_SHARD_BYTES, total_bytes // SHARDS_OF_A_SMALL_CORPUS)
     size = wanted or min(SHARD_BYTES, by_size)
     return max(GRAIN_BYTES, size // GRAIN_BYTES * GRAIN_BYTES)
@@ -64,8 +67,9 @@ def choose_shard_bytes(wanted: int | None, total_bytes: int) -> int:
 
 def cut_lines(piece: Piece, shard_bytes: int, newlines: list[int] | None = None) -> Iterator[Piece]:
     """Yield the file of lines that `piece` stands for in Pieces, in order, each but the last of
-    `shard_bytes`; none of an empty file. A line belongs to the piece in which it begins. `newlines`
-    has the number of newlines before each grain, if ids need line numbers."""
+    `shard_bytes`, a multiple of GRAIN_BYTES; none of an empty file. A line belongs to the piece in
+    which it begins. `newlines` has the number of newlines before each grain, if ids need line
+    numbers; without it every piece has 0 newlines before it."""
     for start in range(0, piece.bytes, shard_bytes):
         end = min(start + shard_bytes, piece.bytes)
         before = newlines[start // GRAIN_BYTES] if newlines else 0

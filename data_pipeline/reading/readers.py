@@ -44,8 +44,8 @@ MAX_DEPTH = 240
 ARROW_FILE = b"ARROW1"
 """First bytes of Arrow's file format."""
 MAX_LINE_BYTES = 256 << 20
-"""Largest number of bytes of a line or text file that is read as a document, if a recipe sets no
-other."""
+"""Largest number of bytes of a line or text file, and of characters of a text in a table, CSV file
+or archive, that is read as a document, if a recipe sets no other."""
 BYTES = "surrogateescape"
 """Error handler by which bytes that are not UTF-8 pass through a text."""
 GO_ON = (
@@ -94,11 +94,13 @@ class Limit:
 
 
 def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Item]:
-    """Yield the documents, malformed input and blank lines (None) of the pieces, in order. A line
-    or text file of more than `max_line_bytes` is malformed input.
+    """Yield the documents, malformed input and blank lines (None) of the pieces, in order, of each
+    up to its `take` documents. A line or text file of more than `max_line_bytes`, or a text of more
+    characters in a table, CSV file or archive, is malformed input.
 
-    Raises Damaged, a BadInput, if a file cannot be read to its end; Interrupted if it was changed
-    or removed meanwhile; ExtraMissing if a library that its format or address needs is missing.
+    Raises Damaged, a BadInput, if a file cannot be read to its end; Interrupted if a file with a
+    stamp was changed or removed meanwhile; ExtraMissing if a library that its format or address
+    needs is missing; and for remote files the errors of Remote.
     """
     for piece in pieces:
         is_of_rows = is_table(piece) or piece.kind in ("csv", "warc")
@@ -127,8 +129,8 @@ def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -
 
 def _read_rows(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
     """Yield the documents and malformed rows of a table, CSV file or archive; a text of more than
-    `max_line_bytes` characters is malformed. Raises Damaged for anything that its library cannot
-    read."""
+    `max_line_bytes` characters is malformed. Raises Damaged for content that its library cannot
+    read; errors of reading and decompressing the file, and UserErrors, are passed on."""
     try:
         for number, row in {"csv": _csv_rows, "warc": _warc_rows}.get(piece.kind, _table_rows)(
             piece
@@ -152,8 +154,9 @@ def _read_rows(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
 
 def _csv_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
     """Yield pairs for the rows below the names of the columns: the line at which the row ends, and
-    its fields by column, or a reason if it has too many fields. A `.tsv` has tabs between
-    columns."""
+    a dict of its fields by column, or a reason if it has too many fields. Fields are texts, None
+    where the row is too short; the one under the text's key is bytes, because its UTF-8 is not
+    checked here. A file with `.tsv` in its path has tabs between columns."""
     delimiter = "\t" if ".tsv" in piece.path.lower() else ","
     # csv refuses fields of over 128 kB, and a text may be longer; `_read_rows` checks its length.
     csv.field_size_limit(1 << 62)
@@ -169,10 +172,11 @@ def _csv_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
 
 
 def _warc_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
-    """Yield a pair for each document of an archive: its number, and its headers with its plain text
-    under the text's key, as in Common Crawl's WET files. A document of another content type has a
-    reason instead; other records, such as requests, are counted and skipped. Raises ExtraMissing
-    without the library warcio."""
+    """Yield a pair for each document of an archive: its number among all records, from 1, and a
+    dict of its headers and, as bytes under the text's key, its plain text, as in Common Crawl's WET
+    files. A document of another content type has a reason instead; other records, such as requests,
+    are counted and skipped. Raises EOFError for an archive that is cut off, ExtraMissing without
+    the library warcio."""
     iterator = import_extra("warcio.archiveiterator", "remote").ArchiveIterator
     with open_bytes(place_of(piece.path)) as file:
         for number, record in enumerate(iterator(file), 1):
@@ -206,8 +210,9 @@ def _check_stamp(piece: Piece) -> None:
 
 def pieces_within(limit: Limit, pieces: Iterable[Piece], max_line_bytes: int) -> Iterator[Piece]:
     """Yield the pieces up to the first document that `limit` refuses; the last piece ends before
-    it. The pieces are read here once, for the sizes of their documents, which `limit` counts.
-    Raises the errors of `read_pieces`: Damaged, Interrupted, ExtraMissing."""
+    it. The pieces are read here once, as `read_pieces` does with `max_line_bytes`, for the sizes of
+    their documents, which are counted in `limit`. Raises the errors of `read_pieces`: Damaged,
+    Interrupted, ExtraMissing."""
     for piece in pieces:
         before = limit.documents
         if all(map(limit.admits, read_pieces([piece], max_line_bytes))):
@@ -297,9 +302,11 @@ def _parse(piece: Piece, number: int, line: bytes, row: JSON | None = None) -> I
 
 def document_of(piece: Piece, number: int, value: object) -> Document:
     """Return the Document of a line or a row with the number `number` in its file; `value` is its
-    JSON value, and `piece` has the keys of the text, the id and the metadata. Raises ValueError if
-    it is not an object, has no text, or has metadata that is nested too deeply; UnicodeDecodeError
-    if its bytes are not UTF-8."""
+    JSON value, and `piece` has the keys of the text, the id and the metadata. A line of the kinds
+    `documents` and `harvest` has its own `id`, `source` and `metadata` instead. A line without an
+    id gets the piece's name and `number`. Raises ValueError if `value` is not an object, has no
+    text, or has metadata that is nested too deeply; UnicodeDecodeError if the text is in bytes that
+    are not UTF-8."""
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     text = _value(value, piece.text_key)
@@ -332,11 +339,12 @@ def document_of(piece: Piece, number: int, value: object) -> Document:
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """Return a value as JSON that orjson can write: without dates and without halves of surrogate
-    pairs.
+    """Return a copy of a value that orjson can write as JSON: keys, dates and other objects become
+    texts, tuples lists, and each half of a surrogate pair U+FFFD.
 
     A whole number of more than 64 bits becomes its digits. Bytes become their text, or a `data:`
-    URL (RFC 2397) if they are not UTF-8. Raises ValueError for nesting deeper than MAX_DEPTH.
+    URL (RFC 2397) if they are not UTF-8. Raises ValueError for nesting deeper than MAX_DEPTH
+    levels, of which `depth` enclose the value.
     """
     if depth > MAX_DEPTH:
         raise ValueError(
@@ -387,8 +395,9 @@ def table_bytes(path: str) -> Any:
 
 
 def _batches(piece: Piece) -> Iterator[Any]:
-    """Yield pyarrow's record batches of at most BATCH_ROWS rows of a Parquet or Arrow table, in
-    order, with only the columns that documents are made from."""
+    """Yield pyarrow's record batches of at most BATCH_ROWS rows, in order, with only the columns
+    that documents are made from: of the row groups of the piece's range of a Parquet table, none if
+    that is empty, or of a whole Arrow table."""
     from pyarrow import parquet
 
     columns = [piece.text_key, *([piece.id_key] if piece.id_key else []), *piece.keep]
@@ -410,7 +419,8 @@ def _batches(piece: Piece) -> Iterator[Any]:
 
 def open_arrow(file: Any) -> tuple[Any, Iterator[Any]]:
     """Return the schema of a table and an iterator of its record batches, from the open binary file
-    of a table in Arrow's stream format, which `save_to_disk` writes, or in its file format."""
+    of a table in Arrow's stream format, which `save_to_disk` writes, or in its file format. The
+    file must be at its start, and stay open until the batches are read."""
     import pyarrow
 
     if file.read(len(ARROW_FILE)) == ARROW_FILE:

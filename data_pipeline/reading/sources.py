@@ -38,8 +38,10 @@ class OpenedSources:
     have an entry."""
 
     def __post_init__(self) -> None:
-        """List the files of all sources. If two sources have files of the same name, mark both, so
-        that the path of its source is put before each of their files' names."""
+        """Look up the files of every source of files but `documents`, which copies standard input
+        or a pipe to a temporary file, and set `is_named` of each: True if it has a file name in
+        common with another of them, so that the source's path is put before its files' names.
+        Raises the errors of `FileSource.files`, such as BadInput for a source without files."""
         files = [
             source
             for source in self.sources
@@ -66,7 +68,9 @@ class OpenedSources:
 
     def fingerprints(self) -> dict[str, str]:
         """Return a dict `source NUMBER NAME` → digest of each source and of each dataset that the
-        build compares with; numbers count from 0. Files are read for it."""
+        build compares with; numbers count from 0. Local and remote files are read for it, and a
+        corpus `hub:OWNER/NAME` is looked up on the hub. Raises the errors of each source's
+        `fingerprint`, such as BadInput for a file that cannot be read."""
         numbered = enumerate((*self.sources, *self.compared))
         return {
             f"source {number} {source.name}": source.fingerprint() for number, source in numbered
@@ -74,7 +78,8 @@ class OpenedSources:
 
     def describe(self) -> str:
         """Return a description for people: the descriptions of all sources, what a limit cut off,
-        and the fallback. It is complete once the sources have been read."""
+        and the fallback. What was cut off, and the size of a sample of installed documentation, are
+        known only after `shards` was called."""
         described = "; ".join(
             source.describe() + self._cuts.get(source.name, "") for source in self.sources
         )
@@ -96,8 +101,9 @@ class OpenedSources:
 
     @property
     def documents(self) -> int:
-        """Approximate number of documents to read, within the limits, by the mean size of the first
-        ones of each source of files, or a typical size for other sources."""
+        """Approximate number of documents to read, at least 1, within the limits, by the mean size
+        of the first ones of each source of files, or a typical size for other sources. Files of the
+        sources are read for it at each access."""
         of_source = [
             source.document_bytes if isinstance(source, FileSource) else TYPICAL_DOCUMENT_BYTES
             for source in self.sources
@@ -111,9 +117,11 @@ class OpenedSources:
     def shards(
         self, workspace: Workspace, shard_bytes: int, compared: bool = False
     ) -> list[list[Piece]]:
-        """Return all pieces of all sources in order, or with `compared` of the datasets that the
-        build compares with, gathered into shards of about `shard_bytes`, as a list of lists of
-        Pieces. Files are read for their digests, and corpora of the hub are downloaded."""
+        """Return the pieces of all sources in order, each source up to the recipe's limits,
+        gathered into shards as `pack` does, a list of lists of Pieces; with `compared` those of the
+        datasets that the build compares with, which have no limits. `shard_bytes` is a multiple of
+        GRAIN_BYTES. Files are read for their digests, and corpora of the hub are downloaded into
+        `workspace`. Raises the errors of the sources' `pieces`."""
         sources = self.compared if compared else self.sources
         pieces = (
             self._within_limits(source, source.pieces(workspace, shard_bytes)) for source in sources
@@ -139,11 +147,14 @@ class OpenedSources:
 
 
 def open_sources(config: SourcesConfig, seed: int) -> OpenedSources:
-    """Return an OpenedSources of the sources that a recipe names. If the hub cannot be reached, the
-    fallback stands in for the sources on it, which is announced on standard error.
+    """Return an OpenedSources of the sources that a recipe names, without datasets to compare with;
+    `seed` chooses the sample of installed documentation. If a source is on the hub and the hub
+    cannot be reached, the recipe's fallback, read first, stands in for all sources on it, which is
+    announced on standard error.
 
     Raises DataMissing for a corpus that is withdrawn, or if the hub cannot be reached and there is
-    no fallback; BadInput for a source without files.
+    no fallback; BadInput for a source without files, except `documents`, and the other errors of
+    `FileSource.files`.
     """
     if gone := [name for name in config.names if name in WITHDRAWN]:
         raise DataMissing(

@@ -19,8 +19,8 @@ WORDS = {
     "test": {"test", "testing", "eval", "evaluation"},
     TRAIN: {"train", "training"},
 }
-"""Dict from each split to the words in a file's path that tell it. A name with words of two splits
-belongs to the held-out one."""
+"""Dict from each split to the words in a file's path that tell it. Splits are tried in this order:
+if the folders, or else the name, have words of two splits, the held-out one counts."""
 SEPARATORS = re.compile(r"[-._ 0-9]+")
 SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 SHARDED = re.compile(r"data/([^/]+)-\d{5}-of-\d{5}[^/]*\.[^/]*")
@@ -65,8 +65,8 @@ def _cached(name: str, listed_in: dict[str, list[str]]) -> str:
 
 
 def _named(name: str) -> str:
-    """Return the split that a file's name tells, or "": by its shard number, then by words in its
-    folders, then by words in its name."""
+    """Return the split that a file's path tells, or "": NAME of `data/NAME-00000-of-00002.parquet`
+    and the like, else by a word in its folders, else by a word in its name before the ending."""
     if sharded := SHARDED.fullmatch(name):
         return sharded[1]
     *folders, file = name.lower().split("/")
@@ -86,9 +86,10 @@ def choose_splits(
     `train` alone of several. `told` has the split of each file of the source, "" for a file whose
     name tells none.
 
-    A file that tells none counts as `train`; if no file tells one, all are read, whatever is
-    `wanted`. With `is_whole` the source names a data set, and one that has only held-out text is
-    refused unless its split is wanted. Raises BadInput for a split that the files do not have.
+    A file that tells none counts as `train`; if no file tells one, `train` is returned, whatever is
+    `wanted`, so that all are read. With `is_whole` the source names a data set, and one that has
+    only held-out text is refused unless its split is wanted. Raises BadInput, which calls the
+    source `source`, for a split that the files do not have.
     """
     splits = list(dict.fromkeys(split or TRAIN for split in told))
     if not any(told) or (

@@ -52,7 +52,7 @@ def is_own(name: str) -> bool:
 def own_stage(name: str) -> type[Stage]:
     """Return the class of the filter `module:Class`, imported from the working directory or from
     Python's path. The class gets this text as its attribute `name`; the working directory is
-    appended to `sys.path`.
+    appended to `sys.path`. It is imported once per process.
 
     Raises ValueError if it cannot be imported or is not a filter.
     """

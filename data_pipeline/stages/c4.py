@@ -38,9 +38,9 @@ class C4(TextFilter):
     )
 
     def apply(self, text: str) -> str | Drop:
-        """Return as one text the lines, without their citation markers, that end like a sentence,
-        have at least five words and are no notice. Return a Drop for a text with "lorem ipsum" or
-        an opening curly bracket, or with fewer than three sentences in these lines."""
+        """Return as one text the lines, stripped and without their citation markers, that end like
+        a sentence, have at least five words and are no notice. Return a Drop for a text with "lorem
+        ipsum" or an opening curly bracket, or with fewer than three sentences in these lines."""
         if "lorem ipsum" in text.lower():
             return Drop("lorem ipsum")
         if "{" in text:

@@ -17,9 +17,10 @@ signature length, and the smallest expected recall at the threshold."""
 
 @cache
 def choose_banding(threshold: float) -> tuple[int, int]:
-    """Return a pair, the numbers of bands and rows: the most rows, and then the fewest bands, that
-    find a pair at the threshold with a probability of at least CHOSEN_RECALL; MOST_PERMUTATIONS
-    bands of one row if no numbers within the limits do.
+    """Return a pair, the numbers of bands and rows for pairs at the Jaccard similarity `threshold`:
+    the most rows, and then the fewest bands, that find a pair at the threshold with a probability
+    of at least CHOSEN_RECALL; MOST_PERMUTATIONS bands of one row if no numbers within the limits
+    do.
 
     Each row fewer makes chance buckets of unrelated documents many times as frequent.
     """
@@ -96,10 +97,10 @@ class DeduplicateConfig(Stage):
 
     @property
     def min_agreement(self) -> int:
-        """Number of minima in which a pair must agree to be compared: five standard deviations
-        below the mean at the threshold.
+        """Number of minima of the whole signature in which two documents that share a band must
+        agree to be compared: five standard deviations below the mean at the threshold, at least 0.
 
-        The published rule compares all pairs that share a band: 0.
+        The published rule, `megatron-2019`, compares all pairs that share a band: 0.
         """
         if self.rule == "megatron-2019":
             return 0

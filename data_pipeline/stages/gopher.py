@@ -55,7 +55,8 @@ class Gopher(TextFilter):
 
 def _broken(text: str) -> Iterator[str]:
     """Yield the names of Gopher's rules that a text breaks, in order; nothing for a text that is
-    kept."""
+    kept. Of a text of fewer than 10 words only the first may be taken: the rules on repetition
+    cannot be tried on it."""
     for rule, sought, whole, least, most in QUALITY:
         if (
             not least
@@ -78,7 +79,8 @@ def _broken(text: str) -> Iterator[str]:
 
 def _repeated(parts: list[str], n: int) -> float:
     """Return the share, from 0 to 1, of the parts' characters that lie in the most frequent n-gram
-    of parts, for n from 2 to 4, or in repeated n-grams, for any other n."""
+    of parts, for n from 2 to 4, or in repeated n-grams, all but the first of equal ones, for any
+    other n. There must be at least `n` parts."""
     grams = [*zip(*(parts[start:] for start in range(n)), strict=False)]
     first = dict[tuple[str, ...], int]()
     often = Counter(grams).most_common(1)[0][0]

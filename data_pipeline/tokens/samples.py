@@ -28,17 +28,18 @@ class SampleIndex:
     documents: NDArray[np.int32]
     """Order of documents over all epochs, [E·N]."""
     samples: NDArray[np.int64]
-    """Start of each sample as (index in `documents`, token offset), [n + 1, 2]."""
+    """Start of each sample in packed order, and the end of the last, as (index in `documents`,
+    token offset), [n + 1, 2]."""
     shuffle: NDArray[np.int64]
-    """Order in which samples are visited, [n]."""
+    """Order in which samples are visited, as their numbers in packed order, [n]."""
 
 
 def build_sample_index(
     sizes: NDArray[np.int32], num_samples: int, seq_length: int, seed: int
 ) -> SampleIndex:
     """Return a SampleIndex of at least `num_samples` samples, of `seq_length` + 1 tokens each, over
-    documents of `sizes` tokens, [N]. Raises BadInput if all documents together are shorter than one
-    sample.
+    documents of `sizes` tokens, [N]; documents and samples are shuffled by `seed`. Raises BadInput
+    if all documents together are shorter than one sample.
 
     When the last epoch would be used by less than 80 %, it is shuffled apart from the others, so
     that no document comes once more often than the rest before the others have come (Megatron-LM
@@ -87,8 +88,8 @@ class SamplePiece(NamedTuple):
 
 class PackedSamples:
     """Samples of one token file, at least `num_samples`, of s + 1 consecutive tokens each, with s
-    the sequence length, in shuffled order. Samples run across documents. Raises BadInput if all
-    documents together are shorter than one sample."""
+    the sequence length, in an order shuffled by `seed`. Samples run across documents. Raises
+    BadInput if all documents together are shorter than one sample."""
 
     def __init__(self, token_file: TokenFile, num_samples: int, seq_length: int, seed: int) -> None:
         self._file = token_file
@@ -126,8 +127,8 @@ class PackedSamples:
 
 class BlendedSamples:
     """Samples of several token files, `num_samples` in all, each file drawn in proportion to its
-    weight; `parts` are pairs of a file and its weight, in any scale. Raises BadInput if one file is
-    shorter than one sample."""
+    weight, its samples in the order of a PackedSamples with `seed`; `parts` are pairs of a file and
+    its weight, in any scale. Raises BadInput if one file is shorter than one sample."""
 
     def __init__(
         self, parts: Sequence[tuple[TokenFile, float]], num_samples: int, seq_length: int, seed: int
@@ -158,10 +159,10 @@ class BlendedSamples:
 def training_samples(
     parts: Sequence[tuple[TokenFile, float]], num_samples: int, seq_length: int, seed: int
 ) -> PackedSamples | BlendedSamples:
-    """Return the training samples, of `seq_length` + 1 tokens each, in the order of training: a
-    PackedSamples of the one token file, at least `num_samples`, or a BlendedSamples of several in
-    proportion to their weights, `num_samples` in all. `parts` are pairs of a token file and its
-    weight. Raises BadInput if a file is shorter than one sample."""
+    """Return the training samples, of `seq_length` + 1 tokens each, in the order of training,
+    shuffled by `seed`: a PackedSamples of the one token file, at least `num_samples`, or a
+    BlendedSamples of several in proportion to their weights, `num_samples` in all. `parts` are
+    pairs of a token file and its weight. Raises BadInput if a file is shorter than one sample."""
     if len(parts) == 1:
         return PackedSamples(parts[0][0], num_samples, seq_length, seed)
     return BlendedSamples(parts, num_samples, seq_length, seed)

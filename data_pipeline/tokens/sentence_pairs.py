@@ -68,11 +68,13 @@ class Masking:
     def apply(
         self, tokens: Tokens, target_length: int, random: np.random.RandomState
     ) -> tuple[Tokens, Tokens]:
-        """Return two arrays [tokens]: a copy of the sequence with masked tokens, and the original
-        ids of these, -1 elsewhere.
+        """Return two arrays [tokens]: a copy of the sequence with some tokens masked, of which on
+        average 80 % become [MASK] and 10 % a random token, and the original ids of all masked
+        tokens, -1 elsewhere.
 
-        At most MASKED_SHARE of `target_length` tokens are masked, and no more than that share of
-        the sequence, or one token. Draws are taken from `random`.
+        Runs of one to LONGEST_RUN whole words are masked. At most MASKED_SHARE of `target_length`
+        tokens are masked, and no more than that share of the sequence, rounded, or one token. Draws
+        are taken from `random`.
         """
         words = self.words(tokens)
         wanted = min(MASKED_SHARE * target_length, max(1, round(len(tokens) * MASKED_SHARE)))
@@ -110,8 +112,8 @@ class Masking:
 
 class PairSamples:
     """BERT's samples of one token file, pairs of runs of sentences, for any number of passes over
-    it; `sample` gives each as a PairSample of `seq_length` tokens. Raises BadInput if no document
-    has two sentences."""
+    it, in an order and with masks drawn by `seed`; `sample` gives each as a PairSample of
+    `seq_length` tokens. Raises BadInput if no document has two sentences."""
 
     def __init__(self, file: TokenFile, vocabulary: Vocabulary, seq_length: int, seed: int) -> None:
         self._file = file
@@ -140,7 +142,8 @@ class PairSamples:
 
     def make(self, place: int, number: int) -> PairSample:
         """Return as a PairSample the sample number `place` in the file's order, split into its two
-        parts and masked, with random draws from the seed plus `number`."""
+        parts, perhaps swapped, cut to its target length and masked, with random draws from the seed
+        plus `number`."""
         first, last, target = self.index[place].tolist()
         random = np.random.RandomState((self._seed + number) % 2**32)
         spans = zip(
@@ -191,8 +194,8 @@ def _trim(
     a: Tokens, b: Tokens, target: int, random: np.random.RandomState
 ) -> tuple[Tokens, Tokens]:
     """Return a pair, the arrays `a` and `b`, cut so that together they have at most `target`
-    tokens: one token after the other leaves the longer part, or `b` if they are equal, at a random
-    end."""
+    tokens: one token after the other leaves the longer part, or `b` if they are equal, at its start
+    or its end as drawn from `random`."""
     spans = [[0, len(a)], [0, len(b)]]
     while sum(end - start for start, end in spans) > target:
         longer = spans[0] if spans[0][1] - spans[0][0] > spans[1][1] - spans[1][0] else spans[1]
@@ -206,9 +209,10 @@ def _trim(
 @compiled
 def _map_samples(sizes: Any, documents: Any, longest: int, draws: Any, index: Any) -> int:
     """Write the samples of one pass over the file to `index` in order, each as its first sentence,
-    the sentence after its last and its target length, and return their number: Megatron-LM's
-    build_mapping (megatron/core/datasets/helpers.cpp) with its generator's `draws`. `sizes` are the
-    tokens of each sentence, `documents` the first sentences of documents."""
+    the sentence after its last and its target length, at most `longest`, and return their number:
+    Megatron-LM's build_mapping (megatron/core/datasets/helpers.cpp) with its generator's `draws`,
+    one for each sentence and document. `sizes` are the tokens of each sentence, `documents` the
+    first sentences of documents, then the number of sentences."""
     targets = np.where(draws % SHORT_EVERY == 0, 2 + draws % (longest - 1), longest)
     count = 0
     drawn = 0

@@ -124,8 +124,9 @@ def _find(
     ends: Any,
     documents: Any,
 ) -> int:
-    """Write the start and end of each sentence to `starts` and `ends`, as far as these have room,
-    and the number of each document's first sentence, then the number of sentences, to `documents`.
+    """Write the start and end of each sentence, of at most `longest` tokens, to `starts` and
+    `ends`, as far as these have room, and the number of each document's first sentence, then the
+    number of sentences, to `documents`. `stops` has 0 and the end of each sequence of `tokens`.
     Returns the number of sentences."""
     count = 0
     for document in range(len(document_index) - 1):

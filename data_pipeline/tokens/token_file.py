@@ -59,7 +59,8 @@ def texts_of(prefix: Path) -> Path:
 
 def blend(prefixes: Sequence[Path], weight: float = 1.0) -> list[tuple[Path, float]]:
     """Return a list of pairs, each of `prefixes`, which lead to one split's token files, with its
-    share of `weight`, in proportion to the bytes of its `.bin`."""
+    share of `weight`, in proportion to the bytes of its `.bin`, which must exist; one prefix alone
+    has the whole weight, and no file is looked at."""
     if len(prefixes) == 1:
         return [(prefixes[0], weight)]
     sizes = [token_paths(prefix)[0].stat().st_size for prefix in prefixes]
@@ -165,9 +166,10 @@ class TokenFile:
 
 
 class TokenFileWriter:
-    """Context manager that writes a token file, `<prefix>.bin` and `<prefix>.idx`. Both files
-    appear, in place of earlier ones, when the block ends without an error; after an error earlier
-    ones stay."""
+    """Context manager that writes a token file, `<prefix>.bin` and `<prefix>.idx`, of tokens of
+    `dtype`, one of the values of DTYPES. Both files appear, in place of earlier ones, when the
+    block ends without an error; after an error earlier ones stay. The folder is made if it is
+    missing."""
 
     def __init__(self, prefix: Path, dtype: "np.dtype[Any]") -> None:
         self._paths = token_paths(prefix)
@@ -186,7 +188,8 @@ class TokenFileWriter:
         return self
 
     def add_document(self, ids: ArrayLike) -> None:
-        """Append one document's tokens. Raises ValueError for a token the dtype cannot hold."""
+        """Append one document's tokens, as one sequence. Raises ValueError for a token the dtype
+        cannot hold."""
         tokens = np.asarray(ids)
         self.add_documents(tokens, [tokens.size])
 
@@ -244,8 +247,8 @@ class TokenFileWriter:
                 partial.unlink(missing_ok=True)
 
     def _publish(self) -> None:
-        """Give both finished files their names, in place of earlier ones. An index never stands
-        beside tokens that it does not describe."""
+        """Give both files, which are finished under their temporary names, their own names, in
+        place of earlier ones. An index never stands beside tokens that it does not describe."""
         directory = self._paths[0].parent
         self._paths[1].unlink(missing_ok=True)
         sync(directory)
@@ -271,8 +274,8 @@ class TokenFileWriter:
 
 
 def merge_token_files(prefixes: Sequence[Path], out: Path) -> None:
-    """Write the token files at `prefixes`, one after the other, as one token file at the prefix
-    `out`.
+    """Write the sequences and documents of the token files at `prefixes`, one after the other, as
+    one token file at the prefix `out`, in place of an earlier one.
 
     Raises BadInput if `prefixes` is empty, a file is missing or the tokens have different dtypes,
     IntegrityFailure if a file is damaged.

@@ -69,8 +69,8 @@ def padded_vocab_size(vocab_size: int, multiple: int = 128, tp: int = 1) -> int:
 
 
 class Tokenizer:
-    """Encodes text as token ids, and decodes them. Raises BadInput if the vocabulary lacks the
-    token that ends a text."""
+    """Encodes text as token ids, and decodes them, by a tokenizer of the library, which is changed
+    for it. Raises BadInput if the vocabulary lacks `end_token`, the token that ends a text."""
 
     end_of_text: int
     """Id of the token that ends a document."""
@@ -102,16 +102,16 @@ class Tokenizer:
     is_byte_level: bool
     """True for GPT-2's kind of byte-level BPE."""
     is_of_words: bool
-    """True if tokens are whole words, in order of falling frequency, and bytes for all other
-    words."""
+    """True for a vocabulary as `of_words` makes it: whole words, in order of falling frequency, and
+    bytes for all other words."""
 
     @classmethod
     def load(cls, directory: Path) -> Self:
         """Return the tokenizer, an object of this class, in the file `tokenizer.json` in
         `directory`. Texts end with the token that the files there name, else with `<|endoftext|>`.
 
-        Raises BadInput if it is missing or lacks that token, IntegrityFailure if it is unreadable
-        or makes a text many times longer.
+        Raises BadInput if it is missing or lacks that token, IntegrityFailure if it is unreadable,
+        its ids have gaps, or it may make a text many times longer.
         """
         if not (directory / FILE_NAME).is_file():
             raise BadInput(
@@ -124,7 +124,8 @@ class Tokenizer:
     def open(cls, path: Path, end_token: str | None = None) -> Self:
         """Return the tokenizer at `path`: a dataset's, a `tokenizer.json`, or a Hugging Face
         directory with one or with GPT-2's `merges.txt` and `vocab.json`. Texts end with
-        `end_token`, else with the token that the files name.
+        `end_token`, else with the token that the files name, else with `<|endoftext|>`; a tokenizer
+        made of `merges.txt` has the last in any case.
 
         Raises BadInput for anything else, and for a tokenizer that lacks the token that ends a
         text.
@@ -175,8 +176,8 @@ class Tokenizer:
     @classmethod
     def from_gpt2_files(cls, vocab_json: Path, merges_txt: Path) -> Self:
         """Return the tokenizer of a `vocab.json` (token to id) and a `merges.txt` (one merge a
-        line, after a version line). Raises BadInput or IntegrityFailure if they are not a
-        byte-level BPE vocabulary."""
+        line, after a version line). Texts end with `<|endoftext|>`, which the vocabulary must have.
+        Raises BadInput or IntegrityFailure if they are not a byte-level BPE vocabulary."""
         try:
             vocabulary = read_json(vocab_json)
             _, *lines = merges_txt.read_text(encoding="utf-8").split("\n")
@@ -192,11 +193,11 @@ class Tokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> Self:
-        """Return a byte-level BPE tokenizer trained on the texts, with exactly `vocab_size` tokens;
-        the last is end-of-text.
+        """Return a byte-level BPE tokenizer trained on the texts, with exactly `vocab_size` tokens,
+        at least 257: the 256 bytes, merged pairs, and end-of-text, the last.
 
-        The result depends only on the texts. Raises BadInput if they have too few distinct pairs
-        for that many tokens.
+        The result depends only on the texts and that number. Raises BadInput if they have too few
+        distinct pairs for that many tokens.
         """
         backend = _byte_level({}, [])
         trainer = trainers.BpeTrainer(
@@ -217,13 +218,13 @@ class Tokenizer:
 
     @classmethod
     def of_words(cls, texts: Iterable[str], vocab_size: int) -> Self:
-        """Return a tokenizer of `vocab_size` tokens: end-of-text, the 256 bytes, and the most
-        frequent words of the texts in order of falling frequency.
+        """Return a tokenizer of `vocab_size` tokens, at least 257: end-of-text, the 256 bytes, and
+        the most frequent words of the texts in order of falling frequency.
 
         A word is a piece of text that GPT-2's byte pairs do not cross: letters, digits or signs,
         with the space before. A word outside the vocabulary is spelled in bytes, so that a text is
-        restored whole. The result depends only on the texts. Raises BadInput if they have too few
-        words for `vocab_size` tokens.
+        restored whole. The result depends only on the texts and `vocab_size`. Raises BadInput if
+        they have too few words for `vocab_size` tokens.
         """
         backend: Any = Backend(models.WordLevel(vocab={}))
         backend.pre_tokenizer = _byte_level({}, []).pre_tokenizer
@@ -262,11 +263,13 @@ class Tokenizer:
         )
 
     def encode_ids(self, text: str) -> NDArray[np.int32]:
-        """Return the token ids of a text as an int32 array [tokens]; no token is added."""
+        """Return the token ids of a text as an int32 array [tokens]; no token is added, and special
+        tokens in the text, such as `<|endoftext|>`, are encoded like other characters."""
         return self._encode(text) if len(text) < LONG_TEXT else heard(lambda: self._encode(text))
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text as a list; no token is added."""
+        """Return the token ids of a text as a list; no token is added, and special tokens in the
+        text, such as `<|endoftext|>`, are encoded like other characters."""
         return self.encode_ids(text).tolist()
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -301,8 +304,9 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """Number of token ids without padding: one more than the largest id of any token, special
-        or not."""
+        """Number of token ids without padding: one more than the largest id of any token that the
+        tokenizer has, special or not. Those of `special_ids` that follow its last are not
+        counted."""
         return max(self._backend.get_vocab().values()) + 1
 
     @cached_property
@@ -340,9 +344,10 @@ def special_ids(backend: Any) -> tuple[int, ...]:
 
 @lru_cache(maxsize=2)
 def load_once(directory: Path, digest: str) -> Tokenizer:
-    """Return the tokenizer in `directory`, which is read once; the two last tokenizers are cached
-    in the process. `digest` tells contents of one directory apart. Raises BadInput if it is missing
-    or lacks its end-of-text token, IntegrityFailure if it is unreadable."""
+    """Return the tokenizer in the `tokenizer.json` of `directory`, which is read once; the two last
+    tokenizers are cached in the process. `digest` tells contents of one directory apart in the
+    cache; the file is not compared with it. Raises BadInput if it is missing or lacks its
+    end-of-text token, IntegrityFailure if it is unreadable."""
     return Tokenizer.load(directory)
 
 
@@ -357,8 +362,8 @@ def _named_end(directory: Path) -> str | None:
 
 def _without_extras(content: JSON) -> Backend | None:
     """Return a GPT-2-style tokenizer, given as the values of a tokenizer.json, rebuilt from its
-    vocabulary and merges alone, which decide its ids. Return None for a tokenizer of another
-    kind."""
+    vocabulary, its added tokens and its merges alone, which decide its ids. Return None for a
+    tokenizer of another kind."""
     model = content["model"]
     before = content.get("pre_tokenizer") or {}
     added = content.get("added_tokens") or []

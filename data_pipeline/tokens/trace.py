@@ -46,13 +46,14 @@ class _Batch(FileSchema):
 
 
 def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
-    """Yield lines of text that show the sequences of a training run's `iteration`, numbered from 1
-    as in its metrics.jsonl.
+    """Yield texts to print, one after the other, that show the sequences of a training run's
+    `iteration`, numbered from 1 as in its metrics.jsonl: a heading for each sequence of the global
+    batch, and for each document in it a heading and its decoded tokens, which may have many lines.
 
-    Every sequence of the global batch is shown with its index and, for a complete run, its
-    data-parallel rank. Raises BadInput for a run without that iteration, with a batch that still
-    grows or without packed documents, DataMissing if its dataset is missing, IntegrityFailure if a
-    file of the run or the dataset is damaged.
+    A sequence's heading has its index and, for a complete run, its data-parallel rank. Raises
+    BadInput for a run without that iteration, with a batch that still grows, or of another family
+    than gpt2; DataMissing if its dataset is missing; IntegrityFailure if a file of the run or the
+    dataset is damaged.
     """
     manifest = RunDirectory.open(run, "training").manifest
     config = parse_document(manifest["config"], _Config, f"{run / MANIFEST}")
@@ -113,8 +114,9 @@ def _places(path: Path, documents: set[int]) -> dict[int, str]:
 
 def _taken(run: Path, iteration: int, config: _Config) -> tuple[_Batch, int]:
     """Return a pair: the line of `iteration` in the run's metrics.jsonl as a _Batch, and the number
-    of samples in the whole training, which determines how they are shuffled. Raises BadInput if
-    metrics.jsonl is unreadable, has no such iteration, or does not yet determine that number."""
+    of samples in the whole training, which determines how they are shuffled: for an incomplete run
+    those to come are counted by `config`. Raises BadInput if metrics.jsonl is unreadable, has no
+    such iteration, or does not yet determine that number."""
     try:
         lines = [orjson.loads(line) for line in read_bytes(run / "metrics.jsonl").splitlines()]
     except (OSError, ValueError) as error:

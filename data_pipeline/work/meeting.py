@@ -38,9 +38,9 @@ T = TypeVar("T")
 
 
 class Meeting:
-    """Context manager of one part of an array of jobs that build one dataset. In a shared folder it
-    shows the other parts that it lives and which facts it works on, compares its facts with theirs,
-    and waits for their results.
+    """Context manager of one part of an array of jobs that build one dataset. In `folder`, which
+    all parts share, it shows the other parts that it lives and which facts it works on, compares
+    its facts with theirs, and waits for their results.
 
     `part` counts from 1; `parts` is the number of all parts.
     """
@@ -81,7 +81,8 @@ class Meeting:
     def agree(self, facts: dict[str, str]) -> None:
         """Add `facts`, texts by name such as a setting's value or a file's digest, to the ones that
         this part shows the others. Raises BadInput, with the names of the facts that differ, if a
-        living part works on other facts; a part with other facts is watched for LOOK_SECONDS."""
+        living part has other values of the same facts; a part with other values is watched for
+        LOOK_SECONDS, to see that it lives."""
         facts = self._sign["facts"] | facts
         until = time.monotonic() + LOOK_SECONDS
         before = read_signs(self._folder)
@@ -94,9 +95,9 @@ class Meeting:
     def _check(
         self, facts: dict[str, str], before: dict[str, Sign], signs: dict[str, Sign]
     ) -> None:
-        """Raise BadInput, with the names of the facts that differ, if a living part works on other
-        facts than `facts`. A part lives if its sign, by file name, has changed from `before` to
-        `signs`."""
+        """Raise BadInput, with the names of the facts that differ, if a living part has other
+        values than `facts` under the same names. A part lives if its sign, by file name, has
+        changed from `before` to `signs` and does not say that it has ended."""
         for sign in (sign for name, sign in signs.items() if sign != before.get(name)):
             if differing := _differing(facts, sign):
                 raise BadInput(
@@ -108,7 +109,7 @@ class Meeting:
     def wait_for(self, ready: Callable[[], T | None], part: int, state: Callable[[], str]) -> T:
         """Wait until `ready` returns another value than None, which the work of `part` makes
         possible, and return the value. `state` describes how far that part is, in a line that is
-        printed to standard error now and then.
+        printed to standard error now and then, unless `--quiet` was given.
 
         Raises Interrupted if that part ends without it or gives no sign of life for
         MLM_JOIN_SECONDS, and BadInput if it works on other facts.

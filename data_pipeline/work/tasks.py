@@ -69,13 +69,13 @@ class Done:
 
 
 def run_task(task: WorkTask, digest: str = "") -> Done:
-    """Do the work of a task, write its files and the marker `DONE` to its directory, and return its
-    result as a Done; if a marker there names the same task and the files are as written, return the
-    earlier result.
+    """Do the work of a task, write its files and the marker `DONE` to its directory, in place of
+    what is there, and return its result as a Done; if a marker there names the same task and the
+    files are as written, return the earlier result.
 
     Files damaged by a power cut differ from the marker, so their work is done again. Raises
-    Interrupted if the memory is full, BadInput if `digest`, which the sending machine computed, is
-    not the task's digest here. Errors of the work are passed on.
+    Interrupted if the memory is full, BadInput if `digest`, which a machine that sends the task
+    gives, is neither empty nor the task's digest here. Errors of the work are passed on.
     """
     if digest not in ("", task.digest):
         raise BadInput(

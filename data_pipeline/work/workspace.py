@@ -61,12 +61,12 @@ class Workspace:
         at_once: int | None = None,
     ) -> Iterator[Done]:
         """Run one task, a call of `work`, for each job, a pair of settings and inputs, and yield
-        the result of each, a Done, in order. Each task has a directory of its own, and one that is
-        finished there is not done again.
+        the result of each, a Done, in order. Each task has a directory of its own below
+        `path/STAGE`, and one that is finished there is not done again.
 
-        At most `at_once` tasks are given to the executor at a time. Progress is counted under
-        `title`; an empty title shows none. Raises the errors of the tasks, and Interrupted if the
-        executor loses them.
+        At most `at_once` tasks are given to the executor at a time. Progress of `total` tasks is
+        shown under `title` on standard error; an empty title shows none. Raises the errors of the
+        tasks, and Interrupted if the executor loses them.
         """
         folder = self.path / stage
         tasks = (
@@ -86,10 +86,10 @@ class Workspace:
         title: str | None = None,
         at_once: int | None = None,
     ) -> Finished:
-        """Run `work` for every job, a pair of settings and inputs, of a stage and return a Finished
-        with the digests and counts of its tasks; tasks that are finished already are not done
-        again. Progress is counted under `title`, or the stage's name if it is None; an empty
-        `title` shows none."""
+        """Run `work` for every job, a pair of settings and inputs, of a stage, at most `at_once` at
+        a time, and return a Finished with the digests and counts of its tasks; tasks that are
+        finished already are not done again. Progress is shown under `title`, or the stage's name if
+        it is None; an empty `title` shows none. Raises the errors of `each`."""
         done = list(
             self.each(stage, work, jobs, stage if title is None else title, len(jobs), at_once)
         )

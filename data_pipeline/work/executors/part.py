@@ -12,8 +12,9 @@ from mlm_repro.lineage.errors import BadInput, Interrupted
 
 
 class PartExecutor:
-    """Runs every `parts`-th task of a stage on `workers`, on one of several machines that share a
-    folder, and waits until the other parts have done theirs.
+    """Runs one part's share of a stage's tasks, every `parts`-th from number `part` on, on
+    `workers`, on one of several machines that share a folder, and waits until the other parts have
+    done theirs. The blocks of `workers` and `meeting` must be open when it runs.
 
     Once `is_over` returns True, the first part has written the dataset and removed the tasks'
     files, perhaps between two looks of this part.
@@ -29,8 +30,8 @@ class PartExecutor:
     def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
         """Run this part's share of `tasks`, at most `at_once` at a time, wait until the other parts
         have done theirs, and yield the Done of every task in order. Raises Interrupted if another
-        part ends without its tasks, or the dataset is already written; BadInput if another part
-        works on other facts; and the errors of this part's tasks."""
+        part ends without its tasks or gives no sign of life, or if the dataset is already written;
+        BadInput if another part works on other facts; and the errors of this part's tasks."""
         all_tasks = list(tasks)
         part = self.meeting.part
         parts = self.meeting.parts

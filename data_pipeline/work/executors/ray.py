@@ -19,8 +19,8 @@ ANSWER_SECONDS = 10
 
 
 class RayExecutor:
-    """Context manager that runs tasks on the Ray cluster that `RAY_ADDRESS` names, or on one
-    started here with `workers` processes, 0 meaning one for each core.
+    """Context manager that runs tasks on the Ray cluster that `RAY_ADDRESS` names, whatever
+    `workers` is, or on one started here with `workers` processes, 0 meaning one for each core.
 
     A task whose node or process is lost is run again elsewhere. Raises BadInput if Ray is not
     installed, or, when the block begins, if the cluster cannot be used.
@@ -100,8 +100,8 @@ class RayExecutor:
 
 
 def _check_answer(address: str) -> None:
-    """Raise BadInput if nothing listens at `host:port`; Ray itself would try for minutes. An
-    address of another form is not checked."""
+    """Raise BadInput if nothing listens at `address`, `host:port` or `ray://host:port`; Ray itself
+    would try for minutes. An address of another form is not checked."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdigit():
         try:
