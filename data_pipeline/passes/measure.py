@@ -152,7 +152,7 @@ def read_matches(directory: Path) -> Iterator[tuple[int, dict[str, int]]]:
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
     """Yield lists of documents, in order; a list ends with the document that brings it to
-    BATCH_CHARACTERS. The last may be empty."""
+    BATCH_CHARACTERS, where each counts as DOCUMENT_CHARACTERS at least. The last may be empty."""
     batch = []
     characters = 0
     for document in documents:
