@@ -202,9 +202,9 @@ def _describe(pipeline: Pipeline, files: JSON) -> DataCard:
 def data_card(
     name: str, seed: int, ledger: Ledger, tokenizer: Tokenizer, config: TokenizerConfig, files: JSON
 ) -> DataCard:
-    """Return the DataCard of a dataset with this ledger and tokenizer, without its stages'
-    settings. `files` maps each file's name to its pair (bytes, SHA-256); `config` says where the
-    tokenizer came from and to what its vocabulary is padded."""
+    """Return the DataCard of a dataset with this name, seed, ledger and tokenizer, without its
+    stages' settings. `files` maps each file's name to its pair (bytes, SHA-256); `config` says
+    where the tokenizer came from and to what its vocabulary is padded."""
     card = DataCard(
         name=name,
         source=ledger.source,

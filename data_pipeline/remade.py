@@ -238,9 +238,9 @@ def _attrition(run: Path, ledger: Ledger) -> Comparisons:
 
 
 def _asked(config: JSON, section: type[BaseModel], name: str) -> JSON:
-    """Return the section called `name` of a recorded configuration as a dict by key, with defaults
-    for the keys that it lacks, such as newer ones; all defaults if there is no such section.
-    Nothing is validated."""
+    """Return the section called `name` of a recorded configuration as a dict by key. Keys that it
+    lacks, such as newer ones, have the defaults of the class `section`; all have if there is no
+    such section. Nothing is validated."""
     return {**section().model_dump(), **config.get(name, {})}
 
 

@@ -76,9 +76,9 @@ def _read(
     pieces: list[Piece], max_line_bytes: int, goes_on: bool, damaged: list[str]
 ) -> Iterator[Item]:
     """Yield the documents and the malformed input of the pieces, and None for each blank line; a
-    line, or a text of a row, longer than `max_line_bytes` is malformed. With `goes_on`, a damaged
-    file ends early: a sentence on its damage is appended to `damaged`, and a Malformed with line 0
-    is yielded for it. Without, Damaged is raised."""
+    line, a text file or a row's text longer than `max_line_bytes` is malformed. With `goes_on`, a
+    damaged file ends early: a sentence on its damage is appended to `damaged`, and a Malformed with
+    line 0 is yielded for it. Without, Damaged is raised."""
     for piece in pieces:
         try:
             yield from read_pieces([piece], max_line_bytes)
