@@ -106,8 +106,9 @@ class Pipeline:
 
     def _filters(self, kind: Known) -> JSON:
         """Return a dict of settings for the tasks of a pass that applies the recipe's filters of a
-        `kind`: `filters`, pairs of a filter's name and section; `own`, digests of the filters that
-        are the user's own code; and `keep_dropped`, whether dropped documents are written."""
+        `kind`, which is TEXT_FILTERS or TOKEN_FILTERS: `filters`, pairs of a filter's name and
+        section; `own`, digests of the filters that are the user's own code; and `keep_dropped`,
+        whether dropped documents are written."""
         names = [name for name in self.stages if name in kind]
         return {
             "filters": [(name, self._section(name) or {}) for name in names],
@@ -319,8 +320,9 @@ class Pipeline:
         return sum(counts["left_in"] for counts in self.finished["select"].counts)
 
     def _deduplicate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
-        """Decide which documents are near-duplicates, describe the search in the ledger, and return
-        the decisions as an Input of a further task. `decided` is not used."""
+        """Decide which documents are near-duplicates, describe the search in the ledger, enter it
+        in `finished` as `decisions`, and return the decisions as an Input of a further task.
+        `decided` is not used."""
         held = sum(task_counts["documents"] for task_counts in measured.counts[: self.compared])
         decisions, compared = find_duplicates(
             self.workspace, prepared, measured, self.config.deduplicate, held

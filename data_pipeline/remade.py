@@ -57,9 +57,9 @@ def card(run: Path) -> Comparisons:
     files, the manifest, the ledger, the token files, the documents and the tokenizer. Values are
     recomputed here; the caller decides if they differ.
 
-    Up to SAMPLED_DOCUMENTS documents of each token file, drawn at random, are tokenized anew.
-    Raises IntegrityFailure if one of the files is damaged, BadInput if a token file or the
-    tokenizer is missing.
+    Up to SAMPLED_DOCUMENTS documents of each token file that has its documents' texts beside it,
+    drawn at random, are tokenized anew. Raises IntegrityFailure if one of the files is damaged,
+    BadInput if a token file or the tokenizer is missing.
     """
     card = read_document(run / DATASET, DataCard)
     sealed = sealed_files(run)

@@ -114,8 +114,7 @@ def build_dataset(
     config: DataConfig, root: Path, executor: str = "local", part: str = ""
 ) -> RunDirectory:
     """Build the dataset of `config` under `root` and return its RunDirectory; if it is complete
-    there, print a note to standard error and return it at once. The cost is printed there before
-    the work.
+    there, print a note to standard error and return it at once. The cost is printed there first.
 
     Finished tasks stay in a hidden directory of the run until all are done, and the same call
     continues from there after any interruption. A task of the slow stages, those of DEAR, that the
@@ -574,9 +573,9 @@ def _complete(
 
 
 def _tell_of_others(run: RunDirectory) -> None:
-    """Print a note of each folder beside the run's that holds unfinished work on the same recipe
-    with other code, libraries or input, which this run cannot use. Folders whose manifests cannot
-    be read are left out."""
+    """Print to standard error a note of each folder beside the run's that holds unfinished work on
+    the same recipe with other code, libraries or input, which this run cannot use. Folders whose
+    manifests cannot be read are left out."""
     manifest = run.manifest
     for work in sorted(run.path.parent.glob(f"{manifest['name']}-*/{FOLDER}")):
         with contextlib.suppress(UserError):

@@ -106,8 +106,7 @@ class ShingledTexts:
         self, number: int, others: Sequence[int], enough: float
     ) -> NDArray[np.float64]:
         """Return an array of the Jaccard similarities of the text `number` to the texts `others`,
-        numbers of one text or more, in order, up to and with the first that is at least
-        `enough`."""
+        at least one number, in order, up to and with the first that is at least `enough`."""
         ((start, end),) = [*self._find([number])][-1]
         own = self._keys[start:end].copy()
         similar = []
