@@ -212,11 +212,12 @@ class Resolution(NamedTuple):
 
 class _Held:
     """The kept documents of some components in their buckets, for later documents to be compared
-    with. A document is given by its index among the members.
+    with; none at first, and `hold` adds each. A document is given by its index among the members.
 
     `buckets` [members, bands] are positions of buckets in `slots` [bands, 1.5 members], or -1 if a
     member is alone in its bucket. From that position on, `slots` has the number of kept documents
-    in the bucket, then the first of these documents.
+    in the bucket, then the first of these documents. Both are mapped files in the folder `scratch`,
+    or in the system's temporary folder if that is None.
     """
 
     def __init__(self, linked: Linked, config: DeduplicateConfig, scratch: Path | None) -> None:
@@ -340,9 +341,9 @@ def histogram(similarities: NDArray[np.float64]) -> NDArray[np.int64]:
 def resolve(
     linked: Linked, config: DeduplicateConfig, held_before: int = 0, scratch: Path | None = None
 ) -> Resolution:
-    """Decide which of the linked documents are dropped, component by component and in input order
-    within each. Returns a Resolution: the decisions and the counts of compared and uncompared
-    pairs.
+    """Decide by the settings `config` which of the linked documents are dropped, component by
+    component and in input order within each. Returns a Resolution: the decisions and the counts of
+    compared and uncompared pairs.
 
     Buckets lie in files in `scratch`, or in the system's temporary folder: a member takes 40 bytes
     of memory and, for each band, 10 of disk.
@@ -361,7 +362,7 @@ def resolve(
     least the threshold are linked, and one document of each linked group is kept. Where the
     published code takes an arbitrary one (of a bucket, of an unordered set), the first in input
     order is taken. As in that code, the last shingle of a text is left out of the comparison, and a
-    text without shingles has a similarity of 0 to all others.
+    text without shingles has a similarity of 0 to all others. `held_before` must be 0.
     """
     is_published = config.rule == "megatron-2019"
     members, *_, copies, pages = linked
