@@ -16,7 +16,8 @@ from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.files import read_document
 
 SCORED = 1000
-"""Number of a dataset's documents, from the first on, whose language is scored for its page."""
+"""Number of a dataset's documents, from the first on, whose language is scored for its page, if its
+recipe has the stage `language`."""
 FILES = "page.html", "README.md"
 
 

@@ -41,9 +41,10 @@ from mlm_repro.lineage.errors import BadInput
 
 @dataclass
 class Pipeline:
-    """Runs the stages of a recipe on its sources, as tasks in `workspace`.
+    """Runs the stages of a recipe on its opened sources, as tasks in `workspace`.
 
-    `test_sets` are the files to search for, by the test set's name, None for one that is missing.
+    `test_sets` are the files to search for, by the test set's name, None for one that is missing;
+    the stage `decontaminate` searches for them.
     """
 
     config: DataConfig
@@ -57,7 +58,7 @@ class Pipeline:
     tokenizer: Tokenizer | None = field(init=False, default=None)
     finished: dict[str, Finished] = field(init=False, default_factory=dict)
     """Dict from the name of each finished stage to its Finished: `prepare`, `measure`, `select`,
-    `gather`, and `decisions` if duplicates were searched for."""
+    `gather`, and `decisions` if duplicates were searched for; `publish` adds `duplicates` then."""
     compared: int = field(init=False, default=0)
     """Number of shards that hold the datasets of `deduplicate.against`; they come before the
     recipe's own shards."""
@@ -73,8 +74,9 @@ class Pipeline:
     def run(self) -> Self:
         """Run all stages of the recipe and return this pipeline, with its ledger and finished
         stages filled; tasks that are done already are not repeated. Raises BadInput if no document
-        is left, or if more input is damaged or malformed than the recipe allows; also the errors of
-        the sources and of the executor, such as DataMissing and Interrupted."""
+        is left, or one alone for a split, if more input is damaged or malformed than the recipe
+        allows, or if the text is too small for its vocabulary; also the errors of the sources and
+        of the executor, such as DataMissing and Interrupted."""
         size = choose_shard_bytes(self.config.shard_bytes, self.sources.total_bytes)
         compared = self.sources.shards(self.workspace, size, compared=True)
         shards = [*compared, *self.sources.shards(self.workspace, size)]
@@ -104,8 +106,9 @@ class Pipeline:
 
     def _filters(self, kind: Known) -> JSON:
         """Return a dict of settings for the tasks of a pass that applies the recipe's filters of a
-        `kind`: `filters`, pairs of a filter's name and section; `own`, digests of the filters that
-        are the user's own code; and `keep_dropped`, whether dropped documents are written."""
+        `kind`, which is TEXT_FILTERS or TOKEN_FILTERS: `filters`, pairs of a filter's name and
+        section; `own`, digests of the filters that are the user's own code; and `keep_dropped`,
+        whether dropped documents are written."""
         names = [name for name in self.stages if name in kind]
         return {
             "filters": [(name, self._section(name) or {}) for name in names],
@@ -115,9 +118,10 @@ class Pipeline:
 
     def _prepare(self, shards: list[list[Piece]]) -> Finished:
         """Run the first pass over all shards, which are lists of Pieces, enter it in the ledger,
-        and return the finished stage, a Finished. Raises BadInput if too many files are damaged,
-        too many lines are malformed, or no document is left; prints to standard error a warning of
-        fewer damaged files."""
+        and return the finished stage, a Finished. The first `compared` shards, which are only
+        compared with, pass no filters, and of them the ledger counts malformed and blank lines
+        alone. Raises BadInput if too many files are damaged, too many lines are malformed, or no
+        document is left; prints to standard error a warning of fewer damaged files."""
         filters = self._filters(TEXT_FILTERS)
         names = [name for name, _ in filters["filters"]]
         limit = self.config.sources.max_bad_files
@@ -182,7 +186,8 @@ class Pipeline:
     def joined(self, name: str, *stages: str) -> Path:
         """Join, by a task, all files called `name` that the tasks of these finished stages wrote,
         such as all malformed input, and return the path of the joined file in the workspace. The
-        files follow one another stage by stage, and in each by shard."""
+        files follow one another stage by stage, and in each by shard; the stages must have as many
+        tasks as the first of them."""
         finished = [self.finished[stage] for stage in stages]
         settings = {"shards": len(finished[0].counts), "name": name}
         inputs = (stage_tasks.input for stage_tasks in finished)
@@ -220,9 +225,10 @@ class Pipeline:
         return made
 
     def _measure(self, prepared: Finished, tokenizer: Finished | None) -> Finished:
-        """Run the second pass over all shards, which counts tokens, fingerprints documents and
-        searches for test-set text; enter it in the ledger, and return the finished stage, a
-        Finished. Raises BadInput if no document is left."""
+        """Run the second pass over all shards, which as the recipe asks counts tokens, fingerprints
+        documents and searches for test-set text; shards that are only compared with are only
+        fingerprinted. Enter it in the ledger, and return the finished stage, a Finished.
+        `tokenizer` is the stage that made it, or None. Raises BadInput if no document is left."""
         config = self.config.deduplicate
         search = self.config.decontaminate
         bands, rows = config.banding
@@ -264,9 +270,9 @@ class Pipeline:
         self, prepared: Finished, measured: Finished, tokenizer: Finished | None
     ) -> Finished:
         """Decide about duplicates and test-set text, where the recipe has these stages; write an
-        index of each shard's remaining documents, whose text is left in place; and enter the stages
-        in the ledger. Returns the finished stage, a Finished. Raises BadInput if no document is
-        left."""
+        index of each shard's remaining documents, whose text is left in place, and the parts of
+        those that were cut; and enter the stages in the ledger. Returns the finished stage, a
+        Finished. Raises BadInput if no document is left."""
         counts = [task_counts["documents"] for task_counts in measured.counts]
         starts = np.cumsum([0, *counts]).tolist()
         decided: list[Input] = []
@@ -310,12 +316,13 @@ class Pipeline:
     @property
     def left_in(self) -> int:
         """Number of documents, or parts of them, that still have n-grams of a test set, because
-        these are frequent in the corpus."""
+        these are frequent in the corpus. The stage `select` must be finished."""
         return sum(counts["left_in"] for counts in self.finished["select"].counts)
 
     def _deduplicate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
-        """Decide which documents are near-duplicates, describe the search in the ledger, and return
-        the decisions as an Input of a further task. `decided` is not used."""
+        """Decide which documents are near-duplicates, describe the search in the ledger, enter it
+        in `finished` as `decisions`, and return the decisions as an Input of a further task.
+        `decided` is not used."""
         held = sum(task_counts["documents"] for task_counts in measured.counts[: self.compared])
         decisions, compared = find_duplicates(
             self.workspace, prepared, measured, self.config.deduplicate, held
@@ -341,7 +348,7 @@ class Pipeline:
     def _decontaminate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
         """Decide which n-grams of the test sets are cut out, describe the search in the ledger, and
         return these n-grams as an Input of a further task. `decided` has the decisions on
-        duplicates, if there are any: n-grams in duplicates do not count."""
+        duplicates, if there are any: n-grams in duplicates do not count. `prepared` is not used."""
         frequent = self.config.decontaminate.frequent
         settings = {
             "counts": [task_counts["documents"] for task_counts in measured.counts],
@@ -369,8 +376,8 @@ class Pipeline:
         """Choose the final order of the documents by a task, and return a list of the jobs, pairs
         of settings and inputs, that are to write the slices of the splits. Enter the jobs' numbers
         in `splits`, and describe the split and the vocabulary in the ledger. `of_shards` is the
-        split of each shard if the sources name one. Raises BadInput if only one document is left to
-        split."""
+        split that the sources name for each shard, or ""; it counts only without the stage `split`.
+        Raises BadInput if only one document is left to split."""
         config = self.config.split
         counts = [each["documents"] for each in selected.counts]
         is_split = "split" in self.stages
@@ -439,8 +446,9 @@ class Pipeline:
         return jobs
 
     def _gather(self, jobs: list[Job]) -> Finished:
-        """Write the slices of the splits by tasks, the `jobs`, enter `split` and `tokenize` in the
-        ledger with equal shares of the time, and return the finished stage, a Finished."""
+        """Write the slices of the splits by tasks, the `jobs`, enter those of the stages `split`
+        and `tokenize` that the recipe has in the ledger, with equal shares of the time, and return
+        the finished stage, a Finished."""
         start = time.monotonic()
         slices = self.workspace.all("gather", gather_slice, jobs)
         for name in ("split", "tokenize"):

@@ -182,9 +182,9 @@ def _amounts(pipeline: Pipeline) -> dict[str, Amount]:
 
 
 def _describe(pipeline: Pipeline, files: JSON) -> DataCard:
-    """Return the DataCard of the dataset that a pipeline made, with its stages' settings and such
-    facts as the versions of their libraries; `files` maps each file's name to its pair (bytes,
-    SHA-256)."""
+    """Return the DataCard of the dataset that a pipeline made, which must have a tokenizer, with
+    its stages' settings and such facts as the versions of their libraries; `files` maps each file's
+    name to its pair (bytes, SHA-256)."""
     config = pipeline.config
     stages = pipeline.stages
     assert pipeline.tokenizer
@@ -202,9 +202,9 @@ def _describe(pipeline: Pipeline, files: JSON) -> DataCard:
 def data_card(
     name: str, seed: int, ledger: Ledger, tokenizer: Tokenizer, config: TokenizerConfig, files: JSON
 ) -> DataCard:
-    """Return the DataCard of a dataset with this ledger and tokenizer, without its stages'
-    settings. `files` maps each file's name to its pair (bytes, SHA-256); `config` says where the
-    tokenizer came from and to what its vocabulary is padded."""
+    """Return the DataCard of a dataset with this name, seed, ledger and tokenizer, without its
+    stages' settings. `files` maps each file's name to its pair (bytes, SHA-256); `config` says
+    where the tokenizer came from and to what its vocabulary is padded."""
     card = DataCard(
         name=name,
         source=ledger.source,

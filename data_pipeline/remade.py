@@ -57,9 +57,9 @@ def card(run: Path) -> Comparisons:
     files, the manifest, the ledger, the token files, the documents and the tokenizer. Values are
     recomputed here; the caller decides if they differ.
 
-    Up to SAMPLED_DOCUMENTS documents of each token file, drawn at random, are tokenized anew.
-    Raises IntegrityFailure if one of the files is damaged, BadInput if a token file or the
-    tokenizer is missing.
+    Up to SAMPLED_DOCUMENTS documents of each token file that has its documents' texts beside it,
+    drawn at random, are tokenized anew. Raises IntegrityFailure if one of the files is damaged,
+    BadInput if a token file or the tokenizer is missing.
     """
     card = read_document(run / DATASET, DataCard)
     sealed = sealed_files(run)
@@ -238,9 +238,9 @@ def _attrition(run: Path, ledger: Ledger) -> Comparisons:
 
 
 def _asked(config: JSON, section: type[BaseModel], name: str) -> JSON:
-    """Return the section called `name` of a recorded configuration as a dict by key, with defaults
-    for the keys that it lacks, such as newer ones; all defaults if there is no such section.
-    Nothing is validated."""
+    """Return the section called `name` of a recorded configuration as a dict by key. Keys that it
+    lacks, such as newer ones, have the defaults of the class `section`; all have if there is no
+    such section. Nothing is validated."""
     return {**section().model_dump(), **config.get(name, {})}
 
 

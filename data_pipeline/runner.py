@@ -114,12 +114,13 @@ def build_dataset(
     config: DataConfig, root: Path, executor: str = "local", part: str = ""
 ) -> RunDirectory:
     """Build the dataset of `config` under `root` and return its RunDirectory; if it is complete
-    there, print a note to standard error and return it at once.
+    there, print a note to standard error and return it at once. The cost is printed there first.
 
     Finished tasks stay in a hidden directory of the run until all are done, and the same call
-    continues from there after any interruption. A task that the last complete build of that name
-    did too is not done again. With `part`, such as 2/8, this machine does that part of the tasks,
-    and other machines do the rest. After bad input nothing is left but a list of malformed lines,
+    continues from there after any interruption. A task of the slow stages, those of DEAR, that the
+    last complete build of that name did too is not done again. With `part`, such as 2/8, this
+    machine does that part of the tasks, and other machines with the same call and `root` do the
+    rest. After bad input, a run that this call began leaves nothing but a list of malformed lines,
     if there were too many. `executor` is "local" or "ray". Raises BadInput for input or a root that
     cannot be used, and for a part that differs from one that is at work; DataMissing for missing
     input; Interrupted when stopped.
@@ -141,21 +142,21 @@ def build_dataset(
 def run_stage(
     stage: type[Stage], config: DataConfig, out: Path, executor: str = "local"
 ) -> RunDirectory:
-    """Run one stage over the sources of `config` into the directory `out` and return its
-    RunDirectory; if it is complete there, print a note to standard error and return it at once.
-    `executor` is "local" or "ray". The same call continues after an interruption. Raises BadInput
-    for input or a directory that cannot be used, DataMissing for missing input, Interrupted when
-    stopped."""
+    """Run the stages of `config`, a recipe that lists `stage` alone, over its sources into the
+    directory `out` and return its RunDirectory, of the kind of that stage's verb; if it is complete
+    there, print a note to standard error and return it at once. `executor` is "local" or "ray". The
+    same call continues after an interruption. Raises BadInput for input or a directory that cannot
+    be used, DataMissing for missing input, Interrupted when stopped."""
     begin = partial(RunDirectory.begin_at, out, f"data-{stage.verb}", config.identity())
     return _run_stages(config, begin, executor, ROOM_OF_DOCUMENTS)
 
 
 def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDirectory:
-    """Measure which share of the test sets the sources of `config` contain, write it to
-    `overlap.json` in `out`, and return the RunDirectory; if it is complete there, print a note to
-    standard error and return it at once. `executor` is "local" or "ray". Raises DataMissing for a
-    test set or a source that cannot be found, BadInput for input or a directory that cannot be
-    used, Interrupted when stopped."""
+    """Measure which share of the n-grams of the test sets that `config.overlap` names the sources
+    of `config` contain, write it to `overlap.json` in `out`, and return the RunDirectory; if it is
+    complete there, print a note to standard error and return it at once. `executor` is "local" or
+    "ray". Raises DataMissing for a test set or a source that cannot be found, BadInput for input or
+    a directory that cannot be used, Interrupted when stopped."""
     test_sets = {name: find_test_set(name).resolve() for name in config.overlap.test_sets}
     sources, _ = announce_cost(config, 0)
     digests = {f"test set {name}": sha256_file(path) for name, path in test_sets.items()}
@@ -176,9 +177,10 @@ def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDi
 
 
 def announce_cost(config: DataConfig, room: int = ROOM_OF_A_DATASET) -> tuple[OpenedSources, int]:
-    """Open the recipe's sources and print the cost of reading them to standard error. Returns the
-    opened sources and the largest disk space that the work takes, in bytes. Raises BadInput for a
-    source without files, DataMissing for one that is not to be had.
+    """Open the recipe's sources and print to standard error, except with `--quiet`, the size of
+    their text, the number of processes and the largest disk space that the work takes. Returns the
+    opened sources and that space in bytes. Raises BadInput for a source without files, DataMissing
+    for one that is not to be had.
 
     `room` is that space as a multiple of the sources' size, to which a small vocabulary and the
     search for near-duplicates add; 0 stands for work that takes no disk.
@@ -214,9 +216,9 @@ class Promise(NamedTuple):
 def promise(
     config: DataConfig, sources: OpenedSources, rehearsed: "Rehearsed", size: int
 ) -> Promise:
-    """Return the Promise for a build of `size` bytes of text: its predicted documents, seconds,
-    memory and disk. `rehearsed` is the measured cost of a sample of the same sources; the predicted
-    numbers grow with the number of documents.
+    """Return the Promise for a build of `size` bytes of text by the recipe `config` and its number
+    of processes: the predicted documents, seconds, memory and disk. `rehearsed` is the measured
+    cost of a sample of the same `sources`; the predicted numbers grow with the number of documents.
 
     The number of compared pairs that are not alike grows with the square of the number of
     documents, up to the limit of documents that a bucket offers.
@@ -281,11 +283,11 @@ def offered(buckets: NDArray[Any]) -> float:
 
 
 def forecast(config: DataConfig) -> None:
-    """Print to standard error the time, memory and disk of a build by stage, as if nothing was made
-    yet, from a rehearsal on a sample; then the same for each larger corpus, of a size in LARGER. If
-    no rehearsal is possible, print the reason in place of these. Raises the errors of
-    `announce_cost`: BadInput for a source without files, DataMissing for one that is not to be
-    had."""
+    """Print to standard error, except with `--quiet`, the time, memory and disk of a build of
+    `config` by stage, as if nothing was made yet, from a rehearsal on a sample; then the same for
+    each larger corpus, of a size in LARGER. If no rehearsal is possible, print the reason in place
+    of these. Raises the errors of `announce_cost`: BadInput for a source without files, DataMissing
+    for one that is not to be had."""
     sources, _ = announce_cost(config)
     try:
         rehearsed = rehearse(config, sources)
@@ -316,10 +318,10 @@ class Rehearsed(NamedTuple):
     bytes: int
     took: list[tuple[int, dict[str, float], dict[str, float]]]
     """Two measurements, of a small build and of the sample's build, each a triple: the number of
-    documents, a dict stage → processor seconds, and a dict of the counts that comparing documents
-    returned."""
+    documents, a dict stage → processor seconds, and a dict of the counts that the tasks which
+    compare documents returned, summed over the tasks."""
     disk: dict[str, int]
-    """Dict from each stage to its bytes on disk while the work lasts."""
+    """Dict from each stage to its bytes on disk while the sample is built."""
     gathered: int
     """Bytes of the sample's slices, which are held in memory."""
     memory: int
@@ -329,8 +331,10 @@ class Rehearsed(NamedTuple):
 
 
 def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
-    """Build a sample, the first text of the sources, in a temporary folder, and return its measured
-    cost as a Rehearsed. Nothing is printed. `sources` are the opened sources of `config`.
+    """Build samples, the first text of the sources, in a temporary folder, and return the measured
+    cost of the largest, of about REHEARSED_BYTES, as a Rehearsed. Each is built by one process, and
+    compared with no other dataset. Nothing is printed. `sources` are the opened sources of
+    `config`.
 
     Raises UserError if that cannot be done, such as BadInput for a source on the hub or
     `installed-docs`.
@@ -488,10 +492,11 @@ def _open(
     and warnings of missing test sets and of a tokenizer that does not restore every text. `room` is
     the disk space that the work takes, as a multiple of the input.
 
-    Returns four values: the opened sources; a dict from each test set's name to its file, None for
-    a missing one; a dict name → digest of all input, code and libraries; and the largest disk space
-    in bytes. Raises BadInput for input that cannot be used, DataMissing for a source or a
-    vocabulary that is not to be had.
+    Returns four values: the opened sources, with the datasets of `deduplicate.against` to compare
+    with; a dict from each test set's name to its file, None for a missing one; a dict name → digest
+    or version of all input, code and libraries, "missing" for a missing test set; and the largest
+    disk space in bytes. Raises BadInput for input that cannot be used, DataMissing for a source or
+    a vocabulary that is not to be had.
     """
     sources, needed = announce_cost(config, room)
     parents = _made_by(config)
@@ -568,9 +573,9 @@ def _complete(
 
 
 def _tell_of_others(run: RunDirectory) -> None:
-    """Print a note of each folder beside the run's that holds unfinished work on the same recipe
-    with other code, libraries or input, which this run cannot use. Folders whose manifests cannot
-    be read are left out."""
+    """Print to standard error a note of each folder beside the run's that holds unfinished work on
+    the same recipe with other code, libraries or input, which this run cannot use. Folders whose
+    manifests cannot be read are left out."""
     manifest = run.manifest
     for work in sorted(run.path.parent.glob(f"{manifest['name']}-*/{FOLDER}")):
         with contextlib.suppress(UserError):
@@ -596,9 +601,9 @@ def _help(
     room: int,
 ) -> RunDirectory:
     """Do the work of a part that is not the first: wait until the first part has begun, do this
-    part's share of the tasks, wait until the first part has sealed the run, and return the run. A
-    UserError, such as Interrupted for a part that has ended, is raised only if the run is not
-    sealed."""
+    part's share of the tasks by `executor`, a PartExecutor on `workers`, wait until the first part
+    has sealed the run, and return the run. A UserError, such as Interrupted for a part that has
+    ended, is raised only if the run is not sealed."""
     work = run.path / FOLDER
     try:
         meeting.wait_for(
@@ -623,8 +628,8 @@ def _workspace(
 ) -> Iterator[Workspace]:
     """Context manager: make a run's hidden directory for tasks and its workspace, yield the
     workspace, and end its worker processes after the block. Raises BadInput if the disk has less
-    than `room` bytes for the work, Interrupted for an OSError within the block, such as a full
-    disk."""
+    free space than the work needs, `room` bytes without those that the directory already has;
+    Interrupted for an OSError within the block, such as a full disk."""
     work = run.path / FOLDER
     try:
         work.mkdir(mode=0o700, exist_ok=True)

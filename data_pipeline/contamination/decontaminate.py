@@ -84,8 +84,9 @@ def read_documents(path: Path) -> list[list[str]]:
     texts.
 
     A document is the `text` of a line of a `.jsonl` file, an article of WikiText's `.tokens`, whose
-    lines are its passages, or a line of any other file. Every passage is divided at `<unk>`. Raises
-    BadInput if the file cannot be read, or if a line of a `.jsonl` file has no `text`.
+    lines are its passages, or a line of any other file. Blank lines are left out. Every passage is
+    divided at `<unk>`. Raises BadInput if the file cannot be read, or if a line of a `.jsonl` file
+    has no `text`.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")

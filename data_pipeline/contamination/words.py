@@ -84,14 +84,14 @@ class Ngrams:
     @cached_property
     def index(self) -> NgramIndex:
         """An NgramIndex, a hash index, of every run of n words in the texts, where n is the length
-        of the shortest n-gram."""
+        of the shortest n-gram. There must be at least one text."""
         return NgramIndex(self.texts, self.lengths[-1])
 
     def search(self, text: str) -> Iterator[tuple[int, str]]:
         """Yield a pair for each match in `text`, from left to right: its character position and the
         n-gram; at one position the longest comes first. A tag, a link's target or a soft hyphen
-        within a match hides it here, unlike in `matches`. The index proposes positions; the words
-        there are compared."""
+        within a match hides it here, unlike in `matches`. `texts` must not be empty. The index
+        proposes positions; the words there are compared."""
         for start in self.index.candidates(text):
             words = [
                 word.group().lower() for word in islice(WORD.finditer(text, start), self.lengths[0])

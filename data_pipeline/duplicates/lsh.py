@@ -34,7 +34,8 @@ start is the total."""
 def fingerprints(texts: Sequence[str], config: DeduplicateConfig) -> NDArray[np.uint64]:
     """Return the MinHash fingerprints of the texts as uint64 [texts, bands + sketch words]. A row
     has one key for each band, then the sketch, which is the lowest byte of every minimum of the
-    text's signature."""
+    text's signature. `config` gives the numbers of bands and permutations and the length of a
+    shingle."""
     minima = np.empty((len(texts), config.num_permutations), np.uint32)
     for row, text in zip(minima, texts, strict=True):
         row[:] = signature(text, config.num_permutations, config.shingle_characters)
@@ -49,9 +50,9 @@ def fingerprint_words(config: DeduplicateConfig) -> int:
 
 @compiled
 def band_keys(minima: NDArray[np.uint32], bands: int) -> NDArray[np.uint64]:
-    """Return a 64-bit hash of each band of each signature, [texts, bands]. `minima` are the
-    signatures, [texts, permutations]. Two texts with equal minima in a band have the same hash of
-    that band."""
+    """Return a 64-bit hash of each of the `bands` bands of each signature, [texts, bands]. `minima`
+    are the signatures, [texts, permutations]; a band is a run of permutations // bands of them. Two
+    texts with equal minima in a band have the same hash of that band."""
     documents = minima.shape[0]
     rows = minima.shape[1] // bands
     keys = np.empty((documents, bands), np.uint64)
@@ -168,9 +169,9 @@ class Compared(NamedTuple):
 
 
 def describe(config: DeduplicateConfig, compared: Compared) -> NearDuplicates:
-    """Return a NearDuplicates, the ledger's entry on the search for near-duplicates: the numbers of
-    bands and rows, the S-curve and the expected recall that follow from them, and the counts of
-    pairs that were compared and left out."""
+    """Return a NearDuplicates, the ledger's entry on the search for near-duplicates: the settings
+    `config`, the numbers of bands and rows, the S-curve and the expected recall that follow from
+    them, and the counts in `compared` of pairs that were compared and left out."""
     bands, rows = config.banding
     found_at = partial(recall, bands=bands, rows=rows, min_agreement=config.min_agreement)
     return NearDuplicates(

@@ -73,8 +73,8 @@ MOST_OFFERED = 4096
 that a million pages of one template, all similar and none a duplicate, cost linear time. Real
 duplicates share rarer buckets as well. The pairs that are not compared are counted."""
 MOST_COMPARED = 1000
-"""A document is compared with at most this many earlier documents: the ones that agree with it in
-the most minima."""
+"""The text of a document is compared with those of at most this many earlier documents: the ones
+that agree with it in the most minima."""
 
 
 @compiled
@@ -87,9 +87,10 @@ def link(
     partly: NDArray[np.bool_],
     most: int = MOST_OFFERED,
 ) -> tuple[int, int]:
-    """Join, in the union-find `forest`, documents of one bucket whose sketches agree in at least
-    `required` bytes. `documents` and `starts` are the buckets, as `buckets` returns them. The
-    `sketches` are those of the whole corpus, [documents, words]. `forest` and `partly` are changed.
+    """Join, in the union-find `forest`, documents that share one of these buckets and whose
+    sketches agree in at least `required` bytes, padding included. `documents` and `starts` are the
+    buckets, as `buckets` returns them. `sketches` are those of all documents, [documents, words].
+    `forest` and `partly` are changed.
 
     A document is compared with the first `most` documents of its bucket, but not with members of
     its own set, so a bucket of near-duplicates costs one comparison for each. The members of a set
@@ -97,7 +98,7 @@ def link(
 
     Returns the number of pairs that could have joined two sets but were not compared, and the
     number of compared pairs that do not agree. The later document of each pair left uncompared is
-    marked in `partly` [documents of the corpus].
+    marked in `partly` [documents].
     """
     uncompared = 0
     unlike = 0
@@ -160,8 +161,8 @@ given back to the system."""
 PLACE_BITS = 32
 DECISION = np.dtype([("document", np.int64), ("survivor", np.int64), ("jaccard", np.float64)])
 """Record of a dropped document: its survivor, which is an earlier document, and the exact
-similarity of the two. With `megatron-2019` the similarity is the document's largest to any
-other."""
+similarity of the two. With `megatron-2019` the similarity is the largest to any document that it
+was compared with."""
 
 
 class Linked(NamedTuple):
@@ -211,11 +212,12 @@ class Resolution(NamedTuple):
 
 class _Held:
     """The kept documents of some components in their buckets, for later documents to be compared
-    with. A document is given by its index among the members.
+    with; none at first, and `hold` adds each. A document is given by its index among the members.
 
     `buckets` [members, bands] are positions of buckets in `slots` [bands, 1.5 members], or -1 if a
     member is alone in its bucket. From that position on, `slots` has the number of kept documents
-    in the bucket, then the first of these documents.
+    in the bucket, then the first of these documents. Both are mapped files in the folder `scratch`,
+    or in the system's temporary folder if that is None.
     """
 
     def __init__(self, linked: Linked, config: DeduplicateConfig, scratch: Path | None) -> None:
@@ -244,11 +246,13 @@ class _Held:
         self._seen = np.full(size, -1, np.int32)
 
     def candidates(self, place: int) -> tuple[list[int], int, int]:
-        """Return three values. The first is a list of the kept documents, as ascending indices
-        among the members, that share a bucket with the document of index `place` and agree with it
-        in enough minima; of more than MOST_COMPARED, the ones that agree in the most. The second is
-        an upper bound on the number of such documents that are left out, the third how many times a
-        bucket offered a document."""
+        """Return three values. The first is a list of the documents already held, as ascending
+        indices among the members, that are among the first MOST_OFFERED (under `megatron-2019` the
+        first) held in a bucket of the document of index `place` and agree with it in enough minima;
+        of more than MOST_COMPARED, the ones that agree in the most. The second is an upper bound on
+        the number of such documents that are left out, the third how many times a bucket offered a
+        document. Each `place` is asked about once: a second answer would lack the documents of the
+        first."""
         where = (self._buckets, self._slots, self._linked.sketches, self._linked.members)
         ranked, left, offered = _candidates(
             place, *where, self._required, self._most, self._found, self._seen
@@ -286,10 +290,15 @@ def _candidates(
     seen: NDArray[np.int32],
 ) -> tuple[Forest, int, int]:
     """Return three values: the candidates for the document whose index among the members is
-    `place`, [candidates], each as its own index with the number of its differing sketch bytes in
-    the bits above PLACE_BITS; the number of documents that full buckets did not offer; and the
-    number that buckets offered. `found`, of which the candidates are a part, and `seen` are working
-    memory and are changed."""
+    `place`, [candidates]; how many documents its buckets left out, because each offers its first
+    `most`; and how many they offered, both with repetitions. A candidate is an offered document
+    whose sketch agrees in at least `required` bytes. It is given as its own index, with the number
+    of its differing sketch bytes in the bits above PLACE_BITS.
+
+    `buckets` and `slots` are those of `_Held`. `found` [members], of which the candidates are a
+    view, and `seen` [members], which begins at -1, are working memory and are changed, so each
+    `place` is asked about once.
+    """
     count = 0
     left = 0
     every = 0
@@ -332,9 +341,9 @@ def histogram(similarities: NDArray[np.float64]) -> NDArray[np.int64]:
 def resolve(
     linked: Linked, config: DeduplicateConfig, held_before: int = 0, scratch: Path | None = None
 ) -> Resolution:
-    """Decide which of the linked documents are dropped, component by component and in input order
-    within each. Returns a Resolution: the decisions and the counts of compared and uncompared
-    pairs.
+    """Decide by the settings `config` which of the linked documents are dropped, component by
+    component and in input order within each. Returns a Resolution: the decisions and the counts of
+    compared and uncompared pairs.
 
     Buckets lie in files in `scratch`, or in the system's temporary folder: a member takes 40 bytes
     of memory and, for each band, 10 of disk.
@@ -353,7 +362,7 @@ def resolve(
     least the threshold are linked, and one document of each linked group is kept. Where the
     published code takes an arbitrary one (of a bucket, of an unordered set), the first in input
     order is taken. As in that code, the last shingle of a text is left out of the comparison, and a
-    text without shingles has a similarity of 0 to all others.
+    text without shingles has a similarity of 0 to all others. `held_before` must be 0.
     """
     is_published = config.rule == "megatron-2019"
     members, *_, copies, pages = linked

@@ -90,8 +90,8 @@ def compare(own: Keys, keys: Keys, spans: NDArray[np.int64], enough: float) -> N
 
 class ShingledTexts:
     """Computes similarities of texts by their numbers. A text is read by its number with the
-    function `text_of`, and the keys of its shingles are cached; a cache that would exceed `most`
-    keys is emptied first."""
+    function `text_of`, and the keys of its shingles, of `characters` characters each, are cached; a
+    cache that would exceed `most` keys is emptied first."""
 
     def __init__(
         self, text_of: Callable[[int], str], characters: int, most: int = MOST_REMEMBERED
@@ -106,8 +106,7 @@ class ShingledTexts:
         self, number: int, others: Sequence[int], enough: float
     ) -> NDArray[np.float64]:
         """Return an array of the Jaccard similarities of the text `number` to the texts `others`,
-        numbers of one text or more, in order, up to and with the first that is at least
-        `enough`."""
+        at least one number, in order, up to and with the first that is at least `enough`."""
         ((start, end),) = [*self._find([number])][-1]
         own = self._keys[start:end].copy()
         similar = []

@@ -63,9 +63,9 @@ def checked_with_tables(
     same: Callable[[R, R], bool] = eq,
 ) -> Callable[[T], R]:
     """Return the function that `fast` builds from the arrays that `make` returns; but `reference`
-    if that function differs from it on a sample or fails, which is announced on standard error. The
-    arrays of an accepted function are cached on disk: later processes need neither the library nor
-    the samples.
+    if that function differs from it on a sample or fails, which is announced on standard error.
+    `name` and `same` are those of `checked`. The arrays of an accepted function are cached on disk:
+    later processes need neither the library nor the samples.
 
     `tables` is the name of the cached file without its ending, and the library's name. The cache is
     used as long as the library's files, the files beside this one, Python, numpy, the compiler and

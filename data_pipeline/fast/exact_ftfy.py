@@ -52,8 +52,9 @@ for one that is mojibake by itself."""
 
 @compiled
 def _kinds_of(codes: Codes, kinds: NDArray[np.uint8]) -> int:
-    """Return the kinds of characters that a text has, as bits of one number. `codes` are the text's
-    code points; `kinds` has the bits of each code point, which may be several."""
+    """Return the kinds of characters that a text has, as bits of one number; CLOSE is among them if
+    two adjacent ones are beyond ASCII. `codes` are the text's code points; `kinds` [0x110000] has
+    the bits of each code point, which may be several."""
     present = 0
     before = np.uint32(0)
     for code in codes:
@@ -138,8 +139,8 @@ SAMPLES = (
 def fix_text(normalization: Normalization, *left_out: str) -> Callable[[str], str]:
     """Return a function that repairs a text as `ftfy.fix_text` does, with that normalization and
     without the repairs `left_out`, such as `uncurl_quotes`: the fast function if it is exact here,
-    else ftfy's. The fast one raises Unfit for a text whose repair would take more than linear
-    time."""
+    else ftfy's, with a warning on standard error. The fast one raises Unfit for a text whose repair
+    would take more than linear time."""
     switches: dict[str, Any] = {"normalization": normalization} | dict.fromkeys(left_out, False)
     reference: Callable[[str], str] = partial(ftfy.fix_text, **switches)
     return checked("cleaning", lambda: fast_fix_text(normalization, *left_out), reference, SAMPLES)
@@ -285,7 +286,7 @@ def _passes() -> Iterator[int]:
 
 def _segments(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
     """Yield a pair, start and end in `text`, for each of ftfy's segments, which are lines or parts
-    of long lines, between the positions `start` and `end`."""
+    of long lines, between the positions `start`, where a segment must begin, and `end`."""
     while start < end:
         after = text.find("\n", start, min(start + SEGMENT, end)) + 1 or min(start + SEGMENT, end)
         yield start, after

@@ -275,9 +275,10 @@ def _probabilities(
     languages: int,
     compensated: bool,
 ) -> Floats:
-    """Return the probability of each language, [languages], that langdetect's
+    """Return the probability of each of the `languages` languages, [languages], that langdetect's
     `Detector._detect_block` gives for the text with the code points `characters`; an empty array
-    for a text without features. `draws` are the random numbers, and the other arrays the tables."""
+    for a text without features. `draws` are the random numbers, and the other arrays the tables.
+    `compensated` is True if this Python's `sum()` compensates, as from 3.12 on."""
     features = _features(characters, classes, upper, known, entries)
     mean = np.zeros(PADDED)
     if len(features) == 0:

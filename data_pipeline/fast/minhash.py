@@ -34,7 +34,8 @@ a."""
 
 def working_space() -> tuple[Numbers, Numbers]:
     """Return working memory for hashing LANES strings at once with SHA-1, as two flat arrays: the
-    words of the schedule, all 0, and the states, which begin with OPENING and are else 0."""
+    words of the schedule, all 0, and the states, which begin with each value of OPENING, LANES
+    times, and are else 0."""
     states = np.zeros((len(OPENING) + ROUNDS, LANES), np.uint32)
     states[: len(OPENING)] = np.array(OPENING, np.uint32)[:, None]
     return np.zeros(ROUNDS * LANES, np.uint32), states.ravel()
@@ -153,15 +154,17 @@ SAMPLES = (
 
 def signature(text: str, num_permutations: int = 128, shingle_characters: int = 5) -> Numbers:
     """Return a text's MinHash signature as uint32 [num_permutations]: for each permutation the
-    smallest permuted hash of the text's shingles, which have `shingle_characters` characters."""
+    smallest permuted hash of the text's shingles, which have `shingle_characters` characters; a
+    shorter text is its own only shingle."""
     return _signer(num_permutations, shingle_characters)(text)
 
 
 def reference_signature(
     text: str, num_permutations: int = 128, shingle_characters: int = 5
 ) -> Numbers:
-    """Return a text's MinHash signature, the smallest permuted hash of its shingles for each
-    permutation, as datasketch itself computes it, uint32 [num_permutations]."""
+    """Return a text's MinHash signature, the smallest permuted hash of its shingles of
+    `shingle_characters` characters for each permutation, as datasketch itself computes it, uint32
+    [num_permutations]."""
     sketch = as_sketch(None, num_permutations)
     encoded = [
         shingle.encode("utf-8", "surrogatepass") for shingle in shingles(text, shingle_characters)
@@ -172,7 +175,8 @@ def reference_signature(
 
 
 def as_sketch(values: Numbers | None, num_permutations: int) -> "MinHash":
-    """Return datasketch's MinHash object for a signature, or an empty one for None."""
+    """Return datasketch's MinHash object, of `num_permutations` permutations, for the signature
+    `values`, or an empty one for None."""
     from datasketch import MinHash
 
     return MinHash(
@@ -204,9 +208,9 @@ def _permutations(count: int) -> dict[str, Numbers]:
 
 
 def _compiled_signer(shingle_characters: int, reference: Sign, arrays: Arrays) -> Sign:
-    """Return a compiled function that computes a text's signature; `arrays` has under
-    `permutations` the multipliers and the offsets, [2, permutations]. A text shorter than a shingle
-    is given to `reference`."""
+    """Return a compiled function that computes a text's signature from shingles of
+    `shingle_characters` characters; `arrays` has under `permutations` the multipliers and the
+    offsets, [2, permutations]. A text shorter than a shingle is given to `reference`."""
     multipliers, offsets = np.ascontiguousarray(arrays["permutations"])
     known = np.full((1 << TABLE_BITS, 2), EMPTY)
     recent = np.zeros(RECENT_HASHES, np.uint64)
@@ -240,7 +244,8 @@ def _signature(
     `characters` characters.
 
     `known` caches shingles' keys and hashes, side by side, across documents. `recent` holds the
-    hashes met in this document, each with the document's number; both are changed.
+    hashes met in this document, each with the document's number; both are changed. `document` must
+    be another number, from 1, for each text. `schedule` and `states` are from `working_space`.
     """
     minima = np.full(multipliers.shape[0], np.uint32(0xFFFFFFFF))
     keys = np.empty(CHUNK, np.uint64)

@@ -155,9 +155,11 @@ def _hash_words(
     count: int,
     within_word: bool,
 ) -> tuple[int, bool]:
-    """Append the hashes and positions of the complete words of `codes` to `word_rows`, which has
-    `count` words; the unfinished last word follows them. Returns the new number of complete words,
-    and whether the chunk ends inside of a word.
+    """Append the hashes and positions of the complete words of `codes`, the code points of a chunk
+    of a text, to `word_rows`, which has `count` words; the unfinished last word follows them.
+    `origin` is the chunk's position in the text, `fold` the table of `fold_table`, and
+    `within_word` is True if the chunk before ended inside of a word. Returns the new number of
+    complete words, and whether the chunk ends inside of a word.
 
     The loop has no branches, because a processor cannot predict where words end: every character
     writes its word again, and the end of a word moves on to the next entry.
@@ -221,9 +223,10 @@ def _search(
     table: Numbers,
 ) -> tuple[int, bool, int]:
     """Append the hashes and positions of the complete words of `codes` to `word_rows`, which has
-    `count` words. Look up every run of `words` words in the index, and write the positions of the
-    runs that it has to the row MATCHES. Returns the new number of complete words, whether the chunk
-    ends inside of a word, and the number of matches."""
+    `count` words, as `_hash_words` does. Look up every run of `words` words in the index, its
+    `filter_bits` and its `table`, and write the positions of the runs that it has to the row
+    MATCHES. Returns the new number of complete words, whether the chunk ends inside of a word, and
+    the number of matches."""
     count, within_word = _hash_words(codes, origin, fold, word_rows, count, within_word)
     hashes = word_rows[HASHES]
     last_bit = np.uint64(len(filter_bits) * 64 - 1)

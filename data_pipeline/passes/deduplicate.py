@@ -98,12 +98,12 @@ def find_duplicates(
     config: DeduplicateConfig,
     held: int = 0,
 ) -> tuple[Finished, Compared]:
-    """Decide, by tasks of the workspace, which documents of the finished passes `prepared` and
-    `measured` are near-duplicates. Returns the Finished stage whose `decisions.npy` has all
-    decisions, and a Compared with the counts of compared pairs.
+    """Decide, by tasks of the workspace and the settings `config`, which documents of the finished
+    passes `prepared` and `measured` are near-duplicates. Returns the Finished stage whose
+    `decisions.npy` has all decisions, and a Compared with the counts of compared pairs.
 
-    The first `held` documents are kept without a comparison. Prints a warning to standard error if
-    pairs were left out.
+    The first `held` documents are kept without a comparison; later ones are compared with them too.
+    Prints a warning to standard error if pairs were left out.
     """
     corpus_settings = {
         "config": config.model_dump(mode="json"),
@@ -229,8 +229,9 @@ def _rows(path: Path, words: int) -> Iterator[Words]:
 
 
 def _open_sketches(folder: Path, config: DeduplicateConfig) -> tuple[Words, mmap]:
-    """Return the sketches of all distinct documents, [documents, words], as a view of a file in
-    `folder` that is mapped into memory, and the map."""
+    """Return the sketches of all distinct documents, [documents, words], as a view of the file
+    `sketches.bin` in `folder` that is mapped into memory, and the map. `config` are the settings
+    that the fingerprints were made with."""
     with (folder / SKETCHES).open("rb") as file:
         pages = mmap(file.fileno(), 0, access=ACCESS_READ)
     return np.frombuffer(pages, np.uint64).reshape(
@@ -243,10 +244,11 @@ def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Count
     and whose sketches agree in enough bytes. Write the resulting union-find forest as pairs of a
     document and the first of its set, [2, pairs], to `forest.npy`.
 
-    Documents that were compared with only a part of a bucket are written to `partly.npy`. Sketches
-    are read through a map whose pages are given back after every BUCKETS_AT_ONCE buckets. Returns
-    `uncompared`, the number of pairs that were not compared, and `unlike`, that of compared pairs
-    that do not agree.
+    Settings: `config`, `documents`, the number of distinct documents, and `first`. The input is the
+    folder of `lay_side_by_side`. Documents are numbered without copies. Those that were compared
+    with only a part of a bucket are written to `partly.npy`. Sketches are read through a map whose
+    pages are given back after every BUCKETS_AT_ONCE buckets. Returns `uncompared`, the number of
+    pairs that were not compared, and `unlike`, that of compared pairs that do not agree.
     """
     config = DeduplicateConfig(**settings["config"])
     folder = inputs[0] / "00000"
@@ -270,8 +272,10 @@ def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Count
 def gather_components(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: unite the forests of all link tasks, and write the components of two or more documents:
     `members.npy`, their documents component by component, and `components.npy`, the start of each
-    and the total. Returns `tasks`, a list of pairs [first, end], ranges of components with about
-    equal numbers of documents, one range for each task that follows."""
+    and the total. Settings: `documents`, the number of distinct documents, and `tasks`, that of
+    link tasks, whose folder is the input. Returns `tasks`, a list of pairs [first, end], ranges of
+    components of about MEMBERS_OF_A_TASK documents, more with a larger component, one range for
+    each task that follows."""
     forest = np.arange(settings["documents"])
     for task in range(settings["tasks"]):
         merge(forest, *np.load(inputs[0] / f"{task:05d}" / FOREST, mmap_mode="r"))
@@ -291,10 +295,14 @@ def gather_components(settings: Settings, inputs: list[Path], directory: Path) -
 def resolve_components(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: decide which documents of the components from `first` to before `last` are dropped.
     Write these decisions to `decisions.npy`, the numbers of compared pairs by similarity to
-    `compared.npy`, and the documents that were compared with only a part of a bucket to
-    `partly.npy`. Documents are numbered without copies. Returns the numbers of pairs left
-    `uncompared`, documents `offered` by buckets, pairs `compared` and `members`, and the
-    `seconds`."""
+    `compared.npy`, and the documents that were not compared with every earlier document in their
+    buckets to `partly.npy`. Documents are numbered without copies; those below `held` are kept.
+
+    Settings: `config`, `held`, `first` and `last`. Inputs: the components, the folder of
+    `lay_side_by_side`, the copies, and all shards after the two passes. Returns the numbers of
+    pairs left `uncompared`, documents `offered` by buckets, pairs `compared` and `members`, and the
+    `seconds`.
+    """
     components, laid, copied = (folder / "00000" for folder in inputs[:3])
     config = DeduplicateConfig(**settings["config"])
     starts = np.load(components / COMPONENTS, mmap_mode="r")[
@@ -330,9 +338,14 @@ def resolve_components(settings: Settings, inputs: list[Path], directory: Path) 
 def collect_decisions(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: write all decisions, also the ones about copies, in order of document, to
     `decisions.npy`, and the number of each shard's first document to `starts.npy`. Documents have
-    their numbers in the corpus here. Returns `documents`, the number of decisions; `compared`, a
-    list of the numbers of compared pairs by similarity, to which each copy of a kept document adds
-    one pair; and `partly`, the number of partly compared documents."""
+    their numbers in the corpus here.
+
+    Settings: `tasks`, the number of resolve tasks, and `linked`, that of link tasks. Inputs: the
+    decisions of the resolve tasks, the folder of `lay_side_by_side`, the copies and the forests.
+    Returns `documents`, the number of decisions; `compared`, a list of the numbers of compared
+    pairs by similarity, to which each copy of a kept document adds one pair; and `partly`, the
+    number of partly compared documents.
+    """
     folders = [inputs[0] / f"{task:05d}" for task in range(settings["tasks"])]
     numbers = np.memmap(inputs[1] / "00000" / DISTINCT, np.int64, "r")
     copies = np.load(inputs[2] / "00000" / COPIES, mmap_mode="r")

@@ -49,16 +49,17 @@ not fill the memory."""
 
 def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: for each document of a shard that the token filters keep, write its index, its sizes,
-    its token ids and the requested measurements, each to a file of its own.
+    its token ids and the requested measurements, each to a file of its own; the file of something
+    that was not asked for is empty.
 
     The measurements are MinHash fingerprints with text digests, and counts of test-set n-grams.
-    `numbers.npy` [documents] has indices in the shard, `sizes.npy` [documents, 2] bytes and tokens.
-    Settings: `filters`, pairs of a TokenFilter's name and its section of the recipe; `deduplicate`
-    and `decontaminate`, the keys of their sections that change the result, or None; `test_sets`,
-    paths; `tokenizer`, a digest or None; `keep_dropped`, True if dropped documents are written too.
-    The inputs are the shard and the tokenizer. Returns `stages`, the filters' ledger entries; the
-    numbers of `documents`, `bytes` and `tokens` that are kept; and the `seconds` of each
-    measurement.
+    `numbers.npy` [documents] has indices in the shard, `sizes.npy` [documents, 2] bytes and tokens,
+    which are 0 without a tokenizer. Settings: `filters`, pairs of a TokenFilter's name and its
+    section of the recipe; `deduplicate` and `decontaminate`, the keys of their sections that change
+    the result, or None; `test_sets`, paths; `tokenizer`, a digest or None; `keep_dropped`, True if
+    dropped documents are written too. The inputs are the shard and the tokenizer. Returns `stages`,
+    the filters' ledger entries; the numbers of `documents`, `bytes` and `tokens` that are kept; and
+    the `seconds` of each measurement.
     """
     tokenizer = (
         load_once(inputs[1] / "00000", settings["tokenizer"]) if settings["tokenizer"] else None
@@ -152,7 +153,7 @@ def read_matches(directory: Path) -> Iterator[tuple[int, dict[str, int]]]:
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
     """Yield lists of documents, in order; a list ends with the document that brings it to
-    BATCH_CHARACTERS. The last may be empty."""
+    BATCH_CHARACTERS, where each counts as DOCUMENT_CHARACTERS at least. The last may be empty."""
     batch = []
     characters = 0
     for document in documents:

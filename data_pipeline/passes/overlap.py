@@ -87,9 +87,10 @@ def measure_overlap(
     directory: Path,
 ) -> None:
     """Search the sources for the n-grams of the test sets, a dict name → path, in tasks of the
-    workspace. Write `overlap.json`, which has the share of each test set's n-grams that the sources
-    contain, to `directory`. Raises BadInput if the sources have no documents or a test set cannot
-    be read, and the errors of reading the sources."""
+    workspace; an n-gram has the number of words of `config.overlap`. Write `overlap.json`, which
+    has the share of each test set's n-grams that the sources contain, to `directory`. Raises
+    BadInput if the sources have no documents or a test set cannot be read, and the errors of
+    reading the sources."""
     shards = sources.shards(workspace, choose_shard_bytes(config.shard_bytes, sources.total_bytes))
     words = config.overlap.ngram_words
     results: JSON = {}

@@ -21,15 +21,15 @@ QUARANTINE = "quarantine.jsonl"
 
 
 def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write the documents of a shard that the text filters keep, and its malformed input to
-    `quarantine.jsonl`.
+    """Task: write the documents of a shard that the text filters keep, and its malformed input,
+    with the texts that a filter cannot treat in reasonable time, to `quarantine.jsonl`.
 
     Settings: `pieces`, `max_line_bytes`, `goes_on` (True if the rest of a damaged file is skipped),
     `filters`: pairs of a TextFilter's name and its section of the recipe, and `keep_dropped` (True
     if dropped documents are written too). Returns `stages`, the ledger entries of the source and
-    the filters; the numbers of `documents` that are kept, `malformed` lines and `blank` lines; and
-    `damaged`, a sentence on each damaged file. Without `goes_on`, Damaged is raised for such a
-    file.
+    the filters; the numbers of `documents` that are kept, of `malformed` lines, rows and such
+    texts, and of `blank` lines; and `damaged`, a sentence on each damaged file. Without `goes_on`,
+    Damaged is raised for such a file.
     """
     filters = [TEXT_FILTERS[name](**section) for name, section in settings["filters"]]
     folder = directory if settings.get("keep_dropped") else None
@@ -75,9 +75,10 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 def _read(
     pieces: list[Piece], max_line_bytes: int, goes_on: bool, damaged: list[str]
 ) -> Iterator[Item]:
-    """Yield the documents and the malformed input of the pieces, and None for each blank line. With
-    `goes_on`, a damaged file ends early, and a sentence on its damage is appended to `damaged`;
-    otherwise Damaged is raised."""
+    """Yield the documents and the malformed input of the pieces, and None for each blank line; a
+    line, a text file or a row's text longer than `max_line_bytes` is malformed. With `goes_on`, a
+    damaged file ends early: a sentence on its damage is appended to `damaged`, and a Malformed with
+    line 0 is yielded for it. Without, Damaged is raised."""
     for piece in pieces:
         try:
             yield from read_pieces([piece], max_line_bytes)

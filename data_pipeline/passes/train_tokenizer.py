@@ -17,8 +17,8 @@ def train(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: write `tokenizer.json` and `tokenizer_config.json` of a tokenizer of `vocab_size`
     tokens: of words if `kind` is `words`, else byte-level BPE. It is trained on documents that the
     first pass kept, in the shards from the first to before the second of the two numbers in
-    `shards`; the texts have `bytes` bytes in all. Returns no counts. Raises BadInput if the text is
-    too small for that many tokens."""
+    `shards`; the texts have `bytes` bytes in all, and of more than TRAINING_BYTES a sample is
+    taken. Returns no counts. Raises BadInput if the text is too small for that many tokens."""
     make = Tokenizer.of_words if settings["kind"] == "words" else Tokenizer.train
     make(
         _sample(inputs[0], range(*settings["shards"]), settings["bytes"]), settings["vocab_size"]
@@ -42,8 +42,9 @@ def copy(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 def _sample(prepared: Path, shards: range, size: int) -> Iterator[str]:
     """Yield the texts of the documents in the shards with the numbers `shards`, in order;
-    `prepared` is the folder of the first pass. If `size`, their bytes in all, is large, only texts
-    with a low checksum are taken, so that sharding changes nothing."""
+    `prepared` is the folder of the first pass. If `size`, their bytes in all, exceeds
+    TRAINING_BYTES, only texts with a low checksum are taken, about TRAINING_BYTES of them, so that
+    sharding changes nothing."""
     below = (TRAINING_BYTES << 32) // max(size, 1)
     for shard in shards:
         for document in DocumentShard(prepared / f"{shard:05d}"):
