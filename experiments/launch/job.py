@@ -186,7 +186,8 @@ class Job(Config):
 
 
 def predicted_iteration(job: Job) -> Prediction | None:
-    """Return the Prediction of an iteration on the job's cluster; None if the job names no cluster.
+    """Return the Prediction of an iteration on the job's cluster with this engine's software; None
+    if the job names no cluster.
 
     Raises BadInput with the reason if the job's model is not valid or the job does not fit the
     cluster.
@@ -417,9 +418,9 @@ def torchrun_script(job: Job, out: Path) -> str:
 
 
 def jobset(job: Job, out: Path) -> str:
-    """Return the text, YAML, of a Kubernetes JobSet for the job, whose pods mount this machine's
-    folders under the same paths. The pods run `torchrun.sh` of the folder `out`. Raises BadInput
-    for a folder that cannot be mounted."""
+    """Return the text, YAML, of a Kubernetes JobSet for the job, which must have a container. The
+    pods mount this machine's folders under the same paths and run `torchrun.sh` of the folder
+    `out`. Nothing is written. Raises BadInput for a folder that cannot be mounted."""
     folders = [*enumerate(map(str, _mounted(job, out)))]
     name = f"mlm-{re.sub('[^a-z0-9]+', '-', job.name.lower())}".rstrip("-")
     values = {

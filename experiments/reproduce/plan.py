@@ -241,9 +241,10 @@ def twin_rule(config: RunConfig) -> str:
 
 
 def training_job(config: RunConfig, runs: Path, dataset: Path = Path()) -> Job:
-    """Return the Job that trains a published model on this machine's GPUs, from its shipped
-    manifest without the cluster and the overrides. `runs` is the folder of runs, `dataset` a
-    directory."""
+    """Return the Job that trains the published model of the configuration `config` on one node,
+    with as many ranks as `default_ranks` gives on this machine, from its shipped manifest without
+    the cluster and the overrides. `runs` is the folder of runs, `dataset` a directory. Only the
+    models of `manifest_file` have a manifest."""
     here = {
         "runs": runs,
         "dataset": dataset,
@@ -274,8 +275,9 @@ def _fits(config: RunConfig) -> tuple[bool, str]:
 
 
 def print_plan(plan: Plan) -> None:
-    """Print to standard output mode, reason and the rule of twins, then the cost of each model and
-    of all: parameters, tokens, FLOPs, disk, expected time."""
+    """Print to standard output the plan's mode, its reason and, for twins, their rule, then the
+    cost of each model and of all: parameters, tokens, FLOPs, disk, expected time. Nothing is
+    run."""
     print(f"mode: {plan.mode} ({plan.reason})")
     if plan.size:
         print(twin_rule(plan.configs[0]))
