@@ -182,7 +182,7 @@ class Claim(Config):
 
     def bounds(self, measured: bool = True) -> tuple[float, float]:
         """Return a pair, the least and the greatest number that agrees with the claim; an end that
-        the claim leaves open is infinite.
+        the claim leaves open is infinite. A direction asks for a number above zero, or below it.
 
         If `measured` is true, the claim's tolerance counts; a number computed from other printed
         numbers has rounding alone.

@@ -95,7 +95,8 @@ tokenizer could contradict; `OF_DATA` has those that only the training and its d
 def models(run: Path) -> Comparisons:
     """Yield comparisons for the reproduction in the directory `run`: of its summary with the
     manifest, with the data card and with the published models that the target and the recipes give,
-    and of the data card's own counts. Some contradictions are yielded as sentences."""
+    and of the data card's own counts. A model that is called full and is smaller than published,
+    and a command that does not name the target, are yielded as sentences."""
     summary = _summary(run)
     manifest = _manifest(run)
     config = manifest.config
@@ -197,8 +198,10 @@ def _counted_again(
 
 def records(run: Path) -> Comparisons:
     """Yield comparisons of the scores and records of the reproduction in the directory `run` with
-    those that are derived again from its files. The published claims' wording is not compared. If
-    the run keeps no metrics, records along a curve are not compared, and an Absent says so."""
+    those that are derived again from its files; a key of scores.json that the schema lacks or reads
+    as another value is yielded as a sentence. The published claims' source and note are not
+    compared. If the run keeps no metrics, its own records along a curve are not compared, and an
+    Absent says so."""
     summary = _summary(run)
     if (run / SCORES).is_file():
         scores = read_document(run / SCORES, ReproductionScores)

@@ -309,7 +309,8 @@ def write_launch_files(job: Job, out: Path) -> tuple[Path, Path]:
     """Write `slurm.sh` and `torchrun.sh` into the folder `out`, and `jobset.yaml` if the job has a
     container, replacing earlier ones. Return the paths of the two scripts, in this order.
 
-    Raises BadInput if they cannot be written, or for a job that no script can carry.
+    Raises BadInput if they cannot be written, if `slurm.sh` is there and is no Slurm script, or for
+    a job that no script can carry.
     """
     slurm = out / "slurm.sh"
     torchrun = out / "torchrun.sh"

@@ -121,9 +121,9 @@ class Held:
 
 
 class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
-    """Context manager that counts the bytes of the tensors that autograd saves on this rank while
-    it is entered, each storage once and a module's parameters never: `now` are the bytes that are
-    held, `peak` is the most that were held at once."""
+    """Context manager, made with a module, that counts the bytes of the tensors that autograd saves
+    on this rank while it is entered, each storage once and the module's parameters never: `now` are
+    the bytes that are held, `peak` is the most that were held at once."""
 
     def __init__(self, module: nn.Module) -> None:
         self.parameters = {

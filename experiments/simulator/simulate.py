@@ -64,7 +64,8 @@ class Prediction:
     """A workload's predicted time and memory, or the reason why it cannot run."""
 
     reason: str = ""
-    """Empty if it runs. If only memory is short, the numbers are given too."""
+    """Empty if it runs. If only memory is short, the numbers are given too; with `only_fitting`,
+    `simulate` then gives the memory and no times."""
     seconds: float = 0.0
     low_seconds: float = 0.0
     high_seconds: float = 0.0
@@ -193,7 +194,8 @@ def simulate(
 def _memory(machine: Machine, workload: Workload, config: RunConfig) -> Prediction:
     """Return a Prediction of memory alone, without times, for a workload whose configuration is
     `config`: the bytes that the fullest pipeline rank needs, the probability that a GPU has as
-    many, and a reason if a GPU does not. Fused attention stores no scores."""
+    many, and a reason if a GPU does not. A GPT-2 with fused attention stores no scores; under ZeRO
+    3 the parameters and gradients that are whole at one time count too."""
     model = config.model
     available = machine.memory_bytes
     if machine.fused_attention and workload.family == "gpt2":
