@@ -369,7 +369,8 @@ class Effect(Config):
 
 
 ABLATION = "ablation"
-"""Kind of an ablation's run, and what its name begins with."""
+"""Kind of an ablation's run, key of the ablation in that run's configuration, and first word of the
+name of its sealed forecast."""
 
 
 class Ablation(Config):

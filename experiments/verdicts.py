@@ -547,7 +547,8 @@ def _find(experiment: Experiment, claim: Claim, records: Rows) -> list[Record]:
     """Return a list of the records with the claim's series, quantity and x, in the order of kinds
     of `ORDER`; the first one answers the claim. `records` has the experiment's.
 
-    On a curve, a twin's x counts as the same share of its own training.
+    On a curve of an experiment that a reproduction answers, a twin's x counts as the same share of
+    its own training.
     """
     mine = (claim.series, claim.quantity)
     at = []

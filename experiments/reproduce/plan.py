@@ -38,9 +38,10 @@ tried at the same rates, so it favours none. Its run is results/ladder of commit
 OF_PARAMETERS = 171_000
 OF_TOKENS = 1_450_000
 BY_SIZE = -0.423
-"""Power of the parameters, over `OF_PARAMETERS`, by which the rate is multiplied."""
+"""Exponent of N / `OF_PARAMETERS`, with N parameters, in the factor by which the rate is
+multiplied."""
 BY_LENGTH = -0.32
-"""Power of the tokens, over `OF_TOKENS`, by which the rate is multiplied."""
+"""Exponent of (tokens / `OF_TOKENS`) in the factor by which the rate is multiplied."""
 RATE_RULE = (
     f"learning rate = {RATE:g} · (N / {OF_PARAMETERS:,})^{BY_SIZE:.3f}"
     f" · (tokens / {OF_TOKENS:,})^{BY_LENGTH:g}"

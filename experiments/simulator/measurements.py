@@ -104,8 +104,8 @@ def v100_rows() -> list[Observation]:
 @cache
 def fitted_rows(software: str) -> tuple[Observation, ...]:
     """Return a tuple of the Observations that the constants of a software, such as `megatron-2021`,
-    are fitted on, first of all the one that ratios refer to; empty for a software that is not
-    fitted."""
+    are fitted on; empty for a software that is not fitted. For `megatron-2019` the first one is the
+    run on one GPU that ratios refer to, which has no weight in the fit."""
     rows = {
         "megatron-2019": v100_rows,
         "megatron-2021": a100_rows,

@@ -146,7 +146,9 @@ def planned_run(run: ResolvedRun, cluster: Cluster, choice: Choice) -> RunConfig
 
 def goodput(run: ResolvedRun, cluster: Cluster, choice: Choice, seconds: float) -> str:
     """Return a sentence on how long a training in the chosen layout takes with failures, and in how
-    many attempts, if it takes `seconds` without failures."""
+    many attempts, if it takes `seconds` without failures. The rates of failures and of writing and
+    the time of a restart are the defaults of `Failures.of`; checkpoints are written at the best
+    interval."""
     w = choice.workload
     config = planned_run(run, cluster, choice)
     failures = Failures.of(
