@@ -51,8 +51,8 @@ LAYOUTS = {
 }
 """Layouts of `RANKS` ranks by name; the ranks that a layout does not divide are data-parallel."""
 PASSED_ON = ("reduce", "gather", "alltoall_base", "allgather", "allgather_base", "broadcast")
-"""Names of operations of which a rank sends (d − 1)/d of the counted bytes, as in a reduce-scatter:
-a tensor leaves the rank once, without the rank's own part."""
+"""Names of operations that send (d − 1)/d of their counted bytes from each rank, as a
+reduce-scatter does: a tensor leaves the rank once, without the rank's own part."""
 STAGES = {1: "optimizer states", 3: "optimizer states, gradients and parameters"}
 """Words of ZeRO's paper for the state that each stage divides, by the stage."""
 
