@@ -120,7 +120,7 @@ class Table:
 def share_of(name: str, distances: Sequence[float], allowed: Sequence[float]) -> Ratio:
     """Return a Ratio called `name` with the goal 1, of which less is better: the largest quotient
     of a distance and the distance that is `allowed` at the same index. `MOST` (1e9) is the largest
-    quotient; it also stands for a NaN, and for any distance where none is allowed."""
+    quotient; it also stands for a NaN, and for any distance but 0 where none is allowed."""
     shares = [
         # min returns its first argument beside a NaN.
         min(MOST, distance / most) if most else MOST * bool(distance)

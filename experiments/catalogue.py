@@ -182,7 +182,7 @@ class Claim(Config):
 
     def bounds(self, measured: bool = True) -> tuple[float, float]:
         """Return a pair, the least and the greatest number that agrees with the claim; an end that
-        the claim leaves open is infinite.
+        the claim leaves open is infinite. A direction asks for a number above zero, or below it.
 
         If `measured` is true, the claim's tolerance counts; a number computed from other printed
         numbers has rounding alone.
@@ -369,7 +369,8 @@ class Effect(Config):
 
 
 ABLATION = "ablation"
-"""Kind of an ablation's run, and what its name begins with."""
+"""Kind of an ablation's run, key of the ablation in that run's configuration, and first word of the
+name of its sealed forecast."""
 
 
 class Ablation(Config):

@@ -34,8 +34,9 @@ def simulated_values(
     quantity `name`, a key of `QUANTITIES`, of the simulated workload `row`. The value follows from
     the row's seconds, the ends from the low and the high seconds of its prediction.
 
-    For a quantity relative to the first workload, `ratio` gives the ends if it is not None: value /
-    ratio.high and value / ratio.low. The first workload itself then has no `low` and `high`.
+    For a quantity of `RATIOS`, relative to the first workload, `ratio` gives the ends if it is not
+    None: value / ratio.high and value / ratio.low. The first workload itself has no `low` and
+    `high` for it.
     """
     point, *ends = (
         QUANTITIES[name](row._replace(seconds=seconds))

@@ -88,13 +88,15 @@ OF_DATA = (
     f" {LEDGER}: *.seconds, *.note, *.samples, *.changed, shards, blank_lines, malformed_lines"
 )
 OF_TEXT = "*evaluations*: *num_*, *data_*, *blocks, *perplexity_standard_error"
-"""Keys of a reproduction that its data alone, or a test's text alone, could contradict."""
+"""Keys of a reproduction's evaluations, as patterns in one text, that only the test's text and the
+tokenizer could contradict; `OF_DATA` has those that only the training and its dataset could."""
 
 
 def models(run: Path) -> Comparisons:
     """Yield comparisons for the reproduction in the directory `run`: of its summary with the
     manifest, with the data card and with the published models that the target and the recipes give,
-    and of the data card's own counts. Some contradictions are yielded as sentences."""
+    and of the data card's own counts. A model that is called full and is smaller than published,
+    and a command that does not name the target, are yielded as sentences."""
     summary = _summary(run)
     manifest = _manifest(run)
     config = manifest.config
@@ -130,7 +132,8 @@ def models(run: Path) -> Comparisons:
 def evaluations(run: Path) -> Comparisons:
     """Yield comparisons of every evaluation of the reproduction in the directory `run`: its
     checkpoint, tokenizer, kind, derived numbers and, as far as its text is on this machine, its
-    counts."""
+    counts. An Absent is yielded if something is not on this machine, a sentence for a key that the
+    schema lacks or reads as another value. Raises IntegrityFailure if a result is missing."""
     summary = _summary(run)
     kind = "scaled" if summary.mode == "scaled" else "measured"
     results = results_of(run, summary)
@@ -195,8 +198,10 @@ def _counted_again(
 
 def records(run: Path) -> Comparisons:
     """Yield comparisons of the scores and records of the reproduction in the directory `run` with
-    those that are derived again from its files. The published claims' wording is not compared. If
-    the run keeps no metrics, records along a curve are not compared, and an Absent says so."""
+    those that are derived again from its files; a key of scores.json that the schema lacks or reads
+    as another value is yielded as a sentence. The published claims' source and note are not
+    compared. If the run keeps no metrics, its own records along a curve are not compared, and an
+    Absent says so."""
     summary = _summary(run)
     if (run / SCORES).is_file():
         scores = read_document(run / SCORES, ReproductionScores)
@@ -249,7 +254,9 @@ def _summary(run: Path) -> ReproductionSummary:
 def trainings(run: Path) -> Comparisons:
     """Yield comparisons of the summary and the kept curves of the reproduction in the directory
     `run` with the training run of every model, and of its data card and ledger with the training's
-    dataset. A training that is not on this machine is yielded as an Absent."""
+    dataset. Each training is yielded as a Parent to check in turn. For one that is not on this
+    machine an Absent is yielded too, and the summary is compared with the kept copy alone. Raises
+    IntegrityFailure if a kept copy contradicts its seal."""
     summary = _summary(run)
     parents = _manifest(run).parents
     models = {model.run.rpartition("-")[0]: model for model in summary.models}
@@ -300,9 +307,10 @@ def trainings(run: Path) -> Comparisons:
 
 
 def numbers(run: Path) -> Comparisons:
-    """Yield comparisons of the records of the run of an experiment in the directory `run` with the
-    digest that the run was begun with, and of simulated ones with their values computed again.
-    Raises IntegrityFailure for a damaged run."""
+    """Yield comparisons of the run of an experiment in the directory `run`: a sentence if its
+    records name another run, or have not the digest that the run was begun with, and of simulated
+    ones a Remade with their values computed again. An Absent stands for measured values and for a
+    run that states no digest. Raises IntegrityFailure for a damaged run."""
     load_results([run])
     refused = read_values(run / NOT_RUN) if (run / NOT_RUN).is_file() else []
     yield from _begun_with(run, _manifest(run), read_records(run / RECORDS), refused)
@@ -310,9 +318,11 @@ def numbers(run: Path) -> Comparisons:
 
 
 def study(run: Path) -> Comparisons:
-    """Yield comparisons of the records of each run that the study of experiments in the directory
-    `run` keeps with the digest that the kept run was begun with, and of simulated ones with their
-    values computed again. Raises IntegrityFailure for a damaged study."""
+    """Yield comparisons of the study of experiments in the directory `run`: a Remade of the runs
+    that its manifest names; for each run that it keeps, a sentence if its records have not the
+    digest that the kept run was begun with, or its manifest contradicts itself, or it has no seal;
+    of simulated records a Remade with their values computed again, of measured ones an Absent.
+    Raises IntegrityFailure for a damaged study."""
     load_results([run])
     records = read_records(run / RECORDS)
     due = {}
@@ -351,9 +361,9 @@ def _begun_with(
 
 
 def _numbers_again(run: Path) -> Comparisons:
-    """Yield comparisons of the records of every simulated run, which is the run in the directory
-    `run` or one that this study keeps, with records computed again. For a measured run an Absent is
-    yielded."""
+    """Yield a Remade for every simulated run, which is the run in the directory `run` or one that
+    this study keeps: its records' values and the ones computed again. For a measured run, and for
+    one of an experiment that the catalogue lacks, an Absent is yielded."""
     for part in parts_of(run):
         config = part.manifest["config"]
         experiment = load_experiments().get(config["experiment"]["name"])
@@ -377,9 +387,9 @@ def values_of(records: Iterable[Record]) -> dict[str, float]:
 
 def ablation(run: Path) -> Comparisons:
     """Check that the records of the ablation in the directory `run` follow from its kept trainings,
-    and yield comparisons of the kept trainings with their runs. A run that is not on disk is
-    yielded as an Absent, and a training without a seal is not compared. Raises IntegrityFailure if
-    records or forecast disagree with the trainings."""
+    and yield a Remade of each kept training with its run, and that run as a Parent to check in
+    turn. A run that is not on disk is yielded as an Absent, and a training without a seal is not
+    compared. Raises IntegrityFailure if records or forecast disagree with the trainings."""
     load_results([run])
     for name, kept_run in read_runs(run).items():
         place = run.parent / name

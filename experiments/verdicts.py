@@ -95,8 +95,8 @@ class Verdict:
     baselines: Mapping[str, Range] = field(default_factory=dict)
     """Predictions by simpler rules, by the rule's name; empty unless the number is simulated."""
     beside: tuple[Record, ...] = field(default=(), compare=False)
-    """The other records at the claim's place; of a kind that is worked out only what is worked
-    out."""
+    """The other records with the claim's series, quantity and x. Of a kind in which such a number
+    was worked out, only the numbers that were worked out are kept."""
 
     @property
     def needs(self) -> str:
@@ -241,7 +241,9 @@ def judge(
     work: Callable[[Experiment], WorkedOut] = worked_out,
 ) -> list[Verdict]:
     """Return a list with a Verdict for every claim of the experiments, in the experiments' and the
-    claims' order. If a claim has several numbers, `ORDER` says which kind of number answers it.
+    claims' order. If a claim has several numbers, `ORDER` says which kind of number answers it. A
+    claim without a number, or with one of a smaller model or machine alone, is answered by an
+    ablation's finding, if `results` has one on it.
 
     The numbers come from the runs in `results` and from `work`, a function that is given an
     experiment and returns the numbers that are computed and simulated for it.
@@ -336,8 +338,9 @@ def format_summary(verdicts: Sequence[Verdict]) -> str:
 
 
 def headlines(verdicts: Sequence[Verdict]) -> list[str]:
-    """Return a list of sentences that explain the verdicts' counts: the meaning of the outcomes,
-    how good the predictions are, and what was not tried."""
+    """Return a list of sentences that explain the verdicts' counts: the meaning of the outcomes and
+    scales, then, each if there are such verdicts, how good the predictions are, how many are fitted
+    or undecided, and what was not tried; last the number of all."""
     counts = Counter(verdict.outcome for verdict in verdicts)
     said = [
         (
@@ -390,8 +393,8 @@ class Skill(NamedTuple):
 
 
 def skills(verdicts: Iterable[Verdict]) -> dict[str, Skill]:
-    """Return a dict by name of the Skill of the cost model and of each simpler rule in the
-    predictions among the verdicts; empty if no prediction has baselines. Each fact counts once."""
+    """Return a dict by name of the Skill of the cost model and of each simpler rule in those
+    predictions among the verdicts that have baselines; empty if none has. Each fact counts once."""
     facts: dict[str, Verdict] = {}
     for verdict in verdicts:
         if verdict.outcome in ("predicted", "missed") and verdict.baselines:
@@ -544,7 +547,8 @@ def _find(experiment: Experiment, claim: Claim, records: Rows) -> list[Record]:
     """Return a list of the records with the claim's series, quantity and x, in the order of kinds
     of `ORDER`; the first one answers the claim. `records` has the experiment's.
 
-    On a curve, a twin's x counts as the same share of its own training.
+    On a curve of an experiment that a reproduction answers, a twin's x counts as the same share of
+    its own training.
     """
     mine = (claim.series, claim.quantity)
     at = []

@@ -108,7 +108,12 @@ def _worked_out(name: str) -> WorkedOut:
 def _simulated(part: Part, rows: Sequence[Row]) -> Iterator[tuple[Line, Any, Mapping[str, Range]]]:
     """Yield a triple for each simulated quantity of each workload of `rows`: a line (a dict with a
     record's fields), the values that its digest is made of, and a dict of the baselines'
-    predictions by name. A workload that cannot run gets one triple, whose line has the `reason`."""
+    predictions by name.
+
+    If the workload, or the one that ratios refer to, cannot run, the workload gets one triple,
+    whose line has the `reason`; a part that simulates quantities of one layer alone (`LAYER`) does
+    not ask for this. A part that simulates nothing yields nothing.
+    """
     if not part.simulated:
         return
     base = workload_rows(part.baseline)[0] if part.baseline else rows[0]

@@ -78,10 +78,10 @@ def searched_rates(
     """Return a pair: a dict of the learning rate of each arm, by its name, and a list of all
     trials, from `trained`, the trainings that an ablation keeps.
 
-    A rate is the best trial's (the lowest rate if all diverged), the finder's, where its smoothed
-    loss was lowest, or another arm's, times the arm's `of_rate`, to four digits. `datasets` are
-    digests. Raises IntegrityFailure if a trial or a finder's losses are not kept, or the finder's
-    loss never fell.
+    A rate is the one that was found times the arm's `of_rate`, to four digits. Found is the best
+    trial's rate (the lowest if all diverged), the finder's, where its smoothed loss was lowest, or
+    the one found for the arm `rate_of`. `datasets` are digests. Raises IntegrityFailure if a trial
+    or a finder's losses are not kept, or the finder's loss never fell.
     """
     rates = {}
     searched = []

@@ -125,9 +125,9 @@ def _sweep_rates(
     experiment: str, ablation: Ablation, datasets: Sequence[Path], folder: Path, runs: Path
 ) -> None:
     """Run the learning-rate finder's training for each arm whose rate the finder gives, below the
-    folder `runs`, and write the rates and losses of its iterations to sweeps/ARM.json in `folder`,
-    the ablation's. Do nothing if the ablation has no finder. Raises StepFailed if a training
-    fails."""
+    folder `runs`, and write the rates and losses of its iterations, without skipped ones, to
+    sweeps/ARM.json in `folder`, the ablation's. Do nothing if the ablation has no finder. Raises
+    StepFailed if a training fails."""
     for arm in ablation.arms:
         if not ablation.finder or arm.rate_of:
             continue

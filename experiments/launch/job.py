@@ -186,7 +186,8 @@ class Job(Config):
 
 
 def predicted_iteration(job: Job) -> Prediction | None:
-    """Return the Prediction of an iteration on the job's cluster; None if the job names no cluster.
+    """Return the Prediction of an iteration on the job's cluster with this engine's software; None
+    if the job names no cluster.
 
     Raises BadInput with the reason if the job's model is not valid or the job does not fit the
     cluster.
@@ -308,7 +309,8 @@ def write_launch_files(job: Job, out: Path) -> tuple[Path, Path]:
     """Write `slurm.sh` and `torchrun.sh` into the folder `out`, and `jobset.yaml` if the job has a
     container, replacing earlier ones. Return the paths of the two scripts, in this order.
 
-    Raises BadInput if they cannot be written, or for a job that no script can carry.
+    Raises BadInput if they cannot be written, if `slurm.sh` is there and is no Slurm script, or for
+    a job that no script can carry.
     """
     slurm = out / "slurm.sh"
     torchrun = out / "torchrun.sh"
@@ -417,9 +419,9 @@ def torchrun_script(job: Job, out: Path) -> str:
 
 
 def jobset(job: Job, out: Path) -> str:
-    """Return the text, YAML, of a Kubernetes JobSet for the job, whose pods mount this machine's
-    folders under the same paths. The pods run `torchrun.sh` of the folder `out`. Raises BadInput
-    for a folder that cannot be mounted."""
+    """Return the text, YAML, of a Kubernetes JobSet for the job, which must have a container. The
+    pods mount this machine's folders under the same paths and run `torchrun.sh` of the folder
+    `out`. Nothing is written. Raises BadInput for a folder that cannot be mounted."""
     folders = [*enumerate(map(str, _mounted(job, out)))]
     name = f"mlm-{re.sub('[^a-z0-9]+', '-', job.name.lower())}".rstrip("-")
     values = {

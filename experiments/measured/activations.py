@@ -121,9 +121,9 @@ class Held:
 
 
 class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
-    """Context manager that counts the bytes of the tensors that autograd saves on this rank while
-    it is entered, each storage once and a module's parameters never: `now` are the bytes that are
-    held, `peak` is the most that were held at once."""
+    """Context manager, made with a module, that counts the bytes of the tensors that autograd saves
+    on this rank while it is entered, each storage once and the module's parameters never: `now` are
+    the bytes that are held, `peak` is the most that were held at once."""
 
     def __init__(self, module: nn.Module) -> None:
         self.parameters = {
@@ -157,10 +157,11 @@ def kept_bytes(layer: nn.Module, *inputs: Any) -> int:
 
 
 def bytes_per_sbh(shape: str, sequence_parallel: bool) -> list[float]:
-    """Run four layers forward in bf16, divided over all ranks: a PlainLayer of each of `FORMS`
-    ("none", "selective", "full") and the engine's layer. Return for each, in this order, the bytes
-    that this rank keeps for backward per element of [s, b, h]. `shape` is a key of `SMALL`. Every
-    rank calls this; without a process group it runs on one rank."""
+    """Run four layers forward in bf16, divided over all ranks, with `sequence_parallel` also over
+    the sequence: a PlainLayer of each of `FORMS` ("none", "selective", "full") and the engine's
+    layer. Return for each, in this order, the bytes that this rank keeps for backward per element
+    of the undivided [s, b, h]. `shape` is a key of `SMALL`. Every rank calls this; without a
+    process group it runs on one rank, where `sequence_parallel` has no effect."""
     s, heads, h = SMALL[shape]
     tp = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     mesh = build_mesh(Layout(tp=tp), sequence_parallel)

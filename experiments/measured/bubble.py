@@ -151,7 +151,7 @@ def measure_schedules() -> list[Line]:
     """Run each of `SCHEDULES` with logical clocks and return a list of lines, dicts with a record's
     fields: the schedule's bubble fraction, its peak number of microbatches in flight on the first
     rank (a chunk counts as a fraction of a stage), that peak as a share of the stages, and the
-    reduction of the bubble by interleaving. Starts processes."""
+    default schedule's bubble over the interleaved one's. Starts processes."""
     announce("pipelines of 4 and 8 processes with logical clocks")
     numbers = []
     fractions = {}
@@ -175,13 +175,13 @@ def measure_schedules() -> list[Line]:
 
 
 def measure_bubbles(experiment: Experiment) -> list[Line]:
-    """Run the experiment's pipelines of up to `MOST_RANKS` ranks with logical clocks, by the
-    schedule 1F1B, and return a list of lines, dicts with a record's fields, with the bubble of
-    each. Starts processes.
+    """Run the experiment's pipelines of up to `MOST_RANKS` ranks with logical clocks and return a
+    list of lines, dicts with a record's fields, with the bubble of each. Larger pipelines are left
+    out. Starts processes.
 
-    The bubble is (slowest rank's time) / (m · (t_f + t_b)) − 1 with m microbatches; an experiment
-    that computes a bubble share gets the same idle time as a share of the whole, by the schedule of
-    GPipe.
+    The schedule is 1F1B, and the bubble is (slowest rank's time) / (m · (t_f + t_b)) − 1 with m
+    microbatches. For a part that computes a `bubble_share`, the schedule is GPipe's, and the same
+    idle time is given as a share of the whole.
     """
     numbers = []
     for part in experiment.parts:

@@ -50,7 +50,7 @@ IN_FLIGHT = (1, 4)
 
 class GroupedStage(nn.Module):
     """A pipeline stage of PlainLayers that recomputes its layers in groups of `at_once` in
-    backward; 0 recomputes no group."""
+    backward. `at_once` is 0 until it is set, which recomputes no group."""
 
     at_once = 0
 
@@ -96,9 +96,9 @@ def peaks(
 ) -> list[int]:
     """Run iterations of a pipeline of `pp` stages of `layers` layers, by the schedule "gpipe", and
     return one list with the peak bytes that autograd saves in this rank's stage, without
-    parameters: for each of `group_sizes`, the layers that are recomputed together, the peaks for
-    each of `counts`, the numbers of microbatches that the `sequences` are divided into. `layout` is
-    a value of `LAYOUTS`. Every rank calls this."""
+    parameters: for each of `group_sizes`, the layers that are recomputed together (0 recomputes
+    none), the peaks for each of `counts`, the numbers of microbatches that the `sequences` are
+    divided into. `layout` is a value of `LAYOUTS`. Every rank calls this."""
     form, tp, divided = layout
     mesh = build_mesh(Layout(pp=pp, tp=tp), divided)
     stage: Any = GroupedStage(layers, form, mesh).bfloat16()
@@ -128,7 +128,8 @@ def layer_bytes(layout: tuple[str, int, bool]) -> tuple[int, int]:
 def measure_memory() -> list[Line]:
     """Run GPipe's pipelines, whose peak memory is N + L/K · N/M, and return a list of lines, dicts
     with a record's fields: N in inputs of a layer and L/K in layers, both from a line through
-    several M; the layers that are kept without recomputation; and the best number of checkpoints.
+    several M; the number of layers that one stage without recomputation keeps; and, for each of
+    `LAYOUTS`, the number of checkpoints that needs the least memory, measured and by the formula.
     Starts processes."""
     announce(
         f"pipelines of {', '.join(map(str, PARTITIONS))} processes, and stages of {STAGE_LAYERS}"
@@ -165,10 +166,10 @@ def measure_memory() -> list[Line]:
 
 
 def _checkpoints(series: str) -> list[Line]:
-    """Return a list of lines, dicts with a record's fields: the number of checkpoints that needs
-    the least memory in a stage of `STAGE_LAYERS` layers, and √(l · A_int / A_in) from measured
-    bytes, for each of `IN_FLIGHT`. `series` is a key of `LAYOUTS`. With n microbatches in flight,
-    A_in counts n times. Starts processes."""
+    """Return a list of lines, dicts with a record's fields: the number of checkpoints, of those
+    that divide `STAGE_LAYERS` layers into equal groups, that needs the least memory in a stage of
+    these layers, and √(l · A_int / A_in) from measured bytes, for each of `IN_FLIGHT`. `series` is
+    a key of `LAYOUTS`. With n microbatches in flight, A_in counts n times. Starts processes."""
     layout = LAYOUTS[series]
     numbers = []
     size_in, size_all = run_forked(layer_bytes, layout[1], layout)[0]

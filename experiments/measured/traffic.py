@@ -51,7 +51,8 @@ LAYOUTS = {
 }
 """Layouts of `RANKS` ranks by name; the ranks that a layout does not divide are data-parallel."""
 PASSED_ON = ("reduce", "gather", "alltoall_base", "allgather", "allgather_base", "broadcast")
-"""Collectives in which a tensor leaves a rank once, except the rank's own part."""
+"""Names of operations that send (d − 1)/d of their counted bytes from each rank, as a
+reduce-scatter does: a tensor leaves the rank once, without the rank's own part."""
 STAGES = {1: "optimizer states", 3: "optimizer states, gradients and parameters"}
 """Words of ZeRO's paper for the state that each stage divides, by the stage."""
 
@@ -73,8 +74,10 @@ class Traffic(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _count(self, name: str, leaves: list[Any]) -> None:
-        """Count an operation `name` with the bytes of its largest tensor in `calls` and `bytes`;
-        `leaves` are its arguments, flattened. Nothing is counted if all its tensors are small."""
+        """Count an operation `name` by (`name`, size of its group): one more in `calls`, and in
+        `bytes` the bytes of its largest tensor, for `allgather` times the size of the group.
+        `leaves` are its arguments, flattened, with the ProcessGroup among them. Nothing is counted
+        if no tensor has more than `REPORTED` elements."""
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         largest = max((tensor.nbytes for tensor in tensors if tensor.numel() > REPORTED), default=0)
         if not largest:
@@ -91,9 +94,9 @@ class Traffic(TorchDispatchMode):
         """The number of bytes that this rank sends if collectives run as rings, by what was counted
         so far.
 
-        An all-reduce sends 2(d − 1)/d of its tensor, a collective that begins or ends with a
-        divided tensor half as much (2021 paper, Section 3.3.1). A reduction to one rank counts with
-        the mean over ranks.
+        A message counts whole, an all-reduce 2(d − 1)/d of its tensor, a collective that begins or
+        ends with a divided tensor half as much as an all-reduce (2021 paper, Section 3.3.1). A
+        reduction to one rank and a broadcast count with the mean over ranks.
         """
         total = 0.0
         for (name, size), count in self.bytes.items():
@@ -109,9 +112,11 @@ class Traffic(TorchDispatchMode):
 def iteration(
     model: ModelConfig, parallel: ParallelConfig, batch: int, trains: bool = True
 ) -> Traffic:
-    """Run an iteration of a new model in fp32 on random weights, if `trains` is false its forward
-    passes alone, in microbatches of one sequence; return this rank's Traffic. Every rank calls
-    this; `batch` is the number of sequences on all ranks together."""
+    """Build a new model of the configuration `model`, with random weights and divided by the layout
+    `parallel`, and run an iteration of it in fp32, or its forward passes alone if `trains` is
+    false; return this rank's Traffic. Ranks that tp and pp leave are data-parallel. A microbatch is
+    one sequence; `batch` is the number of sequences on all ranks together. Every rank calls
+    this."""
     dp = torch.distributed.get_world_size() // parallel.tp // parallel.pp
     layout = Layout(tp=parallel.tp, pp=parallel.pp, dp=dp)
     mesh = build_mesh(layout, parallel.sequence_parallel)
@@ -127,8 +132,9 @@ def iteration(
 
 
 def of_layer(parallel: ParallelConfig) -> tuple[Traffic, Traffic]:
-    """Return a pair of Traffics that one layer adds on this tensor-parallel rank: in the forward
-    pass alone, and in a whole iteration. Every rank calls this, and four iterations are run."""
+    """Return a pair of Traffics that one layer of `MODEL` adds on this tensor-parallel rank for one
+    sequence: in the forward pass alone, and in a whole iteration. `parallel` must have all ranks as
+    tensor-parallel ranks. Every rank calls this; four iterations are run."""
     half = MODEL.model_copy(update={"num_layers": MODEL.num_layers // 2})
 
     def added(trains: bool) -> Traffic:
@@ -188,8 +194,9 @@ def _sequence() -> list[Line]:
 
 
 def _passed_on(parallel: ParallelConfig, model: ModelConfig = MODEL) -> list[float]:
-    """Run an iteration on as many processes as the layout has ranks; return a list, in rank order,
-    of the multiples of b·s·h that each rank sends to another stage for a microbatch."""
+    """Run an iteration of `model` in the layout `parallel`, on as many processes as the layout has
+    ranks and with four microbatches; return a list, in rank order, of the multiples of b·s·h that
+    each rank sends to other stages for a microbatch."""
     batch = 4
     ranks = run_forked(iteration, parallel.pp * parallel.tp, model, parallel, batch)
     return [rank.bytes["send", parallel.pp] / ELEMENT / BSH / batch for rank in ranks]
@@ -241,9 +248,10 @@ def _batches() -> list[Line]:
 
 
 def measure_sent_bytes() -> list[Line]:
-    """Run iterations of `LAYOUTS` at several batches and return a list of lines, dicts with a
-    record's fields: the megabytes that a rank sends, the mean over ranks, and the bytes that ZeRO's
-    stages send relative to data parallelism. Starts processes.
+    """Run an iteration of each of `LAYOUTS` at each of `BATCHES` and return a list of lines, dicts
+    with a record's fields: the megabytes that a rank sends, the mean over ranks, for every layout
+    and batch; and the bytes that ZeRO's stages 1 and 3 send relative to data parallelism, with one
+    microbatch to a rank. Starts processes.
 
     An iteration has its optimizer step, in which ZeRO stage 1 sends too.
     """

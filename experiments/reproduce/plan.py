@@ -38,9 +38,10 @@ tried at the same rates, so it favours none. Its run is results/ladder of commit
 OF_PARAMETERS = 171_000
 OF_TOKENS = 1_450_000
 BY_SIZE = -0.423
-"""Power of the parameters, over `OF_PARAMETERS`, by which the rate is multiplied."""
+"""Exponent of N / `OF_PARAMETERS`, with N parameters, in the factor by which the rate is
+multiplied."""
 BY_LENGTH = -0.32
-"""Power of the tokens, over `OF_TOKENS`, by which the rate is multiplied."""
+"""Exponent of (tokens / `OF_TOKENS`) in the factor by which the rate is multiplied."""
 RATE_RULE = (
     f"learning rate = {RATE:g} · (N / {OF_PARAMETERS:,})^{BY_SIZE:.3f}"
     f" · (tokens / {OF_TOKENS:,})^{BY_LENGTH:g}"
@@ -241,9 +242,10 @@ def twin_rule(config: RunConfig) -> str:
 
 
 def training_job(config: RunConfig, runs: Path, dataset: Path = Path()) -> Job:
-    """Return the Job that trains a published model on this machine's GPUs, from its shipped
-    manifest without the cluster and the overrides. `runs` is the folder of runs, `dataset` a
-    directory."""
+    """Return the Job that trains the published model of the configuration `config` on one node,
+    with as many ranks as `default_ranks` gives on this machine, from its shipped manifest without
+    the cluster and the overrides. `runs` is the folder of runs, `dataset` a directory. Only the
+    models of `manifest_file` have a manifest."""
     here = {
         "runs": runs,
         "dataset": dataset,
@@ -274,8 +276,9 @@ def _fits(config: RunConfig) -> tuple[bool, str]:
 
 
 def print_plan(plan: Plan) -> None:
-    """Print to standard output mode, reason and the rule of twins, then the cost of each model and
-    of all: parameters, tokens, FLOPs, disk, expected time."""
+    """Print to standard output the plan's mode, its reason and, for twins, their rule, then the
+    cost of each model and of all: parameters, tokens, FLOPs, disk, expected time. Nothing is
+    run."""
     print(f"mode: {plan.mode} ({plan.reason})")
     if plan.size:
         print(twin_rule(plan.configs[0]))

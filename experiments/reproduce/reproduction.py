@@ -206,11 +206,12 @@ def _mean(steps: Sequence[Step]) -> Step:
 
 
 def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Record]:
-    """Return a list of every Record of a reproduction, derived from its summary and from the
-    metrics and evaluations that its run keeps. Nothing is written.
+    """Return a list of every Record of a reproduction: the published ones about its models, and
+    those that follow from its summary and from the metrics and evaluations that its run keeps. A
+    model without kept metrics has none along its curve. Nothing is written.
 
     A run of an earlier version, which has no scores.json, gets neither bits per byte nor
-    log-likelihoods.
+    log-likelihoods nor means over seeds.
     """
     records = list(
         published_records(tuple(dict.fromkeys(model.series for model in summary.models)))

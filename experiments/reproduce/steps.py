@@ -47,9 +47,10 @@ def train_step(plan: Plan, config: RunConfig, dataset: Path, runs: Path) -> Step
 
 
 def evaluation_step(plan: Plan, task: str, checkpoint: Path, out: Path) -> Step:
-    """Return a list of the words of the command that evaluates a checkpoint, given by its path, on
-    a task, `wikitext103` or `lambada`, and writes the result to the file `out`; twins are scored on
-    a part of it. Nothing is run."""
+    """Return a list of the words of the `mlm-eval` command that evaluates a checkpoint, given by
+    its path, on a task, `wikitext103` or `lambada`, and writes the result to the file `out`. If the
+    `plan` is of twins, a part of the task is scored, as long as the plan's size states. Nothing is
+    run."""
     limits = {"wikitext103": plan.size.windows, "lambada": plan.size.examples} if plan.size else {}
     limit = ["--limit", str(limits[task])] if task in limits else []
     return ["mlm-eval", task, "--ckpt", shown(checkpoint), "--json", shown(out), *limit]
@@ -84,9 +85,10 @@ class StepFailed(UserError):
 
 
 def run_step(program: str, *arguments: str) -> None:
-    """Print a command of this suite, or of the system, unless in quiet mode, run it and wait for
-    its end. Raises StepFailed if the command fails, Interrupted if this process was stopped
-    meanwhile.
+    """Run a command of this suite, or of the system if this environment has no such `program`, and
+    wait for its end; it is printed before, unless in quiet mode. Raises StepFailed if the command
+    fails, also because it was stopped, and Interrupted if it ends well although this process was
+    stopped meanwhile.
 
     If this process is killed, the step receives SIGTERM, so that a training leaves a checkpoint. On
     Ctrl-C the terminal stops the step as well; on another signal this process sends it SIGINT. The

@@ -38,8 +38,8 @@ def simulate_file(rows_path: Path, out: Path) -> tuple[int, int]:
     `out`, a CSV file; return two numbers, of the rows and of those that cannot run.
 
     Raises BadInput if the file cannot be read, a column without a default is missing, or `out`
-    cannot be written; nothing is then left behind. Raises NotCosted after all rows are written, if
-    a row is of a family that is not costed.
+    cannot be written or has something else in it; nothing is then written. Raises NotCosted after
+    all rows are written, if a row is of a family that is not costed.
     """
     check_place("--out", out, ",".join(INPUTS))
     rows = read_rows(rows_path)

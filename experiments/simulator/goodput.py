@@ -72,7 +72,7 @@ class Failures(NamedTuple):
     def describe(self, interval: float) -> str:
         """Return a clause that begins with "it fails every": how often the job fails and is saved,
         and the share of its time that is kept. `interval` is the seconds of training between
-        checkpoints."""
+        checkpoints; it and the mean time between failures must be finite."""
         every = " and is saved every ".join(map(format_days, (self.mean, interval)))
         return (
             f"it fails every {every}: {self.share(interval):.1%} of the time is training that is"
@@ -81,7 +81,8 @@ class Failures(NamedTuple):
 
     def share(self, interval: float) -> float:
         """Return the share of a job's time, 0 to 1, that is training and is kept in spite of
-        failures (Daly's Equation 20), with `interval` seconds of training between checkpoints."""
+        failures (Daly's Equation 20), with `interval` seconds of training between checkpoints. The
+        interval and the mean time between failures must be finite."""
         lost = math.exp(-(self.restart + self.checkpoint) / self.mean) / math.expm1(
             (interval + self.copy) / self.mean
         )

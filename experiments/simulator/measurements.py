@@ -76,8 +76,9 @@ class Observation(NamedTuple):
 
 
 def megatron_2019() -> list[Observation]:
-    """Return a list of Observations, the numbers that the 2019 paper prints in Figures 1 and 5 and
-    Tables 2, 7 and 8. The first one is on a single GPU."""
+    """Return a list of Observations of the 2019 paper's Figures 1 and 5 and Tables 2, 7 and 8, one
+    for each workload: the published value of the first quantity that its part simulates. The first
+    one is on a single GPU."""
     return observed(
         "2019/figure-1", "2019/figure-5", "2019/table-2", "2019/table-7", "2019/table-8"
     )
@@ -103,8 +104,8 @@ def v100_rows() -> list[Observation]:
 @cache
 def fitted_rows(software: str) -> tuple[Observation, ...]:
     """Return a tuple of the Observations that the constants of a software, such as `megatron-2021`,
-    are fitted on, first of all the one that ratios refer to; empty for a software that is not
-    fitted."""
+    are fitted on; empty for a software that is not fitted. For `megatron-2019` the first one is the
+    run on one GPU that ratios refer to, which has no weight in the fit."""
     rows = {
         "megatron-2019": v100_rows,
         "megatron-2021": a100_rows,
@@ -165,8 +166,9 @@ def timed(*names: str) -> list[Observation]:
 
 
 def workload_of(row: dict[str, str]) -> Workload:
-    """Return the Workload in the cells of `row`, a dict by column; absent or empty cells take their
-    defaults. It is not checked whether such a workload can run.
+    """Return the Workload in the cells of `row`, a dict by column. Only `COLUMNS` are read, so
+    `scatter_gather` always has its default; absent or empty cells take their defaults. It is not
+    checked whether such a workload can run.
 
     Raises BadInput naming a column that has no default and is empty, or is not a whole number of at
     most a billion.

@@ -62,9 +62,9 @@ def read_model(model: str, overrides: Sequence[str] = ()) -> ResolvedRun:
 
 
 def ranked_layouts(run: ResolvedRun, cluster: Cluster, gpus: int) -> list[Choice]:
-    """Simulate every layout of a run's model on `gpus` GPUs that divides, and return a list of a
-    Choice, the workload and its prediction, for each that fits, best expected time first; the batch
-    is the run's.
+    """Simulate every layout of a run's model on `gpus` GPUs of the cluster that `possible_layouts`
+    yields, and return a list of a Choice, the workload and its prediction, for each that fits, best
+    expected time first; the batch is the run's.
 
     Raises HardwareMissing with a reason if no layout can run.
     """
@@ -91,7 +91,11 @@ def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterato
     """Yield a copy of the Workload `template` for each layout over `gpus` GPUs, with microbatch,
     chunks, recomputation and ZeRO stage, in which tensor parallelism stays in a node (2021 paper,
     Takeaway 1) and everything divides evenly. Only the layers over stages of one chunk may differ a
-    little. Memory is not looked at."""
+    little. Memory is not looked at.
+
+    If the cluster fuses attention, selective recomputation is left out, sequence parallelism is on
+    where it divides, and ZeRO stage 1 is tried beside stage 0; else stage 0 alone.
+    """
     t = template
     is_modern = cluster.constants.fused_attention.value == 1
     modes = ("none", "full") if is_modern else RECOMPUTE
@@ -142,7 +146,9 @@ def planned_run(run: ResolvedRun, cluster: Cluster, choice: Choice) -> RunConfig
 
 def goodput(run: ResolvedRun, cluster: Cluster, choice: Choice, seconds: float) -> str:
     """Return a sentence on how long a training in the chosen layout takes with failures, and in how
-    many attempts, if it takes `seconds` without failures."""
+    many attempts, if it takes `seconds` without failures. The rates of failures and of writing and
+    the time of a restart are the defaults of `Failures.of`; checkpoints are written at the best
+    interval."""
     w = choice.workload
     config = planned_run(run, cluster, choice)
     failures = Failures.of(

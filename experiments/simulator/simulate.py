@@ -64,7 +64,8 @@ class Prediction:
     """A workload's predicted time and memory, or the reason why it cannot run."""
 
     reason: str = ""
-    """Empty if it runs. If only memory is short, the numbers are given too."""
+    """Empty if it runs. If only memory is short, the numbers are given too; with `only_fitting`,
+    `simulate` then gives the memory and no times."""
     seconds: float = 0.0
     low_seconds: float = 0.0
     high_seconds: float = 0.0
@@ -92,8 +93,9 @@ class Walk(NamedTuple):
 
 
 def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
-    """Return the Parts, in seconds, of an iteration of each workload, in their order. The workloads
-    must have been checked (`checked_config`)."""
+    """Return the Parts, in seconds, of an iteration of each of `workloads` on `machine`, in their
+    order. The workloads must have been checked (`checked_config`); their memory is not looked
+    at."""
     w, walks = _prepared(tuple(workloads))
     layer = layer_passes(machine, w)
     head = head_passes(machine, w)
@@ -153,8 +155,9 @@ def simulate(
     run: RunConfig | None = None,
     only_fitting: bool = False,
 ) -> list[Prediction]:
-    """Return a list with the Prediction of every workload, in order. A workload that the engine
-    refuses gets a reason alone; one that lacks memory gets a reason beside its numbers.
+    """Return a list with the Prediction of every workload on the `cluster`, in order. A workload
+    that the engine refuses or the cost model does not cost gets a reason alone; one that lacks
+    memory gets a reason beside its numbers.
 
     The workloads are layouts of `run`, or without it of a model with default settings; memory is
     computed for that run. A BERT is timed as a GPT-2. With `only_fitting`, a workload that lacks
@@ -191,7 +194,8 @@ def simulate(
 def _memory(machine: Machine, workload: Workload, config: RunConfig) -> Prediction:
     """Return a Prediction of memory alone, without times, for a workload whose configuration is
     `config`: the bytes that the fullest pipeline rank needs, the probability that a GPU has as
-    many, and a reason if a GPU does not. Fused attention stores no scores."""
+    many, and a reason if a GPU does not. A GPT-2 with fused attention stores no scores; under ZeRO
+    3 the parameters and gradients that are whole at one time count too."""
     model = config.model
     available = machine.memory_bytes
     if machine.fused_attention and workload.family == "gpt2":
@@ -241,8 +245,8 @@ def _pipeline_seconds(
 ) -> Floats:
     """Return an array [n] with the seconds, for each workload, from the first forward to the last
     backward pass. `layer` and `head` are the seconds of one layer and of the output head on a
-    microbatch. A stage's pass includes its message to the next stage, the last stage's also the
-    output head."""
+    microbatch. A stage's pass includes its message to the stage that comes after it in that pass,
+    forward or backward; both passes of the last stage include the output head."""
     seconds = np.empty(len(message_seconds))
     for indices, order, layers in walks:
         forward, backward = (np.multiply.outer(times[indices], layers) for times in layer)

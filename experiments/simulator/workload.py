@@ -119,7 +119,8 @@ def checked_config(
     workload: Workload, precision: Precision = "fp16", run: RunConfig | None = None
 ) -> RunConfig:
     """Return the RunConfig that the workload describes: `run` with the workload's sizes and layout,
-    or default settings if `run` is None. `precision` replaces the run's.
+    or default settings if `run` is None. The family and the vocabulary are `run`'s, and the
+    workload's only without it; ZeRO stage 3 is set only with it. `precision` replaces the run's.
 
     Raises BadInput with the engine's own reason if it would refuse the run, such as sizes that do
     not divide, and NotCosted for a family that is not costed.
