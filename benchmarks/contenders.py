@@ -190,7 +190,8 @@ class _Block(nn.Module):
 
 class NanoGPTModel(nn.Module):
     """nanoGPT's GPT-2 in plain torch, called with token ids and targets, both [b, s]; returns their
-    mean loss in nats, a scalar tensor."""
+    mean loss in nats, a scalar tensor. There is no dropout until the caller sets `p` of its
+    `nn.Dropout` modules."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -305,9 +306,9 @@ def in_turn(
 
 
 def apart(name: str, function: Callable[..., T], *arguments: Any) -> T:
-    """Call `function` with the arguments in a new process that is forked from this one, and return
-    its result; it may take ten minutes. Raises UserError if the function fails or takes longer;
-    `name` begins the message."""
+    """Call `function` with the arguments in a new process that is forked from this one and sees no
+    GPU, and return its result, which must be picklable; it may take ten minutes. Raises UserError
+    if the function fails or takes longer; `name` begins the message."""
     try:
         (result,) = run_forked(function, 1, *arguments, timeout_seconds=600.0)
     except RanksFailed as error:

@@ -244,8 +244,8 @@ def compare_times(
 
 
 def initial_network(config: ModelConfig, dtype: torch.dtype) -> GPT2:
-    """Return this engine's GPT-2 of `config` in the number format `dtype`, with the initial weights
-    of one fixed seed, for evaluation."""
+    """Return this engine's GPT-2 of `config` on the CPU, in the number format `dtype`, with the
+    initial weights of one fixed seed, for evaluation."""
     network = GPT2(config, serial_mesh()).eval()
     network.initialize(1234)
     return network.to(dtype)
@@ -271,11 +271,11 @@ def ours(model: ScoringModel, requests: Sequence[Request], batch_size: int | Non
 
 @torch.inference_mode()
 def plain_loop(network: GPT2, requests: Sequence[Request], batch_size: int) -> Answers:
-    """Score requests by Megatron-LM's loop: float logits and log-softmax at every position, then
-    the scored positions alone. Return an array [requests, 2]: the negative log-likelihood in nats,
-    and 1 where all tokens were the likeliest.
+    """Score requests on the CPU by Megatron-LM's loop: float logits and log-softmax at every
+    position, then the scored positions alone. Return an array [requests, 2]: the negative
+    log-likelihood in nats, and 1 where all tokens were the likeliest.
 
-    The requests of one batch must have the same length.
+    The requests of one batch, `batch_size` that follow each other, must have the same length.
     """
     answers = []
     for first in range(0, len(requests), batch_size):
@@ -321,8 +321,8 @@ def transformers_loop(model: Any, requests: Sequence[Request], batch_size: int =
 
 def packed_pretrained(model: Any) -> Scorer:
     """Return a Scorer, a function (requests, batch size) → array [requests, 2], that scores by our
-    loop on `model`, one of transformers in fp32; its weights are packed, which changes the
-    model."""
+    loop on `model`, one of transformers in fp32, with requests of at most `CONTEXT` inputs; its
+    weights are packed, which changes the model."""
     mine = PretrainedModel(model)
     mine.pack_weights()
     sizes = model.config.vocab_size, CONTEXT, mine.hidden_size

@@ -358,9 +358,11 @@ def compare_peers(name: str, b: int) -> Result:
 
 
 def compare_copies(name: str, b: int) -> Result:
-    """Time an iteration of the published model `name` alone, and one while weights are copied to
-    the host, as an asynchronous checkpoint copies them. Return a list of one case with the
-    milliseconds of both. `b` is the number of sequences in a microbatch."""
+    """Time three iterations of the published model `name`, which the last call of `built` may have
+    trained already: a first one, one alone, and one while 4 GiB of weights are copied to the host,
+    as an asynchronous checkpoint copies them. Return a list of one case with the milliseconds of
+    each, and the ratios of the last two to the first. `b` is the number of sequences in a
+    microbatch."""
     training = built(name)
     source = training.optimizer.groups[0].master[:COPIED]
     step = EAGER.steps(training, full_size(name, b * MICROBATCHES))
