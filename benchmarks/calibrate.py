@@ -394,8 +394,8 @@ class Fit(NamedTuple):
 
 def calibrate(out: Path) -> Benchmark:
     """Fit the constants of the clusters and their software, write the files of the fitted constants
-    below the folder `out`, print of each file whether the shipped one is the same, and return the
-    Benchmark, a record of every error.
+    below the folder `out`, say on standard error of each file whether the shipped one is the same,
+    and return the Benchmark, a record of every error.
 
     The files have the names of the shipped ones, below `clusters/fitted` and `software/fitted`.
     Raises BadInput if `out` cannot be a folder.

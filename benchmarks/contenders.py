@@ -38,7 +38,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 Step = Callable[[int, float], float]
 """(iteration, dropout probability) → mean loss of the global batch before the update, on every
-rank."""
+rank. The call trains that iteration."""
 
 
 def huggingface(config: ModelConfig) -> torch.nn.Module:
@@ -114,7 +114,8 @@ class Timed:
     losses: list[float]
     """Loss of every iteration in nats per token, also of the warm-up's."""
     peak_bytes: int = 0
-    """Peak memory of the first rank during the round, in bytes."""
+    """Peak memory of the first rank during the round, in bytes: on a GPU what torch allocated, on a
+    CPU the growth of the process's resident set."""
 
 
 @dataclass(frozen=True)

@@ -83,8 +83,8 @@ tries."""
 
 def pretrained() -> dict[str, Callable[[], Any]]:
     """Return a dict of functions without arguments by the model's name; each loads and returns a
-    model of transformers in fp32 for evaluation: a LLaMA with initial weights and, where its
-    package is installed, SmolLM2."""
+    model of transformers in fp32 on the CPU for evaluation: a LLaMA with initial weights, whose
+    function seeds torch's generator, and, where its package is installed, SmolLM2."""
 
     def llama() -> Any:
         library = import_extra("transformers", "bench")
@@ -295,7 +295,7 @@ def plain_loop(network: GPT2, requests: Sequence[Request], batch_size: int) -> A
 
 
 def transformers_model(network: GPT2) -> Any:
-    """Return transformers' GPT-2 with the weights of this engine's network, in fp32, for
+    """Return transformers' GPT-2 with the weights of this engine's network, in fp32 on the CPU, for
     evaluation. Raises BadInput without transformers, which the extra `bench` installs."""
     model = huggingface(network.config)
     weights = named_as_theirs(dict(network.named_parameters()), network.config)

@@ -149,7 +149,7 @@ def series(
     kind: Literal["measured", "computed"] = "measured",
 ) -> Series:
     """Return a Series of a benchmark's record: a contender's samples of a measure, mostly one for
-    each round, rounded to six digits."""
+    each round, rounded to six digits. They are measured, or of the kind `kind`."""
     return Series(
         contender=contender, measure=measure, unit=unit, samples=[*map(rounded, samples)], kind=kind
     )
