@@ -145,7 +145,8 @@ class OurLayout:
         """Return a function that is given an iteration and a dropout probability, trains the
         already built model of `training` for that iteration and returns its mean loss. The batch of
         `size` may differ from the one that the model was built for. If the layout is captured,
-        iteration 0 captures the model's CUDA graphs first."""
+        iteration 0 first captures the model's CUDA graphs, or goes on without them,
+        `training.model.graphs` being None, where they cannot be captured."""
         train = size.train
         mesh = training.mesh
         microbatch = train.global_batch_size // self.microbatches
@@ -226,7 +227,8 @@ class Peer:
     def build(self, size: TrainingSize) -> Step:
         """Build the model of `size`, with the initial weights that this engine draws, on this
         process's device. Return a function that is given an iteration and a dropout probability,
-        trains that iteration and returns its mean loss. Seeds torch's generator."""
+        trains that iteration, under autocast if the recipe's precision is bf16, else in fp32, and
+        returns its mean loss. Seeds torch's generator."""
         network = GPT2(size.model, serial_mesh())
         network.initialize(size.train.seed)
         train = size.train

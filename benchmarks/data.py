@@ -95,8 +95,8 @@ def measure(corpus: Path, rounds: int) -> Benchmark:
     are found on this machine: without test sets nothing is decontaminated, without the vocabulary a
     token is a byte. Sets TOKENIZERS_PARALLELISM in the environment.
 
-    Raises BadInput if fewer than two documents are left for some stage, UserError if the pipeline
-    fails.
+    Raises BadInput if the file cannot be read or fewer than two documents are left for some stage,
+    UserError if the pipeline fails.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     size = corpus.stat().st_size if corpus.is_file() else 0

@@ -125,9 +125,9 @@ def _drawn(numbers: ExperimentNumbers) -> str:
 
 
 def _table(numbers: ExperimentNumbers, without: str) -> Table:
-    """Return a Table with a row for each series and x with a published number, and a column for
-    each pair of a published quantity, other than the one named `without`, and a kind of number. x
-    has a column only if any row has one."""
+    """Return a Table of the published quantities other than the one named `without`: a row for each
+    series and x with a published number of one of them, and a column for each pair of such a
+    quantity and a kind of number. x has a column only if any row has one."""
     quantities = [claim.quantity for claim in numbers.experiment.claims]
     texts = defaultdict(list)
     shown = [row for row in numbers.every if row.quantity in quantities and row.quantity != without]
