@@ -91,9 +91,9 @@ class StageRivals:
 
 def measure(corpus: Path, rounds: int) -> Benchmark:
     """Measure every stage on `corpus`, a file of JSON lines, then the whole pipeline `rounds`
-    times; return the Benchmark, the record. Test sets and GPT-2's vocabulary are taken where they
-    are found on this machine: without test sets nothing is decontaminated, without the vocabulary a
-    token is a byte. Sets TOKENIZERS_PARALLELISM in the environment.
+    times; return the Benchmark, the record. Test sets and GPT-2's vocabulary are downloaded if this
+    machine lacks them; stages do without what cannot be had: no test set, no decontamination; no
+    vocabulary, and a token is a byte. Sets TOKENIZERS_PARALLELISM in the environment.
 
     Raises BadInput if the file cannot be read or fewer than two documents are left for some stage,
     UserError if the pipeline fails.
@@ -292,7 +292,8 @@ def write_texts(path: Path, texts: Sequence[str]) -> Path:
 
 def choose_vocabulary() -> tuple[Tokenizer, str, str]:
     """Return a Tokenizer, the lines for it in a recipe's section `tokenizer` as a text, and the
-    vocabulary's name in words: GPT-2's or, if its files are not found, the bytes alone."""
+    vocabulary's name in words: GPT-2's, downloaded if this machine lacks its files, or the bytes
+    alone if they cannot be had."""
     try:
         return Tokenizer.from_gpt2_files(*find_gpt2_vocabulary()), 'kind = "gpt2"', "GPT-2's"
     except DataMissing:  # any text trains the bytes and the end of a text
