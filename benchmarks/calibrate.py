@@ -175,7 +175,7 @@ def zero_3() -> list[Observation]:
 def all_reduces(gpu: str, ranks: int | None = None) -> Floats:
     """Return the ranks, bytes and seconds, as rows of an array [3, n], of the shipped all-reduces
     that vTrain timed by NCCL inside one server of the GPUs `gpu`, `a100` or `v100`; of those on
-    `ranks` ranks, by default of all."""
+    `ranks` ranks, by default of all. Without such a row the array is empty, of shape [0]."""
     timed = [
         (int(row["ranks"]), int(row["bytes"]), float(row["nanoseconds"]) * 1e-9)
         for row in read_rows(HERE / "vtrain-all-reduce.csv")
@@ -297,8 +297,9 @@ def held_out(
 def interval_of(held: HeldOut, source: str) -> ErrorInterval:
     """Return the ErrorInterval of the ratios of measured to predicted time in `held`, whose rows
     were predicted by fits without them: 90 % of them lie in it. Its coverage and score are those
-    that each fold gets from the interval of the other folds; the baseline is the score if every row
-    had the same share of the peak. `source` is the interval's description."""
+    that each fold gets from the interval of the other folds, or from its own if there is one fold;
+    the baseline is the score if every row had the same share of the peak. `source` is the
+    interval's description."""
     (coverage, score), (_, baseline) = (
         _tried(held["fold"], held[rule]) for rule in ("ratio", "constant")
     )
@@ -316,7 +317,8 @@ def interval_of(held: HeldOut, source: str) -> ErrorInterval:
 def _tried(folds: Floats, ratios: Floats) -> tuple[float, float]:
     """Return two numbers: the share of all ratios that lie in the interval that judges them, and
     the mean interval score of the logarithms of the ratios. Each ratio is judged by the interval of
-    the ratios of the other folds; `folds` has the number of each ratio's fold, [n]."""
+    the ratios of the other folds, or of all if there is one fold; `folds` has the number of each
+    ratio's fold, [n]."""
     inside = np.empty(len(ratios))
     scores = np.empty(len(ratios))
     for number in np.unique(folds):
@@ -392,8 +394,8 @@ class Fit(NamedTuple):
 
 def calibrate(out: Path) -> Benchmark:
     """Fit the constants of the clusters and their software, write the files of the fitted constants
-    below the folder `out`, print of each file whether the shipped one is the same, and return the
-    Benchmark, a record of every error.
+    below the folder `out`, say on standard error of each file whether the shipped one is the same,
+    and return the Benchmark, a record of every error.
 
     The files have the names of the shipped ones, below `clusters/fitted` and `software/fitted`.
     Raises BadInput if `out` cannot be a folder.

@@ -38,7 +38,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 Step = Callable[[int, float], float]
 """(iteration, dropout probability) → mean loss of the global batch before the update, on every
-rank."""
+rank. The call trains that iteration."""
 
 
 def huggingface(config: ModelConfig) -> torch.nn.Module:
@@ -114,7 +114,8 @@ class Timed:
     losses: list[float]
     """Loss of every iteration in nats per token, also of the warm-up's."""
     peak_bytes: int = 0
-    """Peak memory of the first rank during the round, in bytes."""
+    """Peak memory of the first rank during the round, in bytes: on a GPU what torch allocated, on a
+    CPU the growth of the process's resident set."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,8 @@ class OurLayout:
         """Return a function that is given an iteration and a dropout probability, trains the
         already built model of `training` for that iteration and returns its mean loss. The batch of
         `size` may differ from the one that the model was built for. If the layout is captured,
-        iteration 0 captures the model's CUDA graphs first."""
+        iteration 0 first captures the model's CUDA graphs, or goes on without them,
+        `training.model.graphs` being None, where they cannot be captured."""
         train = size.train
         mesh = training.mesh
         microbatch = train.global_batch_size // self.microbatches
@@ -190,7 +192,8 @@ class _Block(nn.Module):
 
 class NanoGPTModel(nn.Module):
     """nanoGPT's GPT-2 in plain torch, called with token ids and targets, both [b, s]; returns their
-    mean loss in nats, a scalar tensor."""
+    mean loss in nats, a scalar tensor. There is no dropout until the caller sets `p` of its
+    `nn.Dropout` modules."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -224,7 +227,8 @@ class Peer:
     def build(self, size: TrainingSize) -> Step:
         """Build the model of `size`, with the initial weights that this engine draws, on this
         process's device. Return a function that is given an iteration and a dropout probability,
-        trains that iteration and returns its mean loss. Seeds torch's generator."""
+        trains that iteration, under autocast if the recipe's precision is bf16, else in fp32, and
+        returns its mean loss. Seeds torch's generator."""
         network = GPT2(size.model, serial_mesh())
         network.initialize(size.train.seed)
         train = size.train
@@ -305,9 +309,9 @@ def in_turn(
 
 
 def apart(name: str, function: Callable[..., T], *arguments: Any) -> T:
-    """Call `function` with the arguments in a new process that is forked from this one, and return
-    its result; it may take ten minutes. Raises UserError if the function fails or takes longer;
-    `name` begins the message."""
+    """Call `function` with the arguments in a new process that is forked from this one and sees no
+    GPU, and return its result, which must be picklable; it may take ten minutes. Raises UserError
+    if the function fails or takes longer; `name` begins the message."""
     try:
         (result,) = run_forked(function, 1, *arguments, timeout_seconds=600.0)
     except RanksFailed as error:

@@ -85,15 +85,18 @@ class StageRivals:
     plain: Callable[[Sequence[str]], list[Any]]
     ours: Callable[[Sequence[str]], list[Any]]
     blocks: int = BLOCKS
-    """Parts of the texts that are given to both in turn."""
+    """Number of parts into which the texts are divided; both functions are given each part in
+    turn."""
 
 
 def measure(corpus: Path, rounds: int) -> Benchmark:
     """Measure every stage on `corpus`, a file of JSON lines, then the whole pipeline `rounds`
-    times; return the Benchmark, the record. Sets TOKENIZERS_PARALLELISM in the environment.
+    times; return the Benchmark, the record. Test sets and GPT-2's vocabulary are downloaded if this
+    machine lacks them; stages do without what cannot be had: no test set, no decontamination; no
+    vocabulary, and a token is a byte. Sets TOKENIZERS_PARALLELISM in the environment.
 
-    Raises BadInput if fewer than two documents are left for some stage, UserError if the pipeline
-    fails.
+    Raises BadInput if the file cannot be read or fewer than two documents are left for some stage,
+    UserError if the pipeline fails.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     size = corpus.stat().st_size if corpus.is_file() else 0
@@ -289,7 +292,8 @@ def write_texts(path: Path, texts: Sequence[str]) -> Path:
 
 def choose_vocabulary() -> tuple[Tokenizer, str, str]:
     """Return a Tokenizer, the lines for it in a recipe's section `tokenizer` as a text, and the
-    vocabulary's name in words: GPT-2's or, if its files are not found, the bytes alone."""
+    vocabulary's name in words: GPT-2's, downloaded if this machine lacks its files, or the bytes
+    alone if they cannot be had."""
     try:
         return Tokenizer.from_gpt2_files(*find_gpt2_vocabulary()), 'kind = "gpt2"', "GPT-2's"
     except DataMissing:  # any text trains the bytes and the end of a text
@@ -301,9 +305,9 @@ def choose_vocabulary() -> tuple[Tokenizer, str, str]:
 def run_pipeline(
     vocabulary: str, folder: Path, corpus: Path, workers: int = 1
 ) -> tuple[float, float, Path]:
-    """Run `mlm-data run` on `corpus`, a .jsonl file, in a new directory inside `folder`; return the
-    processor seconds of all its processes, the seconds by the clock, and the dataset's directory.
-    `vocabulary` is the text of the recipe's section `tokenizer`.
+    """Run `mlm-data run` on `corpus`, a .jsonl file, by `workers` workers in a new directory inside
+    `folder`; return the processor seconds of all its processes, the seconds by the clock, and the
+    dataset's directory. `vocabulary` is the text of the recipe's section `tokenizer`.
 
     Raises UserError with the program's last line if it fails.
     """
@@ -390,9 +394,9 @@ def decontamination(test_sets: tuple[Path, ...], words: int, min_words: int) -> 
 
 
 def deduplication(config: DeduplicateConfig) -> StageRivals:
-    """Return the StageRivals for the stage that names for each text the index of the survivor if
-    the text goes as a duplicate, else -1: datasketch's signatures and index with sets of strings,
-    and ours.
+    """Return the StageRivals, with the settings of `config`, for the stage that names for each text
+    the index of the survivor if the text goes as a duplicate, else -1: datasketch's signatures and
+    index with sets of strings, and ours.
 
     Ours takes all three steps as well: fingerprints, links, and decisions by component.
     """

@@ -83,8 +83,8 @@ tries."""
 
 def pretrained() -> dict[str, Callable[[], Any]]:
     """Return a dict of functions without arguments by the model's name; each loads and returns a
-    model of transformers in fp32 for evaluation: a LLaMA with initial weights and, where its
-    package is installed, SmolLM2."""
+    model of transformers in fp32 on the CPU for evaluation: a LLaMA with initial weights, whose
+    function seeds torch's generator, and, where its package is installed, SmolLM2."""
 
     def llama() -> Any:
         library = import_extra("transformers", "bench")
@@ -244,8 +244,8 @@ def compare_times(
 
 
 def initial_network(config: ModelConfig, dtype: torch.dtype) -> GPT2:
-    """Return this engine's GPT-2 of `config` in the number format `dtype`, with the initial weights
-    of one fixed seed, for evaluation."""
+    """Return this engine's GPT-2 of `config` on the CPU, in the number format `dtype`, with the
+    initial weights of one fixed seed, for evaluation."""
     network = GPT2(config, serial_mesh()).eval()
     network.initialize(1234)
     return network.to(dtype)
@@ -271,11 +271,11 @@ def ours(model: ScoringModel, requests: Sequence[Request], batch_size: int | Non
 
 @torch.inference_mode()
 def plain_loop(network: GPT2, requests: Sequence[Request], batch_size: int) -> Answers:
-    """Score requests by Megatron-LM's loop: float logits and log-softmax at every position, then
-    the scored positions alone. Return an array [requests, 2]: the negative log-likelihood in nats,
-    and 1 where all tokens were the likeliest.
+    """Score requests on the CPU by Megatron-LM's loop: float logits and log-softmax at every
+    position, then the scored positions alone. Return an array [requests, 2]: the negative
+    log-likelihood in nats, and 1 where all tokens were the likeliest.
 
-    The requests of one batch must have the same length.
+    The requests of one batch, `batch_size` that follow each other, must have the same length.
     """
     answers = []
     for first in range(0, len(requests), batch_size):
@@ -295,7 +295,7 @@ def plain_loop(network: GPT2, requests: Sequence[Request], batch_size: int) -> A
 
 
 def transformers_model(network: GPT2) -> Any:
-    """Return transformers' GPT-2 with the weights of this engine's network, in fp32, for
+    """Return transformers' GPT-2 with the weights of this engine's network, in fp32 on the CPU, for
     evaluation. Raises BadInput without transformers, which the extra `bench` installs."""
     model = huggingface(network.config)
     weights = named_as_theirs(dict(network.named_parameters()), network.config)
@@ -321,8 +321,8 @@ def transformers_loop(model: Any, requests: Sequence[Request], batch_size: int =
 
 def packed_pretrained(model: Any) -> Scorer:
     """Return a Scorer, a function (requests, batch size) → array [requests, 2], that scores by our
-    loop on `model`, one of transformers in fp32; its weights are packed, which changes the
-    model."""
+    loop on `model`, one of transformers in fp32, with requests of at most `CONTEXT` inputs; its
+    weights are packed, which changes the model."""
     mine = PretrainedModel(model)
     mine.pack_weights()
     sizes = model.config.vocab_size, CONTEXT, mine.hidden_size

@@ -64,7 +64,8 @@ CONTENDERS: tuple[Contender, ...] = (
 )
 TO_PEERS = 1.3
 PEAK_TFLOPS = 989.0
-"""Dense bf16 products of an H100 or H200 SXM, published by NVIDIA (H200 datasheet)."""
+"""Rate of dense bf16 products of an H100 or H200 SXM in TFLOP/s, published by NVIDIA (H200
+datasheet). Every GPU's utilisation is stated as a share of it."""
 DROPOUT = 0.1
 COMPARED_LOSSES = 2
 LEAST_SECONDS = 5.0
@@ -160,8 +161,8 @@ class ItemRecord:
 
     def __init__(self, out: Path | None, deadline: float | None) -> None:
         """Continue the record in the folder `out`, which is made if it is not there; without a
-        folder nothing is written. `deadline` is in seconds from now. Raises BadInput if the folder
-        cannot be made."""
+        folder nothing is written. `deadline` is in seconds from now, None for none. Raises BadInput
+        if the folder cannot be made."""
         self.out = out
         self.worker = Worker()
         self._ends = time.monotonic() + (deadline or float("inf"))
@@ -358,9 +359,11 @@ def compare_peers(name: str, b: int) -> Result:
 
 
 def compare_copies(name: str, b: int) -> Result:
-    """Time an iteration of the published model `name` alone, and one while weights are copied to
-    the host, as an asynchronous checkpoint copies them. Return a list of one case with the
-    milliseconds of both. `b` is the number of sequences in a microbatch."""
+    """Time three iterations of the published model `name`, which the last call of `built` may have
+    trained already: a first one, one alone, and one while 4 GiB of weights are copied to the host,
+    as an asynchronous checkpoint copies them. Return a list of one case with the milliseconds of
+    each, and the ratios of the last two to the first. `b` is the number of sequences in a
+    microbatch."""
     training = built(name)
     source = training.optimizer.groups[0].master[:COPIED]
     step = EAGER.steps(training, full_size(name, b * MICROBATCHES))
@@ -480,9 +483,11 @@ def full_size(
 
 
 def summarize(name: str, size: TrainingSize, measured: Measured, goal: float) -> Case:
-    """Return the Case called `name` of a trained model from every contender's rounds: tokens a
-    second, share of the GPU's peak, peak memory and first losses. `size` is the model with its
-    batch; `goal` is the share of the peak that is wanted of this engine."""
+    """Return the Case called `name` of a trained model from every contender's rounds, of which one
+    must be this engine: tokens a second, share of the peak `PEAK_TFLOPS`, whatever the GPU is, peak
+    memory, first losses, and the ratios of this engine's speed to the others' and to the peak.
+    `size` is the model with its batch; `goal` is the share of the peak that is wanted of this
+    engine."""
     speed = rates(size, measured)
     peak = PEAK_TFLOPS * 1e12 / flops_per_token(size.model, causal=True)
     return Case(

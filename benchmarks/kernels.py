@@ -107,10 +107,10 @@ def all_of(outputs: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tens
 
 
 def time_kernel(case: KernelCase, device: str, rounds: int) -> Times:
-    """Time forward and backward of a case's kernel on a kind of device ("cpu" or "cuda"), of its
-    reference and of the reference under torch.compile, in turn, `rounds` times. Return two dicts by
-    `ours`, `reference` and `torch.compile`: a list of the seconds of each round, and why one was
-    not measured."""
+    """Time forward and backward of a case's kernel on a kind of device ("cpu" or "cuda"), where the
+    case's tensors must be, of its reference and of the reference under torch.compile, in turn,
+    `rounds` times. Return two dicts by `ours`, `reference` and `torch.compile`: a list of the
+    seconds of each round, and why one was not measured."""
     functions = {
         OURS: implementation(case.name, device),
         "reference": implementation(case.name, REFERENCE),

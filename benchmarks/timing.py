@@ -149,7 +149,7 @@ def series(
     kind: Literal["measured", "computed"] = "measured",
 ) -> Series:
     """Return a Series of a benchmark's record: a contender's samples of a measure, mostly one for
-    each round, rounded to six digits."""
+    each round, rounded to six digits. They are measured, or of the kind `kind`."""
     return Series(
         contender=contender, measure=measure, unit=unit, samples=[*map(rounded, samples)], kind=kind
     )
@@ -172,9 +172,9 @@ def first_losses(measured: Measured) -> dict[str, list[float | None]]:
 def differing_losses(
     case: str, measured: Measured, allowed: float, compared: int | None = None
 ) -> list[str]:
-    """Return a list of sentences, one for each contender with a loss, in any round, that differs by
-    more than `allowed` from the loss of the same iteration in the first round of the first
-    contender.
+    """Return a list of sentences, one for each contender with a loss, in any round, that is NaN or
+    differs by more than `allowed` from the loss of the same iteration in the first round of the
+    first contender.
 
     Only the first `compared` iterations count, if given. `case` begins each sentence.
     """

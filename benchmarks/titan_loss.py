@@ -44,7 +44,7 @@ def loss(model: Model, rows: torch.Tensor) -> torch.Tensor:
 
 def build(layout: Any) -> Model:
     """Return this rank's model: with tensor parallelism the embedding gives each rank a part of the
-    sequence, and the head is divided by columns. Every rank calls it."""
+    sequence, and the head is divided by columns. Every rank calls it. Seeds torch's generator."""
     torch.manual_seed(1)
     model = Model()
     if layout.tp > 1:

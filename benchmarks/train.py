@@ -107,9 +107,10 @@ ALONE: tuple[Contender, ...] = (OurLayout(OURS), Peer(STOCK, is_tuned=False), Pe
 
 
 def read_size(name: str, precision: Precision = "fp32") -> TrainingSize:
-    """Return a TrainingSize, the model's configuration and the recipe of a timed training, with its
-    batch and numbers of iterations, by the name of its size: `tiny`, `small` (GPT-2 124M) or
-    `twin`, the twin of the 8.3b recipe. Raises KeyError for another name."""
+    """Return a TrainingSize in the number format `precision`, the model's configuration and the
+    recipe of a timed training, with its batch and numbers of iterations, by the name of its size:
+    `tiny`, `small` (GPT-2 124M) or `twin`, the twin of the 8.3b recipe. Raises KeyError for another
+    name."""
     if name == "twin":
         twin = read_run_config(model_file("8.3b"), twin=True)
         return size_of(twin.model, twin.train.global_batch_size, precision, iterations=5, warm_up=2)
@@ -242,8 +243,9 @@ def summarize(row: Row, size: TrainingSize, measured: Measured, gflops: Sequence
 
 
 def measure_kernels(precision: Precision, rounds: int, shape: KernelShape) -> list[Case]:
-    """Time each kernel that is compiled for CPUs, at a shape and in a number format, beside its
-    reference and, with a C++ compiler, torch.compile; return a list of a Case for each kernel."""
+    """Time each kernel that is compiled for CPUs, at a shape and in a number format, in `rounds`
+    rounds beside its reference and, with a C++ compiler, torch.compile; return a list of a Case for
+    each kernel. It is for a process that sees no GPU, such as one of `apart`."""
     dtype = DTYPES[precision]
     return [
         times_case(f"{name} {precision}", time_kernel(case, "cpu", rounds))

@@ -64,8 +64,9 @@ class ExperimentNumbers:
 
 
 def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
-    """Return the Exhibit of an experiment for the page, with a figure or a table, data and command:
-    published numbers with ours over them, or ours alone if the experiment answers no claim."""
+    """Return the Exhibit of an experiment for the page, with data and command: a figure of one
+    quantity, a table of the other published quantities, or both. It has the published numbers with
+    ours over them, or ours alone if the experiment answers no claim."""
     experiment = numbers.experiment
     quantity = _drawn(numbers)
     command = f"mlm-experiment run {experiment.name}"
@@ -105,9 +106,10 @@ def named(quantity: str) -> str:
 
 
 def _drawn(numbers: ExperimentNumbers) -> str:
-    """Return the name of the quantity to draw, among those with two points at least: a published
-    one before others, then one that has our numbers, then the one with the most points. Empty for a
-    table, and if no quantity has two points."""
+    """Return the name of the quantity to draw, among those with at least two points, which are
+    pairs of a series and an x: a published one before others, then one that has our numbers, then
+    the one with the most points. Empty if no quantity has two points, or if the experiment's
+    exhibit is a table."""
     drawn = dict.fromkeys(
         (row.quantity, row.series, row.x) for row in numbers.every if row.x is not None
     )
@@ -123,9 +125,9 @@ def _drawn(numbers: ExperimentNumbers) -> str:
 
 
 def _table(numbers: ExperimentNumbers, without: str) -> Table:
-    """Return a Table with a row for each series and x with a published number, and a column for
-    each pair of a published quantity, other than the one named `without`, and a kind of number. x
-    has a column only if any row has one."""
+    """Return a Table of the published quantities other than the one named `without`: a row for each
+    series and x with a published number of one of them, and a column for each pair of such a
+    quantity and a kind of number. x has a column only if any row has one."""
     quantities = [claim.quantity for claim in numbers.experiment.claims]
     texts = defaultdict(list)
     shown = [row for row in numbers.every if row.quantity in quantities and row.quantity != without]

@@ -91,8 +91,8 @@ class Group(NamedTuple):
 
     @property
     def against(self) -> Claims:
-        """Claims of this section that our results contradict, and predictions that missed, as a
-        Claims."""
+        """Claims of this section that our results contradict, not at reduced scale, and predictions
+        that missed, as a Claims."""
         return Claims(
             verdict for verdict in self.claims if verdict.is_against or verdict.outcome == "missed"
         )
@@ -167,7 +167,8 @@ def paper_parts(
     elsewhere: Iterable[str],
 ) -> list[Paper]:
     """Return a list of a Paper, its section of the page, for each paper that has claims, in the
-    page's order. An exhibit belongs to the paper that most of its experiment's claims are from.
+    page's order. An exhibit belongs to the paper that most of its experiment's claims are from or,
+    without claims, to the one that begins the experiment's name.
 
     `drawn` has exhibits by the experiment's name, `experiments` all experiments by name,
     `elsewhere` the ids of exhibits in other parts of the page.

@@ -42,8 +42,9 @@ def apart(results: Sequence[Benchmark]) -> str:
 
 def engines_exhibit(*runs: Path) -> Exhibit:
     """Return the Exhibit of two engines trained alike: a figure, a table with a row for each
-    layout, and every number as data. `runs` are the directories of comparisons, one a layout.
-    Raises BadInput for a damaged record."""
+    layout, and every number as data. `runs` are the directories of comparisons, one a layout, and
+    at least one; the exhibit of a single run is named after its directory, that of several
+    `engines`. Raises the errors of `read_engines`."""
     results = sorted(map(read_engines, runs), key=lambda result: _setting(result)[1] != "serial")
     data = []
     for result in results:
@@ -123,8 +124,8 @@ def _shares(result: Benchmark) -> list[float]:
 
 def panels_of(results: Sequence[Benchmark]) -> list[Panel]:
     """Return a list of two Panels over iterations: the losses of both engines, and their
-    differences above zero with the least tolerance of all layouts, on a logarithmic axis. Each of
-    `results` is a comparison of engines on one layout."""
+    differences above zero with, in each iteration, the least tolerance of all layouts, on a
+    logarithmic axis. Each of `results` is a comparison of engines on one layout."""
     losses = []
     differences = []
     for rank, result in enumerate(results):

@@ -11,7 +11,7 @@ from mlm_repro.reports.figures import Panel
 SENTENCE = re.compile(r"(?<=[\w)%”][.?])\s+(?=[A-Z“])")
 """Matches the space between two sentences."""
 NUMERIC = ("x", "value", "low", "high", "seed")
-"""Heads of the columns of an exhibit's data that hold numbers."""
+"""Heads of the columns of records in an exhibit's data that hold numbers."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class Exhibit:
     notes: Sequence[str] = ()
     """Sentences on the measurement, which the page folds."""
     missing: str = ""
-    """Sentence that says that no run was given for the exhibit; empty if one was."""
+    """Sentence that says that no run was given, so that the exhibit has published numbers alone;
+    else empty."""
     column: bool = False
     """True for a figure of column width, two of which stand beside each other on a wide page."""
 
@@ -59,9 +60,10 @@ class Exhibit:
 
     @property
     def numbers(self) -> tuple[dict[str, str], Table]:
-        """Pair of the exhibit's data for the page: a dict head → cell, of the cells that are the
-        same in every row, without empty ones; and a Table of the other columns, words before
-        numbers. Digests in the table are cut to 16 characters."""
+        """Pair of the exhibit's data, which must be rows of records, for the page: a dict head →
+        cell, of the cells that are the same in every row, without empty ones; and a Table of the
+        other columns, words before numbers. Digests in the table are cut to 16 characters. Raises
+        ValueError without a row."""
         columns = dict(zip(self.data.heads, zip(*self.data.rows, strict=True), strict=True))
         shared = {head: cells[0] for head, cells in columns.items() if len(set(cells)) == 1}
         words = [head for head in columns if head not in shared and head not in NUMERIC]

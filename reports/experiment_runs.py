@@ -55,15 +55,16 @@ def seeds_of(records: Iterable[Record]) -> tuple[int, ...]:
 
 def sort_runs(paths: Iterable[Path], beside: Iterable[Path] = ()) -> tuple[Path, list[Path]]:
     """Return a pair: the directory of the reproduction among `paths`, and a list of the directories
-    of the runs that stand beside it, including all of `beside`. All paths are resolved, and each
-    run is named once.
+    of the runs that stand beside it, including those that `beside` names, runs of any kind or
+    folders of runs. All paths are resolved, and each run is named once.
 
     A folder of runs gives its experiments and its comparisons of engines, by the links to the
-    newest of each where there are links, and the newest reproduction if none is named. A
-    reproduction gives the ones inside it likewise.
+    newest of each where there are links; one among `paths` also gives its newest reproduction if
+    none is named. The reproduction gives the ones inside it likewise.
 
-    Raises BadInput unless there is exactly one reproduction, for a path that is not a directory,
-    and for a run of another kind among `paths`, such as a training.
+    Raises BadInput unless `paths` give exactly one reproduction, for a path that is not a
+    directory, and for a run of another kind among `paths`, such as a training; IntegrityFailure if
+    a manifest is damaged.
     """
     given = {path: kind_of(path) for path in paths}
     for path, kind in given.items():
@@ -103,9 +104,9 @@ def kind_of(path: Path) -> str:
 
 
 def load_experiment_runs(paths: Sequence[Path]) -> tuple[Results, list[Origin]]:
-    """Read the runs in these directories. Return a pair: the Results of the sealed ones, and a list
-    of an Origin for each run that has numbers, is a reproduction or compares two engines. A run
-    without a seal is only named, in `left_out` of the results.
+    """Read runs, each given by its own directory. Return a pair: the Results of the sealed ones,
+    and a list of an Origin for each run that has numbers, is a reproduction or compares two
+    engines. A run without a seal is only named, in `left_out` of the results.
 
     Raises IntegrityFailure or BadInput for a damaged run, and IntegrityFailure for a number that
     belongs to another run or experiment or has no digest.

@@ -128,7 +128,8 @@ def _point(x: float, kind: Kind, at: Sequence[Record]) -> Point:
 def draw(panels: Sequence[Panel], column: bool = False) -> "Figure":
     """Return a Matplotlib figure of the panels beside each other under one key of their series and
     kinds; with `column` it takes half of the page. Panels of training curves have keys of their
-    own."""
+    own. Colours of text and axes are those of `figure_style`, in whose block this must be
+    called."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -167,12 +168,12 @@ def draw(panels: Sequence[Panel], column: bool = False) -> "Figure":
 
 
 def _plot(axes: "Axes", panel: Panel) -> None:
-    """Draw every layer of a panel on `axes`, Matplotlib's, over x, with intervals as whiskers or as
-    a band; the x axis is logarithmic if its values multiply.
+    """Draw every layer of a panel on `axes`, Matplotlib's, over x, with intervals as whiskers or,
+    for more than `MOST_TICKS` points, as a band; the x axis is logarithmic if its values multiply.
 
-    Perplexities are on a logarithmic axis, and so are losses that differ by more than a factor of
-    four. Other axes begin at zero, or below negative values, except a loss's, because zero means
-    nothing for a loss.
+    The y axis is logarithmic if the panel asks for it, for perplexities, and for losses that differ
+    by more than a factor of four; the y label decides which these are. Other axes begin at zero, or
+    below negative values, except a loss's, because zero means nothing for a loss.
     """
     axes.set(xlabel=panel.x_label, ylabel=panel.y_label, title=panel.title)
     for layer in panel.layers:

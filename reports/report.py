@@ -158,9 +158,10 @@ class Report:
 
 
 def assemble(inputs: Inputs) -> Report:
-    """Read a report's inputs, judge the claims by them, and return the Report, the content of its
-    page. Nothing is drawn or written. Raises Fault if two exhibits have one name, and BadInput or
-    IntegrityFailure as `load_reproduction` and `load_experiment_runs` do."""
+    """Read a report's inputs, judge the claims by them and by computed and simulated numbers, and
+    return the Report, the content of its page. Nothing is drawn or written. Raises Fault if two
+    exhibits have one name, and BadInput or IntegrityFailure as `load_reproduction` and
+    `load_experiment_runs` do."""
     reproduction = load_reproduction(inputs.reproduction)
     results, run_origins = load_experiment_runs(inputs.runs)
     origins = (Origin.of(reproduction), *run_origins)

@@ -27,7 +27,8 @@ def reproduction_exhibits(reproduction: Reproduction) -> dict[str, Exhibit]:
 
 def by_kind(curves: Sequence[Layer]) -> list[Panel]:
     """Return a list of a Panel of validation perplexity over iterations for each kind of number in
-    `curves`. The published curves come first in `curves`, and their panel comes last."""
+    `curves`, in the reverse of their order there. `layers_of` puts published curves first, so that
+    their panel comes last."""
     kinds = dict.fromkeys(curve.kind for curve in reversed(curves))
     return [
         Panel(
@@ -177,9 +178,8 @@ def order_of(reproduction: Reproduction) -> str:
 
 
 def twins_table(reproduction: Reproduction) -> Table:
-    """Return a Table with a row for each model that the reproduction trained, of the quantities
-    that mean something at its size, and a last row for an even guess over the vocabulary, if its
-    size is known.
+    """Return a Table of the quantities that mean something at any size, with a row for each trained
+    model that has one, and a last row for an even guess over the vocabulary, if its size is known.
 
     Several seeds are shown as their mean, minimum and maximum.
     """

@@ -57,8 +57,8 @@ def look(rank: int) -> tuple[str, str]:
 
 
 def theme_css() -> str:
-    """Return CSS as text that sets the palette of both themes: the system's choice, unless the
-    page's switch sets `data-theme`."""
+    """Return CSS as text that sets the palette of both themes: on screens the system's choice,
+    unless the page's switch sets `data-theme`; in print the light one."""
     light, dark = (
         "".join(f"--{name}:{pair[index]};" for name, pair in PALETTE.items()) for index in (0, 1)
     )

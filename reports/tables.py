@@ -88,7 +88,8 @@ def comparison_tables(records: Sequence[Record]) -> list[Table]:
 
 def chance(result: Result, vocab_size: int) -> dict[str, str]:
     """Return a dict quantity → text of the scores of an even guess over a vocabulary of
-    `vocab_size` on the text of a result; empty if nothing was scored.
+    `vocab_size` on the text of a result: accuracy and log-likelihood of a last-word test, bits per
+    byte of another; empty if nothing was scored.
 
     A word is one sub-word or more, so a guess of a word is right at most as often as a guess of a
     sub-word.
@@ -230,8 +231,8 @@ def settings(card: DataCard) -> list[tuple[str, str]]:
 
 def near_duplicates(banding: NearDuplicates) -> list[str]:
     """Return a list of sentences on a dataset's search for near-duplicates: how it is set, how
-    likely a pair of documents is compared by its similarity, and how many compared pairs reach the
-    threshold."""
+    likely a pair of documents is compared by its similarity, how many compared pairs reach the
+    threshold and, if some pairs were not compared, at most how many."""
     bins = len(banding.compared_pairs_by_similarity)
     first = ceil(round(banding.threshold * bins, 6))
     above = sum(banding.compared_pairs_by_similarity[first:])

@@ -59,8 +59,8 @@ class Training:
     generated texts."""
 
     def __init__(self, run: Path) -> None:
-        """Read a training run, finished or not, from its directory, its dataset if that is here,
-        and the results of `mlm-eval` in the run and beside it.
+        """Read a training run, finished or not, from its directory, the dataset with the largest
+        share in it, if that is here, and the results of `mlm-eval` in the run's parent folder.
 
         Raises BadInput if the directory holds no training, IntegrityFailure if a file is damaged or
         the run was changed after it was sealed.
@@ -100,8 +100,9 @@ class Training:
 
     @property
     def exhibits(self) -> dict[str, Exhibit]:
-        """Dict name → Exhibit of the page: the curves if an iteration is recorded, the evaluations
-        and the data's ledger if there are any."""
+        """Dict name → Exhibit of the page: the training's curves if an iteration is recorded, a
+        curve for each score of its checkpoints that the run's directory has, and the evaluations
+        and the data's ledger if there are any. The scores are read at each access."""
         return {exhibit.name: exhibit for exhibit in self._exhibits()}
 
     def _exhibits(self) -> Iterator[Exhibit]:

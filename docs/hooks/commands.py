@@ -66,9 +66,9 @@ def command_page(name: str, command: Any) -> str:
 
 
 def exit_codes() -> list[tuple[str, str, str]]:
-    """Return a list with a row (code, class, meaning) for each exit code, in order: 0, done, and
-    each subclass of `UserError` in `mlm_repro.lineage.errors`, whose docstring gives the meaning.
-    The rows are Markdown texts; 0 has no class."""
+    """Return a list of rows (code, class, meaning), sorted by exit code: 0, done, and one for each
+    subclass of `UserError` in `mlm_repro.lineage.errors`, whose docstring gives the meaning; two
+    classes may have one code. The rows are Markdown texts; 0 has no class."""
     classes = {
         error
         for error in vars(errors).values()

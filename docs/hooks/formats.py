@@ -18,8 +18,8 @@ from mlm_repro.lineage.atomic import JSON
 
 def keys(dotted: str) -> str:
     """Return as one Markdown text a table of the keys of a pydantic model, whose dotted path,
-    module and class, is `dotted`, and one of each model inside it: key, value, default and meaning.
-    Imports the model's module."""
+    module and class, is `dotted`, and for each model inside it its docstring and such a table: key,
+    value, default and meaning. Imports the model's module."""
     module, _, name = dotted.rpartition(".")
     model: type[BaseModel] = getattr(import_module(module), name)
     schema = model.model_json_schema()

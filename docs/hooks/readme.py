@@ -57,8 +57,9 @@ def published(kept: Reproduction, series: str, quantity: str) -> str:
 
 def results_block(kept: Reproduction) -> str:
     """Return as one Markdown text the sentence on the order of the twins of the reproduction `kept`
-    over their seeds, a table of their sizes and perplexities, and the result of the forecast of
-    that order, which was sealed before other trainings."""
+    over their seeds, with that on what models of their size can show; a table of their sizes and
+    perplexities beside the published ones; and the result of the forecast of that order, which was
+    sealed before other trainings."""
     summary = kept.summary
     names = [*summary.labels]
     trained = {model.series: model.trained for model in summary.models}
@@ -123,16 +124,17 @@ def engines_block(_: Reproduction) -> str:
 @cache
 def every_verdict() -> list[Verdict]:
     """Return a list of a Verdict on every published claim, from the results kept below `results`
-    and from computed numbers; a claim that no experiment answers has a verdict too. The list is
-    made once a process."""
+    and from computed and simulated numbers; a claim that no experiment answers has a verdict too.
+    The list is made once a process, so it must not be changed."""
     experiments = load_experiments().values()
     return [*judge(experiments, load_results([KEPT, KEPT / "ablations"])), *unanswered(experiments)]
 
 
 def verdicts_block(_: Reproduction) -> str:
-    """Return as one Markdown text a table of how many published claims have each outcome at each
-    scale, by the results kept below `results`, and the first of the sentences that sum the counts
-    up; the argument is not used."""
+    """Return as one Markdown text a table of how many facts, and in brackets claims, are confirmed,
+    contradicted, predicted and not tried at each scale, by the results kept below `results` and by
+    computed and simulated numbers, and a sentence on what these outcomes mean; the argument is not
+    used."""
     table = totals(every_verdict())
     marks = ["---"] * table.words + ["--:"] * (len(table.heads) - table.words)
     return "\n".join(
@@ -158,10 +160,11 @@ the last of them."""
 
 
 def rewrite(readme: str, results: Path = RESULTS) -> str:
-    """Return `readme`, the README's text, with every block between marks, such as `<!--tiers-->`,
-    and every output in a `console` block made anew; the commands are run, no file is written.
-    `results` is the directory of the kept reproduction. Raises BadInput if a mark is missing or a
-    command fails, and the errors of `load_reproduction`."""
+    """Return `readme`, the README's text, with each of the blocks of `BLOCKS` between its marks,
+    such as `<!--tiers-->` and `<!--/tiers-->`, and every output in a `console` block made anew; the
+    commands are run, no file is written. `results` is the directory of the kept reproduction.
+    Raises BadInput if a mark is missing or a command fails, and the errors of
+    `load_reproduction`."""
     reproduction = load_reproduction(results)
     for name, block in BLOCKS.items():
         begin = f"<!--{name}-->"
