@@ -30,7 +30,7 @@ DOCUMENTS_AT_ONCE = 64
 def slice_documents(documents: int, size: int) -> int:
     """Return the number of documents in a slice of about SLICE_BYTES, at most SLICE_DOCUMENTS, for
     a corpus of `documents` documents with `size` bytes in all."""
-    return max(1, min(SLICE_DOCUMENTS, round(SLICE_BYTES * documents / size)))
+    return max(1, min(SLICE_DOCUMENTS, round(SLICE_BYTES * documents / max(1, size))))
 
 
 def choose_order(settings: Settings, inputs: list[Path], directory: Path) -> Counts:

@@ -156,8 +156,8 @@ def _csv_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
     """Yield pairs for the rows below the names of the columns: the line at which the row ends, and
     a dict of its fields by column, or a reason if it has too many fields. Fields are texts, None
     where the row is too short; the one under the text's key is bytes, because its UTF-8 is not
-    checked here. A file with `.tsv` in its path has tabs between columns."""
-    delimiter = "\t" if ".tsv" in piece.path.lower() else ","
+    checked here. A file with `.tsv` in its name has tabs between columns."""
+    delimiter = "\t" if ".tsv" in piece.path.lower().rpartition("/")[2] else ","
     # csv refuses fields of over 128 kB, and a text may be longer; `_read_rows` checks its length.
     csv.field_size_limit(1 << 62)
     with (

@@ -124,8 +124,8 @@ class Tokenizer:
     def open(cls, path: Path, end_token: str | None = None) -> Self:
         """Return the tokenizer at `path`: a dataset's, a `tokenizer.json`, or a Hugging Face
         directory with one or with GPT-2's `merges.txt` and `vocab.json`. Texts end with
-        `end_token`, else with the token that the files name, else with `<|endoftext|>`; a tokenizer
-        made of `merges.txt` has the last in any case.
+        `end_token`, else with the token that a `tokenizer.json` or the files beside it name, else
+        with `<|endoftext|>`.
 
         Raises BadInput for anything else, and for a tokenizer that lacks the token that ends a
         text.
@@ -134,7 +134,9 @@ class Tokenizer:
         file = next((candidate for candidate in candidates if candidate.is_file()), None)
         try:
             if file and file.name == "merges.txt":
-                return cls.from_gpt2_files(file.with_name("vocab.json"), file)
+                return cls.from_gpt2_files(
+                    file.with_name("vocab.json"), file, end_token or END_OF_TEXT
+                )
             if file is None or file.suffix != ".json":
                 raise BadInput(
                     f"it is neither a {FILE_NAME} nor a dataset or a folder with one, or with"
@@ -174,16 +176,18 @@ class Tokenizer:
             ) from error
 
     @classmethod
-    def from_gpt2_files(cls, vocab_json: Path, merges_txt: Path) -> Self:
+    def from_gpt2_files(
+        cls, vocab_json: Path, merges_txt: Path, end_token: str = END_OF_TEXT
+    ) -> Self:
         """Return the tokenizer of a `vocab.json` (token to id) and a `merges.txt` (one merge a
-        line, after a version line). Texts end with `<|endoftext|>`, which the vocabulary must have.
+        line, after a version line). Texts end with `end_token`, which the vocabulary must have.
         Raises BadInput or IntegrityFailure if they are not a byte-level BPE vocabulary."""
         try:
             vocabulary = read_json(vocab_json)
             _, *lines = merges_txt.read_text(encoding="utf-8").split("\n")
             backend = _byte_level(vocabulary, (line.split(" ") for line in lines if line))
             _check_ids(backend, vocab_json)
-            return cls(backend)
+            return cls(backend, end_token)
         except (BadInput, IntegrityFailure):
             raise
         except Exception as error:  # the library raises bare Exception

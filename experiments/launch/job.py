@@ -285,7 +285,7 @@ def describe_job(job: Job) -> str:
             " the cluster is better, or use fewer ranks"
         )
     share = 1.0
-    if math.isfinite(interval):
+    if math.isfinite(interval + failures.mean):
         share = failures.share(interval)
         line += f"\n{failures.describe(interval)}"
     if prediction is None:

@@ -37,6 +37,14 @@ def test_rows_of_csv_are_documents(name: str, delimiter: str, tmp_path: Path) ->
     ] == [(f"d{number}", text, {"year": str(2000 + number)}) for number, text in enumerate(TEXTS)]
 
 
+def test_the_name_of_a_folder_does_not_say_how_columns_are_cut(tmp_path: Path) -> None:
+    (folder := tmp_path / "old.tsv").mkdir()
+    (folder / "a.csv").write_text("text,year\na text,1\n", encoding="utf-8")
+    (document,) = read(f"csv:{folder / 'a.csv'}")
+    assert isinstance(document, Document)
+    assert document.text == "a text"
+
+
 def test_what_is_wrong_in_csv_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(b"text,year\nfine,1\nbad \xff byte,2\none,two,three\nfewer\n")

@@ -369,3 +369,15 @@ def test_a_vocabulary_without_every_byte_is_left_to_its_library(
     backend = _byte_level({"a": 0, "b": 1, "ab": 2, END_OF_TEXT: 3}, [("a", "b")])
     assert Tokenizer(backend).encode("abcab") == [2, 2]
     assert "warning: the fast byte-level BPE failed with ValueError" in capsys.readouterr().err
+
+
+def test_the_end_of_a_text_is_asked_for_of_gpt2_s_files_too(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.train(MIXED, 300)
+    model = json.loads(tokenizer._backend.to_str())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]), encoding="utf-8")
+    merges = "\n".join(map(" ".join, model["merges"]))
+    (tmp_path / "merges.txt").write_text(f"#version: 0.2\n{merges}\n", encoding="utf-8")
+    assert Tokenizer.open(tmp_path).end_of_text == tokenizer.end_of_text
+    assert Tokenizer.open(tmp_path, "e").end_of_text == model["vocab"]["e"]
+    with pytest.raises(BadInput, match="</s>"):
+        Tokenizer.open(tmp_path, "</s>")

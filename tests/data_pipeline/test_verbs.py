@@ -481,6 +481,12 @@ def test_nothing_is_written_outside_the_output(cli: Command, tmp_path: Path) -> 
     )
 
 
+@pytest.mark.parametrize("verb", ["split", "dedup"])
+def test_a_corpus_of_empty_texts_is_no_fault(verb: str, cli: Command) -> None:
+    write_jsonl(Path("corpus.jsonl"), [""] * 3)
+    assert cli(verb, "jsonl:corpus.jsonl", "out", "--workers", 1).code in (0, 2)
+
+
 def test_text_made_to_be_slow_is_in_quarantine(cli: Command) -> None:
     slow = ["a" + "\u0301\u0323" * 400_000, "&" + "amp;" * 400_000]
     write_jsonl(Path("corpus.jsonl"), [sentences(20, 1), *slow, sentences(20, 2)])

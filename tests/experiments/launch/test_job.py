@@ -109,6 +109,7 @@ def test_a_job_saves_before_it_fails() -> None:
     never = job(failures_per_gpu_hour=0)
     assert "fails" not in describe_job(never)
     assert "checkpoint_minutes" not in slurm_script(never, Path("out"))
+    assert "fails" not in describe_job(job(failures_per_gpu_hour=0, checkpoint_minutes=10))
 
 
 def test_slurms_ranks_are_named_in_torchruns_words() -> None:
