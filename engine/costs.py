@@ -37,8 +37,9 @@ MEGATRON_BYTES = ParameterBytes(2, 2, 8, 4)
 
 
 class RankMemory(NamedTuple):
-    """Peak memory of one pipeline rank in bytes, in three parts: the training state, the
-    activations, and the copy from which a checkpoint is written."""
+    """Peak memory in bytes of each tensor-parallel rank of the pipeline rank number `rank`, in
+    three parts: the training state, the activations, and the copy from which a checkpoint is
+    written."""
 
     state: int
     """Bytes of parameters, gradients and optimizer state."""

@@ -537,8 +537,9 @@ class Trainer:
 
     def _console(self, line: Step) -> str:
         """Return an iteration, given as its Step, as text for the progress line: mean loss of the
-        last iterations, gradient norm, learning rate, time and the speed of all ranks together; in
-        fp16 the loss scale, and the number of skipped iterations if there are any."""
+        last 20 iterations, or of the last `record.log_interval` if that is set, gradient norm,
+        learning rate, time and the speed of all ranks together; in fp16 the loss scale, and the
+        number of skipped iterations if there are any."""
         skipped = self.state.iteration - self.state.optimizer_steps
         norm = line.gradient_norm
         losses = [loss for loss, _ in self.recent.seen][

@@ -77,9 +77,10 @@ def describe(
     parts: Iterable[tuple[str, ShardedParameter]], file: str, numbers: Mapping[str, Numbers]
 ) -> dict[str, Entry]:
     """Return a dict name → description of each tensor in `file`, the name of one rank's file, for
-    `write_index`. `parts` has the tensors as pairs (name, parameter). A description is a dict:
-    `shape` of the whole tensor, `dim` along which it is divided or None, `part`, the number of this
-    rank's part, `file`, and `numbers`, the statistics of this part."""
+    `write_index`. `parts` has the tensors as pairs (name, parameter), `numbers` the Numbers of this
+    rank's part of each by name. A description is a dict: `shape` of the whole tensor, `dim` along
+    which it is divided or None, `part`, the number of this rank's part, `file`, and these
+    `numbers`."""
     return {
         name: {
             "shape": list(p.global_shape),

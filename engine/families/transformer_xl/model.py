@@ -56,7 +56,8 @@ class TiedEmbedding(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return this rank's logits [..., v/t], the products of states [..., h] with this rank's
-        rows of the word embedding."""
+        rows of the word embedding. The gradient of the states is summed over the tensor-parallel
+        axis, so every rank of it calls this."""
         return linear(enter_tensor_parallel(hidden, self.axis), self.word_embeddings.weight)
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
@@ -72,8 +73,9 @@ class AdaptiveEmbedding(nn.Module):
     [b, s] → [s, b, h], and states → log-probabilities or losses.
 
     Token ids are sorted by falling frequency. The head, ids below the first cutoff, has the full
-    width. Each tail cluster has a projection and a width smaller by `div_value`. Input and output
-    share embeddings and projections (Grave et al. 2017; Baevski & Auli 2019).
+    width. Each tail cluster has a projection, and a width that is the one before divided by
+    `div_value`. Input and output share embeddings and projections (Grave et al. 2017; Baevski &
+    Auli 2019).
     """
 
     roles: ClassVar[Roles] = {
@@ -302,8 +304,9 @@ class TransformerXL(CausalModel):
     ) -> Tensor:
         """Return the output of the stage, [s, b, h], from token ids [b, s] on the first stage,
         elsewhere from the previous stage's output. With a recurrence, read each layer's memory [m,
-        b, h] from its dict `before`, and write the last states, for the next segment, into its dict
-        `after`, both by layer number; without one the segment has no memory."""
+        b, h] from its dict `before`, and write the last states, at most `memory_length` and for the
+        next segment, into its dict `after`, both by layer number; without one the segment has no
+        memory. Every tensor-parallel rank calls it."""
         x = inputs
         if self.stage.is_first:
             x = drop(
