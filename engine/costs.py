@@ -77,9 +77,9 @@ def flops_per_token(model: ModelConfig, recompute: bool = False, causal: bool = 
 
 
 def flops_per_iteration(model: ModelConfig, train: TrainConfig, recompute: bool = False) -> float:
-    """Return the FLOPs of one batch of `train.global_batch_size` sequences, forward and backward,
-    with attention counted in full, as in the papers. With `recompute` the layers' forward pass
-    counts twice."""
+    """Return the FLOPs of the model's matrix products for one batch of `train.global_batch_size`
+    sequences, also if the batch still grows, forward and backward, with attention counted in full,
+    as in the papers. With `recompute` the layers' forward pass counts twice."""
     return (
         family_of(model).closed_forms(model).flops(train.global_batch_size, recompute, causal=False)
     )

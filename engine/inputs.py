@@ -23,7 +23,7 @@ TOKENS_AT_ONCE = 8192
 
 class TrainingInputs:
     """This rank's training microbatches of each iteration. Everything but the memory of the streams
-    follows from seed and iteration."""
+    follows from the token files, the configuration and the iteration."""
 
     def __init__(
         self,

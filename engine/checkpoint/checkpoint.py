@@ -110,7 +110,8 @@ class Probe(FileSchema):
 
 def describe_computation(layout: Layout, device: torch.device) -> JSON:
     """Return, as one flat dict, what the bits of a loss depend on: the layout (`tp`, `pp`, `dp`),
-    the numerics identity (`processor`, `instructions`, `blas`, `torch`, `kernels`), and `threads`,
+    the numerics identity (`processor`, `instructions`, `blas`, `torch`, `kernels`), in which this
+    machine's first GPU and CUDA replace processor and BLAS if `device` is a GPU, and `threads`,
     this process's number of torch threads."""
     return {
         **vars(layout),

@@ -236,8 +236,8 @@ class Recorder:
 
 def moved(value: Tensor, name: str, draw: int) -> Tensor:
     """Return a copy of a weight w perturbed to w(1 + δ), with its shape and number format. Each δ
-    is drawn uniformly from ± the unit round-off of this format. The weight's name and the number of
-    the draw alone decide them."""
+    is drawn uniformly from ± the unit round-off of this format. The weight's name, shape and format
+    and the number of the draw alone decide them."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {draw}".encode()))
     moves = torch.rand(value.shape, generator=generator, dtype=torch.float64).mul_(2).sub_(1)
     return (value.double() * (1 + torch.finfo(value.dtype).eps / 2 * moves)).to(value.dtype)

@@ -45,8 +45,8 @@ def text_of(sample: Callable[[int], NDArray[np.int64]]) -> Take:
 @dataclass(frozen=True)
 class TrainingOrder:
     """Order of training, which gives each rank its microbatches of an iteration: the samples by
-    ascending number, each once. The function `take` makes a Microbatch from sample numbers and
-    their indices in the global batch."""
+    ascending number, each once, unless a subclass overrides `number`. The function `take` makes a
+    Microbatch from sample numbers and their indices in the global batch."""
 
     schedule: BatchSchedule
     microbatch_size: int

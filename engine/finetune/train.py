@@ -52,9 +52,11 @@ from mlm_repro.lineage.progress import Progress, announce
 LONGEST_ANSWER = 30
 """Longest answer to a question of SQuAD, in tokens (BERT's own code)."""
 LONGEST_QUESTION = 64
-"""Number of tokens at which a question of SQuAD is cut (BERT's own code)."""
+"""Largest number of tokens that are kept of a question of SQuAD (BERT's own code); fewer if the
+model's sequences are short."""
 LONGEST_OPTION = 128
-"""Number of tokens at which a question of RACE, with an option, is cut (Megatron-LM's code)."""
+"""Largest number of tokens that are kept of a question of RACE with an option (Megatron-LM's code);
+fewer if the model's sequences are short."""
 STRIDE = 128
 """Largest number of tokens from the start of a window of a long context to the start of the
 next."""
@@ -250,9 +252,10 @@ class FineTuner:
             del loaded.model.pooler
 
     def train(self, examples: Sequence[TaskExample], label: str) -> None:
-        """Train the model on the examples for the recipe's epochs, shuffled anew in each; every
-        window of a long context counts as an example. Prints the progress to standard error, with
-        `label` before it. Raises Diverged if a loss or gradient is not finite."""
+        """Train the model on the examples for the recipe's epochs, shuffled anew in each, with a
+        new optimizer; every window of a long context counts as an example. Prints the progress to
+        standard error, with `label` before it. The model is left in training mode. Raises Diverged
+        if a loss or gradient is not finite."""
         recipe = self.recipe
         size = self.recipe.batch_size
         features = list(chain.from_iterable(map(self.features, examples)))
@@ -402,7 +405,7 @@ class FineTuner:
     def _input(self, batch: Sequence[Feature], dropout: Dropout | None = None) -> PipelineInput:
         """Return a batch of features as a PipelineInput on the device: token ids [sequences, s],
         padded to the longest, with their segments, and the labels [b, 1], or [b, 2] for spans, as
-        targets."""
+        targets. `dropout` is for these sequences; without it nothing is dropped."""
         pairs = list(chain.from_iterable(feature.sequences for feature in batch))
         tokens = torch.full((len(pairs), max(len(pair.tokens) for pair in pairs)), self.encoder.pad)
         types = torch.zeros_like(tokens)
@@ -420,9 +423,9 @@ class FineTuner:
 
 
 def _span_in(window: EncodedPair, answer: tuple[int, int] | None) -> tuple[int, int]:
-    """Return (first, last), the positions in a window of the first and the last token of an answer,
-    which is given as its character range in the context. They are (0, 0) if there is no answer or
-    the window does not have the whole of it."""
+    """Return (first, last), the positions in a window's token ids of the first and the last token
+    of `answer`, which is given as its character range (begin, end) in the context. They are (0, 0)
+    if there is no answer or the window does not have the whole of it."""
     if answer is None:
         return 0, 0
     start = next(

@@ -108,8 +108,8 @@ class AdaptiveEmbedding(nn.Module):
         return embedded.view(tokens.size(1), tokens.size(0), -1)
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross-entropy [n] of each target [n] from states [n, h]. A tail computes
-        logits for its own targets only."""
+        """Return the cross-entropy [n] of each target [n] from states [n, h], the same on every
+        rank, without communication. A tail computes logits for its own targets only."""
         head = self._head(hidden)  # [n, first cutoff + tails]
         columns = targets.clamp(max=self.bounds[1])
         for cluster in range(1, len(self.words)):
@@ -198,8 +198,10 @@ class RelativeAttention(nn.Module):
     def forward(
         self, x: Tensor, memory: Tensor | None, encoding: Tensor, dropout: Dropout | None
     ) -> Tensor:
-        """Return the attention's output [s, b, h] for x [s, b, h], a memory [m, b, h] of earlier
-        inputs or None, and the encoding [k, h] of distances k − 1 … 0."""
+        """Return the attention's output [s, b, h], the same on every rank, for x [s, b, h], a
+        memory [m, b, h] of earlier inputs or None, and the encoding [k, h] of distances k − 1 … 0,
+        with k = m + s. Without `dropout` no weight is dropped. Every tensor-parallel rank calls
+        it."""
         context = x if memory is None else torch.cat([memory, x])  # [k, b, h]
         qkv = self.query_key_value(context).unflatten(2, (self.heads, 3, self.head_dim))
         query, key, value = by_head(qkv)  # each [b, n/t, k, d]
@@ -258,8 +260,10 @@ class TransformerXLLayer(nn.Module):
     def forward(
         self, x: Tensor, memory: Tensor | None, encoding: Tensor, dropout: Dropout | None
     ) -> Tensor:
-        """Return the layer's output [s, b, h] for x [s, b, h], a memory [m, b, h] of the layer's
-        earlier inputs or None, and the encoding [k, h] of distances k − 1 … 0."""
+        """Return the layer's output [s, b, h], the same on every rank, for x [s, b, h], a memory
+        [m, b, h] of the layer's earlier inputs or None, and the encoding [k, h] of distances k − 1
+        … 0, with k = m + s. Without `dropout` nothing is dropped. Every tensor-parallel rank calls
+        it."""
         site = f"layers.{self.layer}"
         attention = self.self_attention(x, memory, encoding, dropout)
         x = self.attention_layernorm(
