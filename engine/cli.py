@@ -122,9 +122,9 @@ def resume(
 
 
 def _train(run: "ResolvedRun", runs: Path, same_code: bool, threads: bool = False) -> None:
-    """Train a ResolvedRun on its ranks, in its directory below the folder `runs`, and print the
-    directory. If the run is complete already, train nothing: make the link with the run's name lead
-    to its directory, and print that.
+    """Train a ResolvedRun on its ranks, in the directory where it was begun or else its own below
+    the folder `runs`, and print the directory. If the run is complete already, train nothing: make
+    the link with the run's name lead to its directory, and print that.
 
     The ranks are threads if `threads` is set. Otherwise this process trains if it is a rank or the
     only one; else it forks the ranks and raises SystemExit with 0 or the exit code of a rank that
@@ -175,7 +175,8 @@ def _train(run: "ResolvedRun", runs: Path, same_code: bool, threads: bool = Fals
 
 
 def _say_end(run: Path) -> None:
-    """Print the directory of a complete training, and on standard error how it ended."""
+    """Print the directory of a complete training, and on standard error, unless `--quiet` is given,
+    how it ended."""
     from mlm_repro.engine.run.files import describe_end
 
     if not is_quiet():

@@ -67,8 +67,9 @@ result can be wrong by up to 68 units in the last place."""
 
 
 def load(row: Array, i: int) -> np.float32:
-    """Return element i of the array `row` as fp32; an int16 row holds the bits of bf16. Only loops
-    that numba compiles can call it: a call from Python raises NotImplementedError."""
+    """Return element i of the array `row` as an fp32 number. The row is fp32, or int16 with the
+    bits of bf16. Only loops that numba compiles can call it: a call from Python raises
+    NotImplementedError."""
     raise NotImplementedError("only loops that numba compiles can call this")
 
 
@@ -85,9 +86,9 @@ def _load(row: Any, i: Any) -> Any:
 
 
 def store(row: Array, i: int, value: np.float32) -> None:
-    """Write an fp32 value to element i of the array `row`, rounded to nearest even if the row holds
-    the bits of bf16 (int16). Only loops that numba compiles can call it: a call from Python raises
-    NotImplementedError."""
+    """Write an fp32 value to element i of the array `row`, which is fp32, or int16 with the bits of
+    bf16, to which the value is rounded, to nearest even. Only loops that numba compiles can call
+    it: a call from Python raises NotImplementedError."""
     raise NotImplementedError("only loops that numba compiles can call this")
 
 

@@ -55,8 +55,8 @@ class FamilySection(Config):
     limits."""
 
     special_tokens: ClassVar[int] = 0
-    """Number of special tokens that this family adds to the vocabulary of a dataset's tokenizer,
-    which has none."""
+    """Number of this family's special tokens. They get ids after those of a dataset's tokenizer,
+    unless it has them itself."""
     divides_sequence: ClassVar[bool] = True
     """True if sequence parallelism can divide the activations."""
 

@@ -37,16 +37,17 @@ MEGATRON_BYTES = ParameterBytes(2, 2, 8, 4)
 
 
 class RankMemory(NamedTuple):
-    """Peak memory of one pipeline rank in bytes, in three parts: the training state, the
-    activations, and the copy from which a checkpoint is written."""
+    """Peak memory in bytes of each tensor-parallel rank of the pipeline rank number `rank`, in
+    three parts: the training state, the activations, and the copy from which a checkpoint is
+    written."""
 
     state: int
     """Bytes of parameters, gradients and optimizer state."""
     activations: int
     rank: int
     copied: int = 0
-    """Bytes of the state's copy from which a checkpoint is written. On a GPU it is 0: the copy lies
-    in the host's memory."""
+    """Bytes of the state's copy from which a checkpoint is written; 0 on a GPU, whose copy lies in
+    the host's memory, and 0 as `memory_of_ranks` gives it, which does not count the copy."""
 
     @property
     def total(self) -> int:
@@ -57,7 +58,7 @@ class RankMemory(NamedTuple):
 
 def parameter_count(model: ModelConfig) -> int:
     """Return the number of parameters of the whole model, with embeddings, biases and layer norms.
-    The vocabulary is the padded one.
+    The vocabulary is the padded one, but for a Transformer-XL with cutoffs the real one.
 
     For GPT-2 it is the 2021 paper's Equation 2 without rounding: 12Lh²(1 + 13/(12h)) + (v + s)h +
     2h.
@@ -76,9 +77,9 @@ def flops_per_token(model: ModelConfig, recompute: bool = False, causal: bool = 
 
 
 def flops_per_iteration(model: ModelConfig, train: TrainConfig, recompute: bool = False) -> float:
-    """Return the FLOPs of one batch of `train.global_batch_size` sequences, forward and backward,
-    with attention counted in full, as in the papers. With `recompute` the layers' forward pass
-    counts twice."""
+    """Return the FLOPs of the model's matrix products for one batch of `train.global_batch_size`
+    sequences, also if the batch still grows, forward and backward, with attention counted in full,
+    as in the papers. With `recompute` the layers' forward pass counts twice."""
     return (
         family_of(model).closed_forms(model).flops(train.global_batch_size, recompute, causal=False)
     )
@@ -109,11 +110,11 @@ def activation_bytes_per_layer(
     """Return the bytes that a layer keeps of one microbatch for backward on one tensor-parallel
     rank, at 2 bytes per element.
 
-    Korthikanti et al. 2022 (arXiv 2205.05198), Table 2: sbh(10 + 24/t + 5as/ht); the last term is
-    7a(m + s)/ht for a Transformer-XL with a memory of m positions. Selective recomputation drops
-    the last term. Full recomputation keeps only the input of each group of
-    layers, 2sbh over the number of layers in it. Sequence parallelism divides the first term, and
-    that input, by t.
+    Korthikanti et al. 2022 (arXiv 2205.05198), Table 2: sbh(10 + 24/t + 5as/ht), with a attention
+    heads; the last term is 7a(m + s)/ht for a Transformer-XL with a memory of m positions.
+    Selective recomputation drops the last term. Full recomputation keeps only the input of each
+    group of layers, 2sbh over the number of layers in it. Sequence parallelism divides the first
+    term, and that input, by t.
     """
     s = model.seq_length
     b = microbatch_size
@@ -134,13 +135,15 @@ def activation_bytes_per_layer(
 def memory_of_ranks(
     model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, dp: int = 1
 ) -> list[RankMemory]:
-    """Return a list with a RankMemory for each pipeline rank, in order: its peak in closed form,
-    without a checkpoint's copy. `dp` is the number of data-parallel ranks.
+    """Return a list with a RankMemory for each pipeline rank, in order: the peak in closed form of
+    one of its tensor-parallel ranks, without a checkpoint's copy, with the batch and precision of
+    `train` and the layout and recomputation of `parallel`. `dp` is the number of data-parallel
+    ranks.
 
     A rank holds the activations of forward passes that await their backward pass (2021 paper,
     Section 2.2), and the activations that one recomputation restores. The last rank also holds the
-    inputs of final layer norm and output head, and fp32 logits. Raises BadInput if layers or
-    microbatches do not fit the pipeline.
+    inputs of final layer norm and output head, and logits in fp32, or in fp64 if that is the
+    precision. Raises BadInput if layers or microbatches do not fit the pipeline.
     """
     costs = family_of(model).closed_forms(model)
     b = train.microbatch_size
@@ -193,7 +196,8 @@ def written_bytes(
     part of the model, and 1/`dp` of that part's optimizer state, where `dp` is the number of
     data-parallel ranks. Raises BadInput if there are fewer layers than pipeline stages.
 
-    Tensors are written whole, so a rank may write up to one tensor's state more.
+    Tensors are written whole, so a rank may write up to one tensor's state more. Under ZeRO stage 3
+    a rank writes 1/`dp` of the weights too, and this number is too large.
     """
     sizes = PARAMETER_BYTES[precision]
     largest = max(_parameters(model, parallel, own) for own in _stages_of_ranks(model, parallel))
@@ -201,8 +205,8 @@ def written_bytes(
 
 
 def _stages_of_ranks(model: ModelConfig, parallel: ParallelConfig) -> list[list[PipelineStage]]:
-    """Return, for each pipeline rank in order, the list of the PipelineStages that it holds, one
-    for each of its chunks. Raises BadInput if there are fewer layers than stages."""
+    """Return a list that has for each pipeline rank, in order, a list of the PipelineStages that it
+    holds, one for each of its chunks. Raises BadInput if there are fewer layers than stages."""
     stages = split_layers(model.num_layers, parallel.pp, parallel.chunks)
     return [stages[rank :: parallel.pp] for rank in range(parallel.pp)]
 

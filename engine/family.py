@@ -51,7 +51,8 @@ class ClosedForms:
 
     def score_bytes(self) -> int:
         """Return the bytes that one query of one head keeps in a layer for the backward pass, in 16
-        bits: output of the softmax, dropout mask, output of the dropout."""
+        bits: here 5 for each of the s keys, for the softmax's output, the dropout mask and the
+        dropout's output."""
         return 5 * self.s
 
     def head_columns(self) -> float:
@@ -64,8 +65,9 @@ class ClosedForms:
         With `recompute` the layers' forward pass counts twice; with `causal` the masked half of
         attention is left out, if the family is causal.
 
-        With B sequences 72·B·s·L·h²·(1 + s/6h + v/12Lh) or, with recomputation, the 2021 paper's
-        Equation 3, 96·B·s·L·h²·(1 + s/6h + v/16Lh).
+        With B sequences, and attention in full, a GPT-2 has 72·B·s·L·h²·(1 + s/6h + v/12Lh) or,
+        with recomputation, the 2021 paper's Equation 3, 96·B·s·L·h²·(1 + s/6h + v/16Lh); a BERT has
+        `head_columns()` in place of v.
         """
         s = self.s
         h = self.h

@@ -40,15 +40,15 @@ class LoadedCheckpoint:
 def load_for_inference(
     path: Path, mesh: ParallelMesh | None = None, as_stored: bool = False
 ) -> LoadedCheckpoint:
-    """Return the LoadedCheckpoint of a checkpoint's directory, or of a run's newest checkpoint: its
-    model in evaluation mode, with the digest of its files checked.
+    """Return the LoadedCheckpoint of `path`, a checkpoint's directory, or a run's with its newest
+    checkpoint: the model in evaluation mode, with the digests of all files checked.
 
-    With a mesh, the model is this rank's part on the mesh's device, and every rank calls this. It
-    is in fp32, or `as_stored` in its training format. Statistics of the tensors (below fp64) must
-    agree with the stored ones, as must the loss on the probe within a tolerance, if a probe is
-    stored and the model is not divided into stages. Raises BadInput for a directory of another kind
-    or a mesh that does not divide the model, IntegrityFailure for a directory that is incomplete or
-    changed.
+    Without a mesh the whole model is on the CPU. With one, it is this rank's part, on the mesh's
+    device, and every rank calls this. It is in fp32, or `as_stored` in its training format.
+    Statistics of the tensors (below fp64) must agree with the stored ones, as must the loss on the
+    probe within a tolerance, if a probe is stored and the model is not divided into stages. Raises
+    BadInput for a directory of another kind or a mesh that does not divide the model,
+    IntegrityFailure for a directory that is incomplete or changed.
     """
     mesh = mesh or serial_mesh()
     directory = resolve_checkpoint(path)
@@ -120,8 +120,8 @@ def check_entries(
     directory: Path, index: dict[str, shards.Entry], shapes: Mapping[str, tuple[int, ...]]
 ) -> None:
     """Raise IntegrityFailure unless `index`, entries of the index.json in the checkpoint
-    `directory` by tensor name, describes exactly the tensors of `shapes`, name → shape. No tensor's
-    file is opened."""
+    `directory` by tensor name, describes exactly the tensors of `shapes`, name → shape. Entries of
+    the optimizer's state must have been left out of `index`. No tensor's file is opened."""
     if unexpected := sorted(index.keys() - shapes.keys()):
         raise IntegrityFailure(
             f"{directory}: {INDEX} has tensor {unexpected[0]!r}, which the model does not have"

@@ -23,7 +23,7 @@ TOKENS_AT_ONCE = 8192
 
 class TrainingInputs:
     """This rank's training microbatches of each iteration. Everything but the memory of the streams
-    follows from seed and iteration."""
+    follows from the token files, the configuration and the iteration."""
 
     def __init__(
         self,
@@ -35,7 +35,8 @@ class TrainingInputs:
     ) -> None:
         """Make the order of the samples of `iterations` iterations from `parts`, token files with
         their weights, and an empty memory of streams. A BERT also reads `tokenizer`, the directory
-        of the files' tokenizer; None stands for random tokens."""
+        of the files' tokenizer; None stands for random tokens. Raises BadInput if a token file has
+        no whole sample for the model."""
         self._config = config
         self._mesh = mesh
         self._batches = family_of(config.model).training_order(config, parts, iterations, tokenizer)
@@ -102,9 +103,10 @@ class ValidationSplit:
         self.probed = tuple(map(tuple, rows.tolist()))
 
     def inputs(self, num_samples: int) -> Iterator[PipelineInput]:
-        """Yield, as PipelineInputs, this rank's microbatches for a validation on about
-        `num_samples` sequences of all ranks together. Memory begins empty and is carried along each
-        stream.
+        """Yield, as PipelineInputs, this rank's microbatches for a validation on the first
+        `num_samples` sequences, or all if there are fewer, over all data-parallel ranks together; a
+        Transformer-XL takes whole global batches, at least one. Memory begins empty and is carried
+        along each stream.
 
         Raises IntegrityFailure for a token outside the vocabulary.
         """

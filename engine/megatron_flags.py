@@ -83,11 +83,11 @@ def script_or_arguments(given: Sequence[str]) -> list[str]:
 
 def read_script(text: str) -> list[str]:
     """Return a list of the arguments that the shell script `text` gives to its last call of
-    `pretrain_gpt.py`, or of all words of a text without such a call.
+    `pretrain_gpt.py`, or of all words of a text that calls no `pretrain_*.py`.
 
     Nothing is run. Variables and arrays that the script sets are substituted, and defaults, as in
     `${NAME:-1}`, of others; the rest keep their `$`. Raises BadInput for an open quotation mark,
-    and if the last call is of `pretrain_bert.py` or another program.
+    and if the last such call is of another program, as of `pretrain_bert.py`.
     """
     text = re.sub(r"\\\n", " ", re.sub(r"(?m)(^|\s)#.*$", r"\1", text))
     text = re.sub(r'"(\$\{\w+\[@\]\})"', r"\1", text)
@@ -187,7 +187,8 @@ class _Given:
     def text(self, name: str, default: str | None = None) -> str:
         """Return the value of the flag `name`, written without its dashes, as text, or `default` if
         the flag is not given, and count the flag as read. Raises BadInput unless there is exactly
-        one value. A shell variable is no value."""
+        one value, so also if the flag is not given and `default` is None. A shell variable is no
+        value."""
         values = [] if default is None else [default]
         if self.has(name):
             values = self.flags[name]
@@ -272,9 +273,10 @@ def _count_in_batches(given: _Given) -> JSON:
 
 
 def _derive(values: dict[str, JSON], given: _Given) -> list[str]:
-    """Set in `values`, a dict section → name → setting, what follows from several flags. Return a
-    list with a sentence for each given flag with another value than this engine derives from other
-    flags. Raises BadInput for a flag that is not a number."""
+    """Set in `values`, a dict section → name → setting that has the values of single flags already,
+    what follows from several flags. Return a list with a sentence for each of --attention-dropout,
+    --ffn-hidden-size and --max-position-embeddings that is given with another value than this
+    engine derives from other flags. Raises BadInput for a flag that is not a number."""
     model = values["model"]
     train = values["train"]
     parallel = values["parallel"]
@@ -403,7 +405,8 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
 def _schedule_flags(train: TrainConfig) -> dict[str, str]:
     """Return a dict flag's name, without dashes → text of the value, of the flags for the lengths
     of the learning rate's schedule: in iterations if Megatron-LM takes them and they are integers,
-    else in samples."""
+    else in samples, with --train-samples too. If a length is no whole number of samples, the
+    warm-up is given as a fraction of the schedule and the other lengths are rounded."""
     end = end_of_schedule(train)
     named_lengths = {
         "lr-decay": end,

@@ -24,8 +24,9 @@ def key_of(*parts: object) -> int:
 
 
 def initial_normal(seed: int, name: str, shape: tuple[int, ...], std: float) -> Tensor:
-    """Return random values of N(0, std) for the undivided parameter `name`, a tensor of `shape` in
-    fp32 on the CPU; the same for the same seed, name and shape."""
+    """Return random values, normal with mean 0 and standard deviation `std`, for the undivided
+    parameter `name`: a tensor of `shape` in fp32 on the CPU; the same for the same seed, name,
+    shape and deviation."""
     # A generator for each name: parameters can be drawn in any order, and on several threads.
     generator = torch.Generator().manual_seed(key_of(seed, "init", name))
     return torch.empty(shape).normal_(0.0, std, generator=generator)

@@ -99,9 +99,10 @@ class TrainingStep:
         return Gradient(loss / (sequences * mesh.dp.size), norm, round(signals))
 
     def update(self, gradient: Gradient, learning_rate: float, skip: bool = False) -> bool:
-        """Clip the reduced gradient and update the weights, unless `skip` is set or loss or norm
-        are not finite; return True if the weights changed. The argument `gradient` is what the
-        method `gradient` returned last. Every rank calls it.
+        """Clip the reduced gradient to `train.clip_gradient` and update the weights with the rate
+        `learning_rate`, unless `skip` is set or loss or norm are not finite; return True if the
+        weights were updated. The argument `gradient` is what the method `gradient` returned last.
+        Every rank calls it.
 
         In fp16 the next loss scale is set in either case.
         """
@@ -146,9 +147,9 @@ class TrainingStep:
 
     def capture(self, microbatches: Sequence[PipelineInput]) -> None:
         """Capture CUDA graphs of forward and backward, which replay microbatches of the first one's
-        shape from now on, if they give exactly the loss and norm that the same passes give without
-        graphs; else print a line to standard error and go on without graphs. Overwrites the
-        gradients.
+        shape from now on, if over `microbatches` they give exactly the loss and norm that the same
+        passes give without graphs; else print a line to standard error, unless `--quiet` is given,
+        and go on without graphs. Overwrites the gradients.
 
         Does nothing without a GPU, on several ranks, and for models with sentence pairs or memory.
         """
@@ -178,9 +179,10 @@ class TrainingStep:
             )
 
     def _computed(self, microbatches: Sequence[PipelineInput]) -> list[float] | str:
-        """Compute the gradient of microbatches, and return a list of two numbers, this rank's sum
-        of (loss × sequences) and the whole gradient's norm; the weights stay. Every rank calls
-        it."""
+        """Compute the gradient of the mean losses of this rank's microbatches, summed over these
+        and averaged over data-parallel ranks, without a loss scale. Return a list of two numbers:
+        this rank's sum of (loss × sequences), and that gradient's norm over all ranks. The gradient
+        stays in the optimizer, and the weights stay as they are. Every rank calls it."""
         total = self.model.forward_backward(microbatches, self.reducer)
         self.reducer.finish(1.0)
         return torch.stack([total, self.optimizer.gradient_norm()]).tolist()

@@ -61,9 +61,11 @@ class Trainer:
     the run with the other ranks."""
 
     def __init__(self, run: ResolvedRun, directory: RunDirectory, mesh: ParallelMesh) -> None:
-        """Build model, optimizer, inputs, checkpoint writer and guards of this rank. `directory` is
-        the run's, begun already. Every rank calls it. No step is computed and no checkpoint read
-        before `prepare`."""
+        """Build model, optimizer, inputs, checkpoint writer and guards of this rank for `run`, a
+        ResolvedRun, whose `directory` must have been begun. Every rank calls it. No step is
+        computed and no checkpoint read before `prepare`. Raises BadInput if a token file of the
+        dataset is missing or has too little text for the model, IntegrityFailure if one is
+        damaged."""
         self.run = run
         self.directory = directory
         self.mesh = mesh
@@ -91,17 +93,19 @@ class Trainer:
         """Seconds of an iteration, as the rehearsal estimates them for the first line that a user
         reads; NaN before `prepare`."""
         self.validations: list[Validation] = []
-        """List of the run's Validations so far, in order; ranks other than the first have only this
-        session's."""
+        """List of the run's Validations, in order, filled by `run_to_end`; the one on the whole
+        split is not added. Ranks other than the first have only this session's."""
         self.stop_requested = False
         self.saved = time.monotonic()
         self.is_save_due = self.is_ready = False
 
     def prepare(self) -> None:
         """Rehearse an iteration, which allocates memory and measures the time but leaves the
-        weights, then load the checkpoint that the run resumes or starts from. Every rank calls it.
-        Raises IntegrityFailure if no checkpoint of the run, or the one to start from, can be
-        trusted, BadInput if one in the run's directory belongs to another run."""
+        weights, then load the run's newest checkpoint that can be trusted, or the one that it
+        starts from, if there is either. Every rank calls it, once, before `run_to_end`. Raises
+        IntegrityFailure if the run has checkpoints and none can be trusted, or if the one to start
+        from is damaged; BadInput if one in the run's directory belongs to another run, or if the
+        one to start from is missing."""
         # In this order, because a rehearsed update clears the moments that are loaded next.
         self._rehearse()
         self._resume()
@@ -127,10 +131,16 @@ class Trainer:
         self.inputs.streams.discard()
 
     def _resume(self) -> None:
-        """Set this trainer's `state` and load weights, optimizer, memory, loss scale and recent
-        losses from the run's newest checkpoint that can be trusted, else from the one that it
-        starts from. Without either, the run begins at iteration 0. Raises IntegrityFailure if none
-        of the run's checkpoints can be trusted, or not the one to start from."""
+        """Set this trainer's `state` and load weights, optimizer, memory of streams, loss scale and
+        recent losses from the run's newest checkpoint that can be trusted, else from that of the
+        run which it continues. A checkpoint that gives initial weights alone (`train.init_from`)
+        sets the weights, and all else begins anew at iteration 0, as it does without any
+        checkpoint.
+
+        Every rank calls it, after the rehearsal. Raises IntegrityFailure if the run has checkpoints
+        and none can be trusted, or if the one to start from is damaged; BadInput if one in the
+        run's directory belongs to another run, or if the one to start from is missing.
+        """
         run = self.run
         own = (self.model.parameters, self.step.optimizer)
         self.state = checkpoint.resume(
@@ -157,7 +167,9 @@ class Trainer:
         self.recent.seen.extend(self.state.recent)
 
     def _count_samples(self, iteration: int) -> None:
-        """Set the number of samples in the updates up to an iteration, as the state has it."""
+        """Set this trainer's `updated_samples` to the number in `state`, which must be the state
+        after `iteration` iterations. A state that an earlier release wrote lacks the number; then
+        it becomes the number of all samples of these iterations."""
         samples = self.state.updated_samples
         # Earlier releases did not store the number; then every iteration counts as an update.
         if samples is None:
@@ -165,14 +177,17 @@ class Trainer:
         self.updated_samples = samples
 
     def run_to_end(self, loggers: dict[str, Start] | None = None, until: int | None = None) -> None:
-        """Run the remaining iterations, with validations, checkpoints and lines of metrics.jsonl,
-        validate on the whole split, write the summary and seal the run. Every rank calls it, after
-        `prepare`; the first one alone writes metrics and summary, and prints progress to standard
-        error.
+        """Run the remaining iterations, with validations, checkpoints, their scores and lines of
+        metrics.jsonl, validate on the whole split, write the summary and seal the run. Every rank
+        calls it, after `prepare`; the first one alone writes metrics and summary, gives the metrics
+        to `loggers`, a dict name → function that begins a logger's session, and prints progress to
+        standard error.
 
-        Raises Interrupted after a checkpoint if a signal or iteration `until` stops it before the
-        end, and without one if a checkpoint cannot be written; NotFinite or Diverged as guards and
-        validations do; and IntegrityFailure if a file of the dataset has changed.
+        Raises Interrupted after a checkpoint if a signal or the end of iteration number `until`,
+        counted from 1, stops it before the run's end, and without one if a checkpoint cannot be
+        written; NotFinite or Diverged as guards, validations and checkpoints do, and if no
+        iteration changed the weights; and IntegrityFailure if a file of the dataset has changed, a
+        token is outside the vocabulary or a checkpoint is not written as it was in memory.
         """
         train = self.config.train
         first = self.state.iteration
@@ -288,10 +303,11 @@ class Trainer:
         self.mesh.world.barrier()
 
     def _score(self, iteration: int, progress: Progress) -> float:
-        """Score the checkpoint of an iteration by the protocols of `record.evaluate` that have no
-        file of it; return the seconds that it took, which are none of the training's. Every rank
-        calls it, and waits for the first. A scoring that fails gives a warning. Raises Interrupted
-        if a rank is asked to stop meanwhile."""
+        """Score the run's sealed checkpoint of `iteration` by those protocols of `record.evaluate`
+        whose file of scores is not there, and return the seconds that it took, which are none of
+        the training's. Every rank calls it, and waits for the first, which starts mlm-eval. A
+        scoring that fails gives a warning through `progress`. Sets `saved`, so that
+        `checkpoint_minutes` count anew. Raises Interrupted if a rank is asked to stop meanwhile."""
         start = time.monotonic()
         run = self.directory.path
         checkpoint = checkpoint_path(run, iteration)
@@ -335,9 +351,10 @@ class Trainer:
         return learning_rate(train, clock(train, self.step.optimizer.steps, self.updated_samples))
 
     def iterate(self, number: int) -> tuple[Step, list[str], bool]:
-        """Run iteration `number`, from 0; return a tuple: the Step, its line for metrics.jsonl; a
-        list of the guards' warnings as texts, without empty ones; and True if a rank was asked to
-        stop. Every rank calls it.
+        """Run the next iteration, `number`, counted from 0, update the weights unless a guard skips
+        it, and return a tuple: the Step, its line for metrics.jsonl; a list of the guards' warnings
+        as texts, without empty ones; and True if a rank was asked to stop. Every rank calls it,
+        after `prepare`.
 
         Logs nothing, and leaves this trainer's `state` to the caller. Raises NotFinite or Diverged
         as the guards do, and IntegrityFailure for a token outside the vocabulary.
@@ -395,9 +412,11 @@ class Trainer:
         num_samples: int,
         kind: Literal["validation", "final-validation"] = "validation",
     ) -> Validation:
-        """Return a Validation, a line for metrics.jsonl that is not yet written, with the mean loss
-        and perplexity of about the first `num_samples` validation sequences, without dropout, after
-        `iteration` iterations. Every rank calls it. Raises NotFinite if the loss is not finite."""
+        """Return a Validation, a line of `kind` for metrics.jsonl that is not yet written: mean
+        loss and perplexity, at most e²⁰, of the first `num_samples` validation sequences, or of all
+        if there are fewer, without dropout. A Transformer-XL takes whole global batches, at least
+        one. `iteration`, the number of finished iterations, is for the line. Every rank calls it.
+        Raises NotFinite if the loss is not finite."""
         mesh = self.mesh
         inputs = list(self.validation.inputs(num_samples))
         # Sums and counts are reduced, not means: ranks may have different numbers of sequences.
@@ -418,8 +437,9 @@ class Trainer:
         )
 
     def _describe_validation(self, now: Validation) -> str:
-        """Return a sentence for the console about the validation `now`: its loss and perplexity,
-        and whether its loss is the lowest so far, else the lowest and its iteration."""
+        """Return a phrase for the console about the Validation `now`: its loss and perplexity and,
+        if `validations` has earlier ones, the lowest loss with its iteration, or that it is the
+        lowest itself."""
         text = f"{self.config.name}: validation after {now.iteration:,}: loss {now.loss:.4f}"
         if self.validations:
             best = min(self.validations, key=attrgetter("loss"))
@@ -432,19 +452,21 @@ class Trainer:
 
     def _check_data(self) -> None:
         """Raise IntegrityFailure, on every rank, if a file of the dataset differs from its digest.
-        Every rank calls it, and the first one reads. Files that were not touched since the last
-        check are not read."""
+        Every rank calls it, and the first one reads. A dataset that was not touched since this
+        user's last check is not read again."""
         with self.mesh.all_or_none():
             if self.mesh.is_first:
                 self.dataset.check()
 
     def _save(self) -> None:
         """Begin to write a checkpoint of the current state in the run's directory, beside training;
-        one that is still being written is completed first.
+        `_go_on_saving` or `_finish_saving` completes it. One that is still being written is
+        completed first.
 
         Every rank calls it. Raises IntegrityFailure if the dataset was changed, and Diverged if a
         guard finds that replicas differ; no checkpoint is begun then. Raises Interrupted if a
-        checkpoint cannot be written.
+        checkpoint cannot be written; and Diverged or IntegrityFailure if the one still being
+        written holds a number that is not finite or is not what was in memory.
         """
         self._finish_saving()
         # Nothing is kept that was trained on a dataset that changed meanwhile.
@@ -515,8 +537,9 @@ class Trainer:
 
     def _console(self, line: Step) -> str:
         """Return an iteration, given as its Step, as text for the progress line: mean loss of the
-        last iterations, gradient norm, learning rate, time and the speed of all ranks together; in
-        fp16 the loss scale, and the number of skipped iterations if there are any."""
+        last 20 iterations, or of the last `record.log_interval` if that is set, gradient norm,
+        learning rate, time and the speed of all ranks together; in fp16 the loss scale, and the
+        number of skipped iterations if there are any."""
         skipped = self.state.iteration - self.state.optimizer_steps
         norm = line.gradient_norm
         losses = [loss for loss, _ in self.recent.seen][

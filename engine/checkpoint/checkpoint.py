@@ -110,7 +110,8 @@ class Probe(FileSchema):
 
 def describe_computation(layout: Layout, device: torch.device) -> JSON:
     """Return, as one flat dict, what the bits of a loss depend on: the layout (`tp`, `pp`, `dp`),
-    the numerics identity (`processor`, `instructions`, `blas`, `torch`, `kernels`), and `threads`,
+    the numerics identity (`processor`, `instructions`, `blas`, `torch`, `kernels`), in which this
+    machine's first GPU and CUDA replace processor and BLAS if `device` is a GPU, and `threads`,
     this process's number of torch threads."""
     return {
         **vars(layout),
@@ -168,8 +169,9 @@ class CheckpointWriter:
         streams: StreamMemory | None = None,
     ) -> None:
         """Choose the tensors that this rank writes, of `parameters` and of the optimizer's state,
-        and allocate host memory for their copies, which every checkpoint reuses. `streams`, if
-        given, is written too. Shortens the thread switch interval of this Python process."""
+        and allocate host memory for their copies, which every checkpoint reuses. `mesh` is the
+        model's `storage_mesh`; `streams`, if given, is written too. Shortens the thread switch
+        interval of this Python process."""
         # The thread that trains asks for the interpreter at each operation. Python's own 5 ms
         # would pass each time while the writer forms its JSON.
         sys.setswitchinterval(1e-4)
@@ -250,9 +252,9 @@ class CheckpointWriter:
 
     def go_on(self) -> Ancestor | None:
         """Wait until every rank has finished the current step of writing the checkpoint in
-        progress, and start the next step; every rank calls it, until it returns an Ancestor. That
-        is the checkpoint's iteration and digests, after the last step, which also removes
-        checkpoints beyond `train.keep_checkpoints`. Before, it returns None.
+        progress, which `begin` began, and start the next step; every rank calls it, until it
+        returns an Ancestor. That is the checkpoint's iteration and digests, after the last step,
+        which also removes checkpoints beyond `train.keep_checkpoints`. Before, it returns None.
 
         Raises, on every rank and with the earlier checkpoints untouched, Interrupted if the disk
         cannot take it or the run's directory was moved, Diverged for a tensor that is not finite
@@ -409,9 +411,10 @@ def save_checkpoint(
     mesh: ParallelMesh,
     tokenizer: Path,
 ) -> None:
-    """Write the checkpoint of `state`, a TrainingState, below the run directory `run`, without a
-    probe or a memory of streams, and return when it is sealed. It removes old checkpoints as a
-    training does. Every rank calls it.
+    """Write the checkpoint of `state`, a TrainingState, below the run directory `run`, with the
+    RunConfig and a copy of the directory `tokenizer`, but without a probe or a memory of streams,
+    and return when it is sealed. It removes old checkpoints as a training does. `mesh` is the
+    model's `storage_mesh`. Every rank calls it.
 
     Raises Interrupted if the checkpoint cannot be written or the run's directory was moved,
     Diverged for a tensor that is not finite, and IntegrityFailure for a tensor that was not written
@@ -453,11 +456,12 @@ def resume(
     trusted, and return its progress, a TrainingState. If the run has no checkpoint, load nothing
     and return the state at iteration 0.
 
-    Digests, statistics and the loss that the function `probe_loss` computes on the Probe with the
-    loaded model are compared. If a checkpoint fails, the next older one is loaded; then the failed
-    ones are set aside under hidden names, with warnings on stderr. Raises IntegrityFailure if every
-    checkpoint fails, and leaves them all; BadInput if one belongs to another run. A memory of
-    streams is not loaded. Every rank calls it.
+    Compared are statistics, digests (of the tensors' files only if the statistics have no
+    checksums), and the loss that the function `probe_loss` computes on the Probe with the loaded
+    model. If a checkpoint fails, the next older one is loaded; then the failed ones are set aside
+    under hidden names, with warnings on stderr. Raises IntegrityFailure if every checkpoint fails,
+    and leaves them all; BadInput if one belongs to another run. A memory of streams is not loaded.
+    Every rank calls it.
     """
     mesh = optimizer.mesh
     damaged = []
@@ -505,7 +509,7 @@ def start_from(
     """Load the weights of the checkpoint `path`, from which a new run starts, into the model and
     the optimizer's master weights, from the checkpoint's master weights if it has them. Return the
     TrainingState at iteration 0. If `is_whole`, load moments and step count too, and return the
-    checkpoint's TrainingState instead.
+    checkpoint's TrainingState instead. A memory of streams is not loaded.
 
     Every rank calls it. Raises IntegrityFailure if the checkpoint is damaged, or no longer the one
     with `digest` that the run began with.
@@ -537,9 +541,9 @@ def start_from(
 def load_checkpoint(
     path: Path, parameters: Sequence[ShardedParameter], optimizer: FlatOptimizer
 ) -> tuple[TrainingState, Probe | None]:
-    """Fill parameters and optimizer from the checkpoint `path`, of any layout. Return a pair
-    (TrainingState, Probe or None): the progress, whose last ancestor is this checkpoint, and the
-    samples with their loss, which are not compared here.
+    """Fill parameters and optimizer from the checkpoint `path`, of any layout, but no memory of
+    streams. Return a pair (TrainingState, Probe or None): the progress, whose last ancestor is this
+    checkpoint, and the samples with their loss, which are not compared here.
 
     Every rank calls it. Raises IntegrityFailure, on every rank, if files or tensors differ from the
     saved ones. Parameters and optimizer may then be partly overwritten.
@@ -610,8 +614,8 @@ def _read_state(path: Path) -> TrainingState:
 
 
 def read_probe(path: Path) -> Probe | None:
-    """Return the Probe in a checkpoint's probe.json: samples and the saved model's loss on them.
-    None if the checkpoint has no such file, as one of imported weights. Raises IntegrityFailure if
-    the file cannot be read."""
+    """Return the Probe in the probe.json of the checkpoint `path`: samples and the saved model's
+    loss on them. None if the checkpoint has no such file, as one of imported weights. Raises
+    IntegrityFailure if the file cannot be read or is malformed."""
     place = path / PROBE
     return parse_document(read_object(place), Probe, str(place)) if place.is_file() else None

@@ -77,9 +77,10 @@ def describe(
     parts: Iterable[tuple[str, ShardedParameter]], file: str, numbers: Mapping[str, Numbers]
 ) -> dict[str, Entry]:
     """Return a dict name → description of each tensor in `file`, the name of one rank's file, for
-    `write_index`. `parts` has the tensors as pairs (name, parameter). A description is a dict:
-    `shape` of the whole tensor, `dim` along which it is divided or None, `part`, the number of this
-    rank's part, `file`, and `numbers`, the statistics of this part."""
+    `write_index`. `parts` has the tensors as pairs (name, parameter), `numbers` the Numbers of this
+    rank's part of each by name. A description is a dict: `shape` of the whole tensor, `dim` along
+    which it is divided or None, `part`, the number of this rank's part, `file`, and these
+    `numbers`."""
     return {
         name: {
             "shape": list(p.global_shape),
@@ -133,9 +134,9 @@ def reading(place: Path) -> Iterator[None]:
 
 def read_into(directory: Path, index: dict[str, Entry], wanted: Wanted) -> None:
     """Fill the target of each `wanted` tuple (name, parameter, first element, target) with
-    consecutive elements of this rank's part of that tensor, from the first element on. `index` is
-    the index.json of the checkpoint `directory`, which may be of any layout; the target keeps its
-    number format.
+    consecutive elements of this rank's part of that tensor, from the first element on. A target is
+    flat, or has the part's shape and takes all of it; it keeps its number format. `index` is the
+    index.json of the checkpoint `directory`, which may be of any layout.
 
     Raises IntegrityFailure for tensors that are missing, misshapen or not floating-point, and for
     files that cannot be read. Other tensors of the index are not looked at.
@@ -208,8 +209,8 @@ def entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[i
 
 def check_file_name(directory: Path, name: str) -> None:
     """Raise IntegrityFailure if `name`, from the index of the checkpoint `directory`, is not a
-    plain file name of letters, digits, `_`, `.` and `-`: a path could lead out of the
-    checkpoint."""
+    plain file name of letters, digits, `_`, `.` and `-` that begins with none of the last two: a
+    path could lead out of the checkpoint."""
     if not FILE_NAME.fullmatch(name):
         raise IntegrityFailure(
             f"{directory}: {INDEX} names the file {name!r}, which is not a plain name of a file in"

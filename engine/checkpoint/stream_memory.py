@@ -34,8 +34,9 @@ class StreamMemory:
 
     def enter(self, places: Places) -> Recurrence | None:
         """Return the Recurrence of a microbatch, for the model to read and write. Its `before` has
-        the memory of the streams whose indices are in `places`, empty at first, and its `after`
-        becomes their memory at the next `commit`. None for a model without memory."""
+        the memory of the streams whose indices are in `places`, as it was kept for the same tuple,
+        empty at first; its `after` becomes their memory at the next `commit`. None for a model
+        without memory."""
         if not self.is_kept:
             return None
         self._passing[places] = Recurrence(self._states.get(places, {}))
@@ -49,8 +50,8 @@ class StreamMemory:
         self._passing = {}
 
     def discard(self) -> None:
-        """Drop the states that the microbatches since the last `commit` have left, as after a dry
-        run; the memory from before stays."""
+        """Drop the states that the microbatches since the last `commit` or `discard` have left, as
+        after a dry run; the memory from before stays."""
         self._passing = {}
 
     def states(self) -> dict[str, torch.Tensor]:
@@ -77,9 +78,10 @@ class StreamMemory:
             )
 
     def load(self, directory: Path, groups: Iterable[Places], layers: Iterable[int]) -> None:
-        """Load the memory of streams from a checkpoint of any layout: the states of `layers`, this
-        rank's, for the stream indices of each microbatch in `groups`. Does nothing for a model
-        without memory.
+        """Load the memory of streams from the checkpoint `directory`, of any layout: the states of
+        `layers`, this rank's layer numbers in the whole model, for the stream indices of each
+        microbatch in `groups`, which must be the tuples that `enter` is given later. Does nothing
+        for a model without memory.
 
         Raises IntegrityFailure if a stream is missing there or a file cannot be read.
         """

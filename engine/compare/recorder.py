@@ -54,7 +54,7 @@ class NameMap(Config):
         """Return our name for `name`, the engine's name of a module or parameter, or None if the
         dict `table` of patterns lacks it: the map's `outputs` for a module, `parameters` for a
         parameter. Wrappers' names in front, such as `module.`, are left out first. The engine's
-        layer 0 is our `first_layer`."""
+        layer 0 is our layer number `first_layer`."""
         named = _renamed(WRAPPERS.sub("", name), table.items())
         return named and re.sub(
             r"^layers\.(\d{1,6})", lambda match: f"layers.{int(match[1]) + first_layer}", named
@@ -155,8 +155,9 @@ class Recorder:
     def watch(
         self, module: nn.Module, starts: Sequence[int], scale: float = 1.0
     ) -> Callable[[], None]:
-        """Record outputs of those submodules of `module` that the map's `outputs` name, and their
-        gradients times `scale`, until the returned function is called.
+        """Record outputs of those submodules of `module` that the map's `outputs` name, and the
+        gradients times `scale` of those outputs that require one, until the returned function is
+        called; gradients of outputs recorded before are recorded even after that.
 
         The n-th call of a submodule belongs to the microbatch that begins at sequence `starts[n]`
         of the global batch; there must be no call beyond these. Recomputation in the backward pass
@@ -174,7 +175,7 @@ class Recorder:
     def loss(self, value: Tensor, first: int, microbatch_size: int) -> None:
         """Record a microbatch's mean loss, a tensor of one element, as one element of the tensor
         `loss`, [microbatches of the global batch]. `first` is the number of the microbatch's first
-        sequence in the global batch."""
+        sequence in the global batch, and every microbatch has `microbatch_size` sequences."""
         self.show("loss", value.view(1), (first // microbatch_size,))
 
     def _record(
@@ -224,8 +225,8 @@ class Recorder:
 
     def start(self, ours: str, value: Tensor) -> tuple[int, ...]:
         """Return, as a tuple, the index in the whole parameter at which this rank's part, `value`,
-        begins. `ours` is our name for the parameter; the map's `divided` says which dim
-        tensor-parallel ranks divide."""
+        begins, both in our layout. `ours` is our name for the parameter; the map's `divided` says
+        which dim tensor-parallel ranks divide, in equal parts."""
         divided = next((dim for end, dim in self.names.divided.items() if ours.endswith(end)), None)
         return tuple(
             self.place.tp_rank * size if dim == divided else 0
@@ -235,18 +236,18 @@ class Recorder:
 
 def moved(value: Tensor, name: str, draw: int) -> Tensor:
     """Return a copy of a weight w perturbed to w(1 + δ), with its shape and number format. Each δ
-    is drawn uniformly from ± the unit round-off of this format. The weight's name and the number of
-    the draw alone decide them."""
+    is drawn uniformly from ± the unit round-off of this format. The weight's name, shape and format
+    and the number of the draw alone decide them."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {draw}".encode()))
     moves = torch.rand(value.shape, generator=generator, dtype=torch.float64).mul_(2).sub_(1)
     return (value.double() * (1 + torch.finfo(value.dtype).eps / 2 * moves)).to(value.dtype)
 
 
 def whole_gradients(optimizer: FlatOptimizer) -> Iterator[tuple[ShardedParameter, Tensor]]:
-    """Yield (parameter, gradient) for each parameter of this rank: its reduced gradient, gathered
-    from the ranks that share the optimizer. It has the parameter's local shape, a part if the
-    parameter is divided over other axes. Collective: each of these ranks must iterate to the
-    end."""
+    """Yield (parameter, gradient) for each parameter of this rank: its reduced gradient before
+    clipping, as `TrainingStep.gradient` leaves it in the optimizer, gathered from the ranks that
+    share the optimizer. It has the parameter's local shape, a part if the parameter is divided over
+    other axes. Collective: each of these ranks must iterate to the end."""
     for group in optimizer.groups:
         yield from group.views(group.owners.all_gather(group.own_gradient, dim=0))
 

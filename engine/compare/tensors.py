@@ -79,8 +79,9 @@ def computation_order(names: Iterable[str]) -> list[str]:
     """Return a list of the names of an iteration's tensors, each once, in the order in which they
     are computed: forward pass, loss, gradients backward, update.
 
-    Every name begins with one of `PHASES`. Names of outputs and of updated weights must come in the
-    order of the forward pass.
+    Every name must begin with one of `PHASES`. Names of outputs and of updated weights must come in
+    the order of the forward pass; that of the updated weights decides the order of the weights'
+    moments and, reversed, of their gradients.
     """
     names = list(dict.fromkeys(names))
     outputs = [name.removeprefix(OUTPUT) for name in names if name.startswith(OUTPUT)]
@@ -100,9 +101,11 @@ def computation_order(names: Iterable[str]) -> list[str]:
 
 def assemble(parts: Iterable[TensorPart]) -> dict[Key, Array]:
     """Return a dict (iteration, tensor name) → whole tensor as a numpy array, joined from its
-    TensorParts on all ranks. If several ranks computed the same part, the last one counts.
+    TensorParts on all ranks. If several ranks computed the same part, the last one counts. A tensor
+    is taken to end where its parts end.
 
-    Raises IntegrityFailure if the parts of a tensor overlap or leave a hole.
+    Raises IntegrityFailure if the parts of a tensor overlap or leave a hole between them; parts
+    that are missing at its end are not noticed.
     """
     by_tensor: dict[Key, dict[Box, Array]] = {}
     for part in parts:
@@ -120,7 +123,8 @@ def assemble(parts: Iterable[TensorPart]) -> dict[Key, Array]:
 def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None = None) -> None:
     """Raise IntegrityFailure unless the boxes, each (begin, end) of a part, cover a tensor of shape
     `whole` exactly once: none may be missing, overlap, lie outside or have another number of dims.
-    Without `whole` the tensor ends where the boxes end. `what` names the tensor in the message."""
+    Without `whole`, or if it has no dims, the tensor ends where the boxes end. `what` names the
+    tensor in the message."""
     if not boxes:
         raise IntegrityFailure(f"no part of {what} is in a file or on a rank")
     dims = {len(boxes[0][0] if whole is None else whole), *map(len, chain.from_iterable(boxes))}
@@ -154,7 +158,8 @@ class TensorDifference(NamedTuple):
     where, the number of elements compared, and the tolerance."""
 
     largest: float
-    """Largest difference of an element; infinite if it is NaN or the tensor is missing."""
+    """Largest difference of an element; infinite if it is NaN, if a part lies outside the whole
+    tensor, or if the tensor or some of its elements are missing."""
     iteration: int
     tensor: str
     where: str
@@ -207,7 +212,9 @@ def merge(
 ) -> list[TensorDifference]:
     """Return a list with one TensorDifference for each tensor of the reference in each iteration:
     the largest of its parts' `differences`, or an infinite one if fewer elements were compared than
-    the tensor has. An element that several ranks computed counts for each of them."""
+    the tensor has. An element that several ranks computed counts for each of them. Raises KeyError
+    for a difference of a tensor that `reference`, (iteration, tensor name) → array, does not
+    have."""
     merged_parts: dict[Key, list[TensorDifference]] = {key: [] for key in reference}
     for difference in differences:
         merged_parts[difference.iteration, difference.tensor].append(difference)
@@ -255,11 +262,11 @@ def tensor_tolerance(
 ) -> float:
     """Return by how much one tensor may differ from the reference through rounding alone: TAIL · √R
     · (S + u₃₂ · |x|) + 2u · |x|. S is the largest distance of its values in the perturbed runs,
-    `draws`, from its value in the reference, `first`; |x| is its largest element; R is the number
-    of roundings in a network of `num_layers` layers.
+    `draws`, from its value in the reference, `first`; |x| is the largest absolute value of an
+    element of `first`; R is the number of roundings in a network of `num_layers` layers.
 
-    u₃₂ is fp32's unit round-off. u is bf16's for outputs, their gradients and updated weights if
-    `precision` is bf16, else u₃₂.
+    u₃₂ is fp32's unit round-off. u is bf16's for outputs, their gradients and updated weights,
+    which the name `tensor` tells, if `precision` is bf16, else u₃₂.
     """
     base = np.asarray(first, np.float64)
     spread = max(
@@ -272,9 +279,10 @@ def tensor_tolerance(
 
 
 def curve_tolerance(first: ArrayLike, draws: Sequence[ArrayLike], num_layers: int) -> list[float]:
-    """Return the tolerance T (`tensor_tolerance`, fp32) of each number of a curve over iterations,
-    as a list, from the curve in the reference, `first`, and in the perturbed runs, `draws`, at
-    least one. The spread is the largest up to that iteration."""
+    """Return the tolerance T (`tensor_tolerance`, with u = u₃₂) of each number of a curve over
+    iterations, as a list, from the curve in the reference, `first`, and in the perturbed runs,
+    `draws`, at least one. The spread is the largest up to that iteration. The network has
+    `num_layers` layers."""
     base = np.asarray(first, np.float64)
     spread = np.max([np.abs(np.asarray(draw, np.float64) - base) for draw in draws], axis=0)
     size = UNIT_FP32 * np.abs(base)

@@ -35,8 +35,8 @@ order."""
 
 def text_of(sample: Callable[[int], NDArray[np.int64]]) -> Take:
     """Return a function (sample numbers, their indices in the global batch) → Microbatch, which
-    stacks samples of text. `sample` is a function (sample number) → the sample's tokens, [s +
-    1]."""
+    stacks samples of text in the order of the numbers. `sample` is a function (sample number) → the
+    sample's tokens, [s + 1]."""
     return lambda numbers, places: Microbatch(
         np.stack([sample(number) for number in numbers]), places
     )
@@ -45,8 +45,8 @@ def text_of(sample: Callable[[int], NDArray[np.int64]]) -> Take:
 @dataclass(frozen=True)
 class TrainingOrder:
     """Order of training, which gives each rank its microbatches of an iteration: the samples by
-    ascending number, each once. The function `take` makes a Microbatch from sample numbers and
-    their indices in the global batch."""
+    ascending number, each once, unless a subclass overrides `number`. The function `take` makes a
+    Microbatch from sample numbers and their indices in the global batch."""
 
     schedule: BatchSchedule
     microbatch_size: int
@@ -54,7 +54,8 @@ class TrainingOrder:
 
     def microbatches(self, iteration: int, dp_rank: int, dp: int) -> Iterator[Microbatch]:
         """Yield the Microbatches of `iteration` (from 0) for the data-parallel rank `dp_rank` of
-        `dp`: in order, its contiguous share of the global batch."""
+        `dp`: in order, its contiguous share of that iteration's global batch, which `dp` times the
+        microbatch size must divide."""
         for places in place_groups(
             self.schedule.batch_size(iteration), self.microbatch_size, dp_rank, dp
         ):
@@ -104,8 +105,8 @@ class ValidationOrder:
 
 def validation_text(parts: Sequence[tuple[TokenFile, float]], seq_length: int) -> ValidationOrder:
     """Return the ValidationOrder of a split's text, cut into consecutive sequences of `seq_length`
-    + 1 tokens that overlap by one, not shuffled. `parts` are the split's token files with their
-    weights.
+    + 1 tokens that overlap by one, not shuffled; the rest of a file that fills no sequence is left
+    out. `parts` are the split's token files with their weights.
 
     Several token files are blended by weight, and each sequence is taken once, until one file is
     exhausted. Raises BadInput if a file is shorter than one sequence.

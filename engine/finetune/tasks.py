@@ -270,8 +270,8 @@ def squad_scores(predicted: Sequence[str], expected: Sequence[Sequence[str]]) ->
 
 
 def normalize(text: str) -> str:
-    """Return an answer's text as SQuAD compares answers: in lower case, without punctuation and the
-    articles a, an and the, and with single spaces between words."""
+    """Return an answer's text as SQuAD compares answers: in lower case, without ASCII punctuation
+    and the articles a, an and the, and with single spaces between words."""
     text = "".join(character for character in text.lower() if character not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 

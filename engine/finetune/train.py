@@ -52,9 +52,11 @@ from mlm_repro.lineage.progress import Progress, announce
 LONGEST_ANSWER = 30
 """Longest answer to a question of SQuAD, in tokens (BERT's own code)."""
 LONGEST_QUESTION = 64
-"""Number of tokens at which a question of SQuAD is cut (BERT's own code)."""
+"""Largest number of tokens that are kept of a question of SQuAD (BERT's own code); fewer if the
+model's sequences are short."""
 LONGEST_OPTION = 128
-"""Number of tokens at which a question of RACE, with an option, is cut (Megatron-LM's code)."""
+"""Largest number of tokens that are kept of a question of RACE with an option (Megatron-LM's code);
+fewer if the model's sequences are short."""
 STRIDE = 128
 """Largest number of tokens from the start of a window of a long context to the start of the
 next."""
@@ -206,8 +208,9 @@ class FineTuneModel(StageModel):
 
 
 class FineTuner:
-    """Trainer of one task on a BERT checkpoint, or the newest of a run, with a new head. It also
-    scores examples and computes metrics.
+    """Trainer of the task `name`, a key of TASKS, on a BERT checkpoint, or the newest of a run,
+    with a new head. It is on this process's device alone, in fp32, and also scores examples and
+    computes metrics.
 
     The constructor raises BadInput if the checkpoint is not a BERT, has no tokenizer, or has a
     vocabulary without room for the special tokens, and IntegrityFailure if the checkpoint is
@@ -249,9 +252,10 @@ class FineTuner:
             del loaded.model.pooler
 
     def train(self, examples: Sequence[TaskExample], label: str) -> None:
-        """Train the model on the examples for the recipe's epochs, shuffled anew in each; every
-        window of a long context counts as an example. Prints the progress to standard error, with
-        `label` before it. Raises Diverged if a loss or gradient is not finite."""
+        """Train the model on the examples for the recipe's epochs, shuffled anew in each, with a
+        new optimizer; every window of a long context counts as an example. Prints the progress to
+        standard error, with `label` before it. The model is left in training mode. Raises Diverged
+        if a loss or gradient is not finite."""
         recipe = self.recipe
         size = self.recipe.batch_size
         features = list(chain.from_iterable(map(self.features, examples)))
@@ -292,8 +296,8 @@ class FineTuner:
     def scores(self, examples: Sequence[TaskExample], label: str) -> Scores:
         """Return a list of the examples' scores, in order. Each is a list of fp32 tensors on the
         host: one tensor with the scores of the classes or options, or for a span a tensor [s, 2]
-        for each window of the context. `label` stands before the progress. The model is left in
-        evaluation mode."""
+        for each window of the context. Prints the progress to standard error, with `label` before
+        it. The model is left in evaluation mode."""
         self.model.eval()
         scored = []
         with Progress(f"{label}, evaluation", len(examples), "examples") as progress:
@@ -346,7 +350,8 @@ class FineTuner:
     def features(self, example: TaskExample) -> Iterator[Feature]:
         """Yield the example as Features, inputs of the model: one if it has a class or options,
         whose long texts are cut, or one for each window of a span's context. A span's label is
-        where its first answer lies in the window."""
+        where its first answer lies in the window, or (0, 0) if there is none or the window lacks a
+        part of it."""
         length = self.model.config.seq_length
         if isinstance(example, LabelledExample):
             if len(example.pairs) == 1:
@@ -370,7 +375,7 @@ class FineTuner:
         """Return the answer to a question as text: the part of the context with the best sum of
         start and end score, at most LONGEST_ANSWER tokens. `windows` has the scores [s, 2] of each
         window of the context, in order. The answer is empty if the context has no tokens or, in
-        SQuAD 2.0, if [CLS] scores better."""
+        SQuAD 2.0, if the sum of [CLS] is better than it in every window."""
         best = -float("inf")
         text = ""
         nothing = float("inf")
@@ -400,7 +405,7 @@ class FineTuner:
     def _input(self, batch: Sequence[Feature], dropout: Dropout | None = None) -> PipelineInput:
         """Return a batch of features as a PipelineInput on the device: token ids [sequences, s],
         padded to the longest, with their segments, and the labels [b, 1], or [b, 2] for spans, as
-        targets."""
+        targets. `dropout` is for these sequences; without it nothing is dropped."""
         pairs = list(chain.from_iterable(feature.sequences for feature in batch))
         tokens = torch.full((len(pairs), max(len(pair.tokens) for pair in pairs)), self.encoder.pad)
         types = torch.zeros_like(tokens)
@@ -418,9 +423,9 @@ class FineTuner:
 
 
 def _span_in(window: EncodedPair, answer: tuple[int, int] | None) -> tuple[int, int]:
-    """Return (first, last), the positions in a window of the first and the last token of an answer,
-    which is given as its character range in the context. They are (0, 0) if there is no answer or
-    the window does not have the whole of it."""
+    """Return (first, last), the positions in a window's token ids of the first and the last token
+    of `answer`, which is given as its character range (begin, end) in the context. They are (0, 0)
+    if there is no answer or the window does not have the whole of it."""
     if answer is None:
         return 0, 0
     start = next(
@@ -441,13 +446,15 @@ def finetune(
     recipe: FineTuneRecipe,
     members: int = 1,
 ) -> FineTuned:
-    """Fine-tune a BERT checkpoint on the set `train` of `sets`, a dict name → examples, evaluate it
-    on the other sets, and return a FineTuned; the trained weights are not kept. Prints the cost and
-    the progress to standard error. Raises BadInput for a checkpoint that is not a BERT or has no
-    tokenizer, IntegrityFailure for a damaged one, and Diverged if a loss or gradient is not finite.
+    """Fine-tune a BERT checkpoint, or the newest of a run, for the task `name`, a key of TASKS, on
+    the set `train` of `sets`, a dict name → examples, evaluate it on the other sets, and return a
+    FineTuned; the trained weights are not kept. Prints the cost and the progress to standard error.
+    Raises BadInput for a checkpoint that is not a BERT or has no tokenizer, IntegrityFailure for a
+    damaged one, and Diverged if a loss or gradient is not finite.
 
-    Several `members` are trained with seeds from the recipe's on. The metrics are then medians, as
-    the 2019 paper's over five; the metrics of the members' mean scores are reported beside them.
+    `members` trainings are made, with seeds from the recipe's on. With several, the metrics are
+    medians, as the 2019 paper's over five; the metrics of the members' mean scores are reported
+    beside them.
     """
     begun = time.monotonic()
     held_out = {split: examples for split, examples in sets.items() if split != "train"}

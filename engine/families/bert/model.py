@@ -105,8 +105,8 @@ class BertLayer(TransformerLayer):
 
 class BertEmbedding(Embedding):
     """Sum of word, position and segment embeddings, then dropout: token ids and segments (0 or 1),
-    each [b, s], → [s, b, h], or this rank's part of the sequence under sequence parallelism. The
-    last stage of a pipeline holds the word embedding alone."""
+    each [b, s], → [s, b, h], or this rank's part of the sequence under sequence parallelism. A last
+    stage that is not the first too holds the word embedding alone, for the output head."""
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, is_first: bool) -> None:
         super().__init__(config, mesh, is_first)
@@ -138,7 +138,7 @@ class MaskedHead(nn.Module):
         """Return this rank's logits [m, v/t] at the m positions where the mask `where` [s, b] is
         True, in the order of its elements. `hidden` are states [s, b, h], or this rank's part of
         the sequence [s/t, b, h] under sequence parallelism, and `words` is this rank's part of the
-        word embedding, [v/t, h]."""
+        word embedding, [v/t, h]. Every tensor-parallel rank calls it."""
         states = self.layernorm(F.gelu(self.dense(hidden)))
         states = enter_tensor_parallel(states, self.mesh.tp, self.mesh.sequence_parallel)
         return linear(states[where], words, self.bias)
@@ -172,13 +172,15 @@ class BERT(StageModel):
 
     def pooled(self, hidden: Tensor) -> Tensor:
         """Return the summary of each pair, [b, h], from the first position of the last stage's
-        states [s, b, h]. With sequence parallelism only the first tensor-parallel rank has that
-        position, and the result of any other rank is meaningless."""
+        states [s, b, h]. Under sequence parallelism these are this rank's part, [s/t, b, h]: only
+        the first tensor-parallel rank has that position, and the result of any other rank is
+        meaningless."""
         return torch.tanh(self.pooler(hidden[0]))
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Return this rank's logits [s, v/t] at every position of one sequence of token ids [1, s]
-        without padding. The model must not be divided into pipeline stages."""
+        without padding, which counts as one segment, without dropout. The model must not be divided
+        into pipeline stages. Every tensor-parallel rank calls it."""
         hidden = self.run_stage(tokens, PipelineInput(tokens, tokens, None))
         return self.masked_head(
             hidden, self.embedding.word_embeddings.weight, torch.ones_like(tokens.T).bool()
@@ -223,6 +225,6 @@ class BERT(StageModel):
 
 def _pairs_of(batch: PipelineInput) -> SentencePairs:
     """Return the SentencePairs of a batch: token types, padding and order. A batch without pairs
-    counts as one segment per sequence, without padding."""
+    counts as one segment per sequence, without padding and not swapped."""
     zeros = torch.zeros_like(batch.tokens)
     return batch.pairs or SentencePairs(zeros, zeros == 0, zeros[:, 0])

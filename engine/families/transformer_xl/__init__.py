@@ -61,9 +61,10 @@ class TransformerXLForms(ClosedForms):
 
     def flops(self, sequences: int, recompute: bool, causal: bool) -> float:
         """Return the FLOPs of `sequences` sequences, forward and backward: products with weights,
-        scores by content and by distance, products with values, and the output head. With
-        `recompute` the layers' forward pass counts twice; with `causal` the masked half of a
-        segment's own keys is left out."""
+        scores by content and by distance, products with values, and the output head, of which an
+        adaptive softmax counts the words below its first cutoff alone. With `recompute` the layers'
+        forward pass counts twice; with `causal` the masked half of a segment's own keys is left
+        out."""
         model = self.model
         s = self.s
         h = self.h
@@ -107,8 +108,9 @@ class ValidationStreams(ValidationOrder):
         microbatch size whatever `batch_size` is: all of one group of streams, in the order of the
         text, then all of the next group.
 
-        The ranks together read `num_samples` sequences, rounded down to whole global batches, but
-        at least one batch and no more than the split has.
+        The ranks together read the first `num_samples` sequences of the split, rounded down to
+        whole global batches, but at least one batch and no more than the split has. Each stream is
+        an equal, consecutive share of these.
         """
         rows = max(min(num_samples, self.num_samples) // self.global_batch_size, 1)
         for places in place_groups(self.global_batch_size, self.microbatch_size, dp_rank, dp):
@@ -121,7 +123,8 @@ def training_streams(
 ) -> TrainingStreams:
     """Return a TrainingStreams, the order in which `iterations` iterations of training read text as
     streams, one for each sequence of the largest global batch. Only the first file of `parts`,
-    (token file, weight), is read. The last argument, a tokenizer's directory, is not used."""
+    (token file, weight), is read. The last argument, a tokenizer's directory, is not used. Raises
+    BadInput if the file is shorter than one sequence."""
     train = config.train
     schedule = BatchSchedule(config.train)
     count = iterations * schedule.batch_size(iterations - 1)

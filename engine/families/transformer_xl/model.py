@@ -56,7 +56,8 @@ class TiedEmbedding(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return this rank's logits [..., v/t], the products of states [..., h] with this rank's
-        rows of the word embedding."""
+        rows of the word embedding. The gradient of the states is summed over the tensor-parallel
+        axis, so every rank of it calls this."""
         return linear(enter_tensor_parallel(hidden, self.axis), self.word_embeddings.weight)
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
@@ -72,8 +73,9 @@ class AdaptiveEmbedding(nn.Module):
     [b, s] → [s, b, h], and states → log-probabilities or losses.
 
     Token ids are sorted by falling frequency. The head, ids below the first cutoff, has the full
-    width. Each tail cluster has a projection and a width smaller by `div_value`. Input and output
-    share embeddings and projections (Grave et al. 2017; Baevski & Auli 2019).
+    width. Each tail cluster has a projection, and a width that is the one before divided by
+    `div_value`. Input and output share embeddings and projections (Grave et al. 2017; Baevski &
+    Auli 2019).
     """
 
     roles: ClassVar[Roles] = {
@@ -106,8 +108,8 @@ class AdaptiveEmbedding(nn.Module):
         return embedded.view(tokens.size(1), tokens.size(0), -1)
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross-entropy [n] of each target [n] from states [n, h]. A tail computes
-        logits for its own targets only."""
+        """Return the cross-entropy [n] of each target [n] from states [n, h], the same on every
+        rank, without communication. A tail computes logits for its own targets only."""
         head = self._head(hidden)  # [n, first cutoff + tails]
         columns = targets.clamp(max=self.bounds[1])
         for cluster in range(1, len(self.words)):
@@ -196,8 +198,10 @@ class RelativeAttention(nn.Module):
     def forward(
         self, x: Tensor, memory: Tensor | None, encoding: Tensor, dropout: Dropout | None
     ) -> Tensor:
-        """Return the attention's output [s, b, h] for x [s, b, h], a memory [m, b, h] of earlier
-        inputs or None, and the encoding [k, h] of distances k − 1 … 0."""
+        """Return the attention's output [s, b, h], the same on every rank, for x [s, b, h], a
+        memory [m, b, h] of earlier inputs or None, and the encoding [k, h] of distances k − 1 … 0,
+        with k = m + s. Without `dropout` no weight is dropped. Every tensor-parallel rank calls
+        it."""
         context = x if memory is None else torch.cat([memory, x])  # [k, b, h]
         qkv = self.query_key_value(context).unflatten(2, (self.heads, 3, self.head_dim))
         query, key, value = by_head(qkv)  # each [b, n/t, k, d]
@@ -256,8 +260,10 @@ class TransformerXLLayer(nn.Module):
     def forward(
         self, x: Tensor, memory: Tensor | None, encoding: Tensor, dropout: Dropout | None
     ) -> Tensor:
-        """Return the layer's output [s, b, h] for x [s, b, h], a memory [m, b, h] of the layer's
-        earlier inputs or None, and the encoding [k, h] of distances k − 1 … 0."""
+        """Return the layer's output [s, b, h], the same on every rank, for x [s, b, h], a memory
+        [m, b, h] of the layer's earlier inputs or None, and the encoding [k, h] of distances k − 1
+        … 0, with k = m + s. Without `dropout` nothing is dropped. Every tensor-parallel rank calls
+        it."""
         site = f"layers.{self.layer}"
         attention = self.self_attention(x, memory, encoding, dropout)
         x = self.attention_layernorm(
@@ -302,8 +308,9 @@ class TransformerXL(CausalModel):
     ) -> Tensor:
         """Return the output of the stage, [s, b, h], from token ids [b, s] on the first stage,
         elsewhere from the previous stage's output. With a recurrence, read each layer's memory [m,
-        b, h] from its dict `before`, and write the last states, for the next segment, into its dict
-        `after`, both by layer number; without one the segment has no memory."""
+        b, h] from its dict `before`, and write the last states, at most `memory_length` and for the
+        next segment, into its dict `after`, both by layer number; without one the segment has no
+        memory. Every tensor-parallel rank calls it."""
         x = inputs
         if self.stage.is_first:
             x = drop(
