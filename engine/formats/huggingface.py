@@ -305,12 +305,13 @@ def read_huggingface(
 ) -> Imported:
     """Return the model in a Hugging Face directory of a GPT-2 or BERT as an Imported. The tokenizer
     is the directory's or, for a GPT-2, the one in the directory `vocab` if it is given; a BERT may
-    have none. `heads`, if given, must be the model's number of attention heads.
+    have none, and `vocab` is not used for it. `heads`, if given, must be the model's number of
+    attention heads.
 
-    Embedding rows beyond a GPT-2's entries are padding and become zeros; all other values keep
-    their bits. A BERT's other files are listed to be copied into the folder `huggingface` of the
-    checkpoint. Raises BadInput for another model and IntegrityFailure for damaged files, naming the
-    tensor or file.
+    Embedding rows beyond a GPT-2's entries are padding and become zeros, as do a BERT's heads that
+    the directory lacks; all other values keep their bits. A BERT's other files are listed to be
+    copied into the folder `huggingface` of the checkpoint. Raises BadInput for another model and
+    IntegrityFailure for damaged files, naming the tensor or file.
     """
     path = directory / CONFIG
     values = read_object(path)

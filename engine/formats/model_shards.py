@@ -122,8 +122,9 @@ class TensorPlan(FileSchema):
 
 def make_plan(model: nn.Module, tp: int) -> TensorPlan:
     """Return the TensorPlan of a transformers model, which is not changed, for `tp` ranks: by
-    transformers' own plan or, if the model has none, by the names of layers in NAMES. In either
-    case embeddings of the vocabulary and the output head are divided by vocabulary."""
+    transformers' own plan or, if the model has none, by the names of layers that NAMES has for its
+    type. In either case, and without both, embeddings with a row for each word and the output head
+    are divided by vocabulary. Parameters that are not named in the plan are to be copied."""
     theirs: dict[str, str] = getattr(model, "_tp_plan", None) or {}
     names: dict[str, str] = NAMES.get(model.config.model_type, {})  # type: ignore[union-attr, arg-type]
     vocabulary = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
@@ -216,9 +217,9 @@ def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
 
 
 def read_model(directory: Path, has_weights: bool = True) -> Any:
-    """Return the transformers model of a Hugging Face directory, in evaluation mode, with its
-    weights; without `has_weights`, one with random weights, made from config.json alone. Runs no
-    code from the directory.
+    """Return the transformers model of a Hugging Face directory, on the CPU and in evaluation mode,
+    with its weights; without `has_weights`, one with random weights, made from config.json alone.
+    Runs no code from the directory.
 
     Raises BadInput if transformers is missing or cannot build the model, or if tensors are missing,
     unexpected or misshapen.
@@ -256,12 +257,13 @@ def load_rank(
     directory: Path, axis: Axis, seed: int = 0, dtype: torch.dtype | None = None
 ) -> nn.Module:
     """Return this rank's part of a model that `shard_model` wrote to `directory`, as a transformers
-    model that is used like the whole one. `axis` is this rank's tensor-parallel axis, whose ranks
-    all call the model together.
+    model on the CPU, in evaluation mode, that is used like the whole one. `axis` is this rank's
+    tensor-parallel axis, whose ranks all call the model together.
 
     `dtype` None keeps the files' number format, or takes fp32 if they have several. `seed` seeds
     dropout in divided layers. Raises BadInput if the axis has another number of ranks than there
-    are files, IntegrityFailure if the plan cannot be read or a file lacks a parameter.
+    are files, IntegrityFailure if the plan cannot be read or a file lacks a parameter. The seal is
+    not checked.
     """
     plan = read_document(directory / PLAN, TensorPlan)
     if axis.size != plan.tp:
@@ -312,7 +314,7 @@ def _check(directory: Path, model: nn.Module, tp: int) -> str:
     difference. `model` itself becomes float64.
 
     If memory is too small, nothing is compared, and the sentence says so. Raises BadInput if
-    outputs differ or the parts do not run.
+    outputs differ by more than TOLERANCE or the parts do not run.
     """
     needed = 24 * sum(parameter.numel() for parameter in model.parameters())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
@@ -412,9 +414,10 @@ class _Region:
         is among undivided ones, and the undivided layers' while it is among divided ones."""
 
     def divide(self, module: Any, how: str, rows: int) -> None:
-        """Change `module` in place to compute this rank's part, divided as `how` says: `columns`,
-        `rows` or `vocabulary`; `heads` needs no change. Its parameters are this rank's already;
-        `rows` is the number of rows of its whole weight."""
+        """Change `module` in place to compute this rank's part, divided as `how` says: by
+        `columns`, by `rows` or by `vocabulary`, where a table and an output head still give the
+        whole result; `heads` needs no change. Its parameters are this rank's already; `rows` is the
+        number of rows of its whole weight."""
         if how == "columns":
             if hasattr(module, "nf"):
                 module.nf = module.weight.shape[1]

@@ -66,9 +66,10 @@ class RecentIterations:
         checkpoint keeps them."""
 
     def add(self, loss: float, gradient_norm: float) -> dict[str, float]:
-        """Remember an iteration's loss and gradient norm, and return which of the two are spikes
-        against the iterations remembered before, as a dict: `loss` or `gradient_norm` → the limit
-        that the value exceeds. The dict is empty if neither is.
+        """Remember an iteration's loss and gradient norm, and return which of the two are spikes,
+        as a dict: `loss` or `gradient_norm` → the limit that the value exceeds, 6 standard
+        deviations above the mean of the iterations remembered before. The dict is empty if neither
+        is a spike, and while fewer than 64 iterations are remembered.
 
         An iteration with a value that is not finite, such as an fp16 overflow, is not remembered
         and is no spike.

@@ -193,7 +193,8 @@ def telling_of_lost_ranks() -> Iterator[None]:
 def _hanging(error: RuntimeError) -> RankLost:
     """Print to stderr, from the traceback of `error`, a time-out, where this rank waits, and
     return, after 5 seconds, a RankLost that names the ranks that hang: those that do not report in
-    this time that they wait too."""
+    this time that they wait too. It names rank 0, without waiting, if that one's store is lost, and
+    none if all ranks report."""
     rank = dist.get_rank()
     ranks = dist.get_world_size()
     print(f"rank {rank} waits here:", file=sys.stderr, flush=True)
@@ -247,10 +248,11 @@ def local_device() -> torch.device:
 def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
     """Join the ranks, unless they have joined, and return the ParallelMesh of `layout`, as this
     rank sees it, over the started threads or processes. Every rank calls it. Processes communicate
-    through NCCL on GPUs, gloo on CPUs.
+    through NCCL on GPUs, gloo on CPUs; one rank alone joins nothing.
 
-    Raises BadInput if the number of ranks differs from the layout's, RanksMissing if some do not
-    come. `sequence_parallel` has no effect without tensor parallelism.
+    `sequence_parallel` divides activations along the sequence, and has no effect without tensor
+    parallelism. Raises BadInput if the number of ranks differs from the layout's, RanksMissing if
+    some do not come.
     """
     if layout.world_size != launched_world_size():
         raise BadInput(

@@ -21,7 +21,8 @@ class Role(Enum):
     WEIGHT = "weight"
     """Matrix of a product: N(0, std), decayed."""
     LAST_WEIGHT = "last weight"
-    """Last matrix of a branch, before its residual addition: N(0, std/√(2L)), decayed."""
+    """Last matrix of a branch, before its residual addition: N(0, std/√(2L)), in a Transformer-XL
+    N(0, std), decayed."""
     EMBEDDING = "embedding"
     """Table of embedding vectors, other than the word embedding: N(0, std), decayed."""
     TIED_EMBEDDING = "tied embedding"

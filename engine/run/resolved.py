@@ -151,8 +151,9 @@ class ResolvedRun:
         return self.data.parents | ({self.origin.kind: self.origin.digest} if self.origin else {})
 
     def _epochs(self) -> str:
-        """Return as the end of a sentence, ", 1.5 epochs", the number of passes of this run's
-        tokens over its dataset's training split; an empty text without a dataset."""
+        """Return as the end of a sentence, ", 1.5 epochs", the number of passes over this run's
+        training split that its tokens make, with those of a run that it continues; an empty text
+        without a dataset."""
         if not self.dataset:
             return ""
         available = sum(len(file.tokens) for file, _ in self.data.token_files("train"))
@@ -305,8 +306,9 @@ def resolve(
     config: RunConfig, ranks: int | None = None, origin: StartingPoint | None = None
 ) -> ResolvedRun:
     """Return the ResolvedRun of a configuration, with its dataset, layout and starting point, on
-    `ranks` ranks, by default as many as this machine has GPUs or cores for. With `origin` given,
-    neither vocabulary nor starting point is looked up.
+    `ranks` ranks, by default as many as this machine has GPUs or cores for. The dataset gives the
+    vocabulary. With `origin` given, or without a dataset, the vocabulary stays as configured and no
+    starting point is looked up.
 
     Raises DataMissing, IntegrityFailure or BadInput for a dataset or starting point that is
     missing, incomplete or does not fit, and BadInput for a layout that does not divide the model or
@@ -386,8 +388,9 @@ def settings_of(config: RunConfig) -> JSON:
 
 def read_config(run: RunDirectory) -> RunConfig:
     """Return the RunConfig in the manifest of a training's directory, without records and loggers
-    of earlier versions. Raises BadInput naming the manifest if this program lacks one of its other
-    keys or refuses a value."""
+    of earlier versions; an fp16 run of the first release gets the keys that its manifest left out.
+    Raises BadInput naming the manifest if this program lacks one of its other keys or refuses a
+    value."""
     manifest = run.manifest
     values = manifest["config"]
     if manifest["schema_version"] is None and values.get("train", {}).get("precision") == "fp16":
@@ -481,9 +484,10 @@ def read_run(
     ranks: int | None = None,
     earlier: Path | None = None,
 ) -> ResolvedRun:
-    """Return the ResolvedRun of a shipped model or a TOML file, which continues the run in the
-    directory `earlier` if that is given. `model`, `overrides` and `twin` are as in
-    `read_run_config`, `ranks` as in `resolve`.
+    """Return the ResolvedRun, on `ranks` ranks, of a shipped model, by its name, or of a TOML file,
+    by its path, with the texts KEY=VALUE in `overrides`; with `twin`, of its shrunk twin, as
+    `read_run_config` makes it. The run continues the one in the directory `earlier` if that is
+    given. Without `ranks` there are as many as this machine has GPUs or cores for.
 
     Raises the errors of `read_run_config`, `continue_run` and `resolve`, mostly BadInput, and
     BadInput if the file or an override states a vocabulary that its dataset does not have. The
