@@ -96,6 +96,7 @@ class Format(NameMap):
     def their_names(self, name: str, config: ModelConfig) -> list[str]:
         """Return a list of the names, without this format's `prefix`, of the Hugging Face tensors
         that together are our tensor `name`: one, or three for query, key and value, in this order.
+        `config`, the model's, gives the number of layers, by which a BERT's last norm is named.
         Raises KeyError if the format has no such tensor."""
         norm = re.fullmatch(r"(?:layers\.(\d+)\.input|final)_layernorm\.(\w+)", name)
         if self.closing_norm and norm:
@@ -113,7 +114,8 @@ class Format(NameMap):
     def join(self, name: str, parts: list[Tensor], config: ModelConfig) -> Tensor:
         """Return our whole tensor `name`, made of `parts`, its Hugging Face tensors in the order of
         the method `their_names`, with rows and dims in our order. Rows of the padded vocabulary
-        beyond its entries become zeros."""
+        beyond its entries become zeros. `config`, our model's, gives the heads and both sizes of
+        the vocabulary."""
         tensor = self.in_our_order(
             name, torch.cat(parts) if len(parts) > 1 else parts[0], config.num_heads
         )
@@ -127,7 +129,8 @@ class Format(NameMap):
     def split(self, name: str, tensor: Tensor, config: ModelConfig) -> list[Tensor]:
         """Return our whole tensor `name`, given as `tensor`, as a list of contiguous Hugging Face
         tensors, in the order of the method `their_names` and with rows and dims in their order; the
-        inverse of `join`, without padding rows."""
+        inverse of `join`, without padding rows. `config`, our model's, gives the heads and the
+        vocabulary."""
         tensor = tensor[: config.vocab_size] if name in OVER_VOCABULARY else tensor
         parts = self.in_their_order(name, tensor, config.num_heads).chunk(
             len(self.their_names(name, config))

@@ -176,10 +176,11 @@ def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
     each of `tp` ranks, and return a list of lines of text for the user: the way in which each kind
     of parameter is divided, and, last, the comparison of the outputs.
 
-    Every weight keeps its value and number format. The ranks, run as threads in float64, must give
-    the undivided model's outputs; the last line says so, or that memory is too small to compare.
-    Raises BadInput if `out` exists or cannot be written, if there is no such directory, and for a
-    model that transformers cannot build or that cannot be divided; nothing is then written.
+    Every weight keeps its value and number format, unless config.json names another format, in
+    which transformers then reads it. The ranks, run as threads in float64, must give the undivided
+    model's outputs; the last line says so, or that memory is too small to compare. Raises BadInput
+    if `out` exists or cannot be written, if there is no such directory, and for a model that
+    transformers cannot build or that cannot be divided; nothing is then written.
     """
     check_output(out)
     check_is_there(directory, "directory")
@@ -288,8 +289,9 @@ def merge_model(checkpoint: Path, out: Path) -> Path:
     """Write the divided model in `checkpoint`, a directory that `shard_model` made, as the new
     Hugging Face directory `out`, and return the path `out`.
 
-    Every tensor has the original bits; all are in one file, model.safetensors. Raises BadInput if
-    `out` exists or cannot be written, IntegrityFailure if the checkpoint is incomplete or changed.
+    Every tensor has the bits that its parts have in `checkpoint`; all are in one file,
+    model.safetensors. Raises BadInput if `out` exists or cannot be written, IntegrityFailure if the
+    checkpoint is incomplete or changed.
     """
     check_output(out)
     check_seal(checkpoint)

@@ -511,8 +511,9 @@ def read_run(
 def resolve_begun(
     directory: RunDirectory, ranks: int | None = None, changed: Sequence[str] = ()
 ) -> ResolvedRun:
-    """Return the ResolvedRun of the training that was begun in `directory`, to be resumed there, at
-    the layout that trained last, on `ranks` ranks or with the settings KEY=VALUE in `changed`. Its
+    """Return the ResolvedRun of the training that was begun in `directory`, to be resumed there,
+    with the settings KEY=VALUE in `changed`. Without `ranks` and `changed` it has the layout that
+    trained last; with `changed` alone, as many ranks as this machine has GPUs or cores for. Its
     dataset and starting point are found by their digests if they have moved.
 
     Raises IntegrityFailure or BadInput if its dataset, its name, its manifest or the meaning of its
