@@ -43,9 +43,9 @@ SCALED = "It is a shrunk twin of a published model: its numbers are scaled ones.
 
 
 def export_checkpoint(checkpoint: Path, out: Path) -> Path:
-    """Write the model of a checkpoint, or of a run's newest checkpoint, as the new Hugging Face
-    directory `out` with a model card, read it back and compare every weight, and return the path
-    `out`.
+    """Write the model of a checkpoint, or of a run's newest checkpoint, in fp32 as the new Hugging
+    Face directory `out` with a model card, read it back and compare every weight, and return the
+    path `out`.
 
     Raises BadInput if transformers has no such model or `out` cannot be written, IntegrityFailure
     if the checkpoint is incomplete or changed or the export reads back as another model. A failure

@@ -43,8 +43,8 @@ HEADS = "cls."
 """Text with which the names of the tensors of a BERT's heads begin, which lie beside its body and
 lack its prefix."""
 FOLDER = "huggingface"
-"""Name of the folder in a checkpoint that was imported from a Hugging Face directory for that
-directory's files other than weights."""
+"""Name of the folder, in a checkpoint imported from a BERT's Hugging Face directory and in a
+divided model, for those of that directory's files that are named by COMPANIONS, not its weights."""
 SEPARATOR = "[SEP]"
 """Token that ends a document in an imported BERT's tokenizer, which has no end-of-text token."""
 COMPANIONS = ("*.json", "*.txt", "*.model", "*.md", "*.jinja", "LICENSE*")
@@ -141,8 +141,8 @@ class Format(NameMap):
         self, tensors: Mapping[str, Tensor], config: ModelConfig
     ) -> dict[str, Tensor]:
         """Return a dict Hugging Face name, without this format's `prefix`, → tensor, made of
-        `tensors`, whole tensors of ours by our names. Padding rows of the vocabulary are left out.
-        Raises KeyError for a tensor that the format does not have."""
+        `tensors`, whole tensors by our names of the model that `config` describes. Padding rows of
+        the vocabulary are left out. Raises KeyError for a tensor that the format does not have."""
         made: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
             made |= dict(
@@ -240,9 +240,10 @@ def read_ours(values: Any, otherwise: str, where: object) -> tuple[str, TwinScal
 
 
 def named_as_theirs(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Return a dict transformers' full name → tensor of a whole model, made of `tensors`, its
-    tensors by our names: in transformers' row order, and without padding rows of the vocabulary.
-    Raises KeyError for a family or a tensor that transformers does not have."""
+    """Return a dict transformers' full name → tensor of the whole model that `config` describes,
+    made of `tensors`, its tensors by our names: in transformers' row order, and without padding
+    rows of the vocabulary. Raises KeyError for a family or a tensor that transformers does not
+    have."""
     theirs = FORMATS[config.family]
     converted = theirs.their_tensors(
         {name: tensor.detach() for name, tensor in tensors.items()}, config

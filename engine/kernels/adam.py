@@ -88,7 +88,8 @@ def adam_direction(
 ) -> Tensor:
     """Update the moments m, `exp_avg`, and v, `exp_avg_sq`, and multiply the gradient by the
     clipping factor, all in place, and return the direction of a step, m/(√v + ε) + λ·weights, as a
-    new flat tensor, with the bias of m and v corrected if `is_corrected`. The weights do not
+    new flat tensor, with the bias of m and v corrected if `is_corrected`. `step` has the betas, ε,
+    λ, the clipping factor and the number of updates; its rate is not used. The weights do not
     change."""
     first, second = (
         1 - beta**step.steps if is_corrected else 1.0 for beta in (step.beta1, step.beta2)

@@ -58,8 +58,8 @@ class PartitionedModel:
 
     def reducer(self, groups: Sequence[FlatGroup]) -> GradientReducer:
         """Return a new GradientReducer, which sums gradients over ranks and brings them to
-        `groups`, the optimizer's flat groups. It puts hooks on the parameters, so one model gets
-        one reducer."""
+        `groups`, the optimizer's flat groups. It puts hooks on the parameters, and in ZeRO stage 3
+        gives the model new ones, so one model gets one reducer."""
         if self.is_zero3:
             from mlm_repro.engine.optim.zero3 import ShardedReducer
 

@@ -88,14 +88,14 @@ def writing_metrics(
     earlier: Path | None = None,
 ) -> Iterator[Callable[[Step | Validation], None]]:
     """Context manager: yield a function that adds a Step or a Validation, as a line, to
-    metrics.jsonl of the run directory `run` and passes the same numbers to the loggers, `loggers`
-    as `open_loggers` returns them.
+    metrics.jsonl of the run directory `run` and passes the same numbers to `loggers`, a dict as
+    `open_loggers` returns it.
 
     The line is in the file when the function returns. The file is first cut back to iteration
     `reached`, from which a session starts, and loses a final validation; each logger is given the
-    lines that stay. A run that continues another begins with those of the run directory `earlier`
-    instead. A logger that fails gets no more numbers in this session, and the function `note` is
-    called with a sentence about it.
+    lines that stay, none if `reached` is 0. A run that continues another begins with those of the
+    run directory `earlier` instead. A logger that fails gets no more numbers in this session, and
+    the function `note` is called with a sentence about it.
     """
     lines = read_metrics(earlier or run) if reached else []
     before = [

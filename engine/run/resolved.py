@@ -129,7 +129,8 @@ class ResolvedRun:
 
     def flops(self, causal: bool = False) -> float:
         """Return as a float the number of floating-point operations (FLOPs) of the whole training
-        on all ranks. Attention counts in full, or with `causal` its causal half alone."""
+        on all ranks, with those of a run that it continues. Attention counts in full, or with
+        `causal` its causal half alone."""
         return self.tokens * flops_per_token(self.config.model, causal=causal)
 
     @property
@@ -340,7 +341,9 @@ def checked_layout(config: RunConfig, ranks: int) -> Layout:
 def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, StartingPoint | None]:
     """Return a pair: the configuration with the padded vocabulary of the checkpoint that it starts
     from, and the StartingPoint of that checkpoint; the configuration unchanged and None if it
-    starts from none. `tokenizer` is the folder of the dataset's tokenizer.
+    starts from none. With `train.continues` it is the checkpoint of the stated iteration, with
+    `train.init_from` a run's newest or the one named. `tokenizer` is the folder of the dataset's
+    tokenizer.
 
     Raises BadInput if the checkpoint has another tokenizer, none, or another shape; dropout and
     `init_std` may differ. Raises BadInput or IntegrityFailure for a checkpoint that is missing or
