@@ -44,7 +44,8 @@ HEADS = "cls."
 lack its prefix."""
 FOLDER = "huggingface"
 """Name of the folder, in a checkpoint imported from a BERT's Hugging Face directory and in a
-divided model, for those of that directory's files that are named by COMPANIONS, not its weights."""
+divided model, for those of that directory's files that match COMPANIONS, which its weights do
+not."""
 SEPARATOR = "[SEP]"
 """Token that ends a document in an imported BERT's tokenizer, which has no end-of-text token."""
 COMPANIONS = ("*.json", "*.txt", "*.model", "*.md", "*.jinja", "LICENSE*")
