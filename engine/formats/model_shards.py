@@ -53,10 +53,12 @@ NAMES = {
     "t5": {"columns": r"[qkv]|wi(_\d)?", "rows": "o|wo", "heads": "relative_attention_bias"},
 }
 """Model type → way of dividing → regular expression of the ends of the names of the layers that are
-divided so. Attention divides its heads, an MLP its width."""
+divided so, for models of which transformers has no plan. Attention divides its heads, an MLP its
+width."""
 STYLES = {"colwise": "columns", "rowwise": "rows", "replicated_with_grad_allreduce": "summed"}
 """transformers' words for ways of dividing → the field `how` of a Division. Layers with another
-word stay whole on every rank."""
+word stay whole on every rank, except embeddings of the vocabulary and the output head, which are
+divided by vocabulary in any case."""
 FUSED = {"c_attn": 3}
 """Last part of the name of a layer that holds several products side by side → the number of
 products."""
@@ -77,7 +79,8 @@ WIDTHS = frozenset({"inner_dim", "all_head_size", "split_size", "embed_dim", "hi
 """Names of the attributes in which an attention module stores the width of all its heads
 together."""
 TOLERANCE = 1e-10
-"""Largest allowed difference between outputs in float64, relative to the largest output or to 1."""
+"""Largest allowed difference between outputs in float64, relative to the largest output or, if that
+is smaller, to 1."""
 TOKENS = 24
 """Length of the two random sequences on which outputs are compared, unless the model's context is
 shorter."""
@@ -376,8 +379,8 @@ def divide(model: nn.Module, plan: TensorPlan, axis: Axis, seed: int = 0) -> nn.
     and return it. All ranks of `axis`, the tensor-parallel one, call the divided model together.
 
     Inputs, outputs and gradients of copied parameters are whole on every rank. Between layers by
-    columns and the layer by rows, dropout differs on each rank (by `seed`); elsewhere it is equal
-    on ranks with equal random state.
+    columns and the layer by rows, dropout on the CPU differs on each rank (by `seed`); elsewhere it
+    is equal on ranks with equal random state. A GPU's random state is not exchanged.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     parts = {}
@@ -405,8 +408,8 @@ def divide(model: nn.Module, plan: TensorPlan, axis: Axis, seed: int = 0) -> nn.
 
 class _Region:
     """Divided layers of one rank's part of a transformers model. Where activations enter them from
-    the undivided layers, and where the ranks' sum leaves, torch's random state is exchanged, so
-    that dropout inside differs by rank."""
+    the undivided layers, and where the ranks' sum leaves, torch's random state of the CPU is
+    exchanged, so that dropout inside differs by rank."""
 
     def __init__(self, axis: Axis, seed: int) -> None:
         self.axis = axis
@@ -438,7 +441,8 @@ class _Region:
 
     def swap(self) -> None:
         """Cross the border between undivided and divided layers, in either direction: keep torch's
-        random state, and set the state that was kept at the last crossing. Nothing is returned."""
+        random state of the CPU, and set the state that was kept at the last crossing. Nothing is
+        returned."""
         current = torch.get_rng_state()
         self.is_inside = not self.is_inside
         torch.set_rng_state(self.other)

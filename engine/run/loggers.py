@@ -18,8 +18,8 @@ from mlm_repro.lineage.extras import import_extra
 
 EVENTS = Path("tensorboard") / "events.out.tfevents.mlm"
 LARGEST = 3.4e38
-"""Largest number that an event file takes, which is fp32; larger numbers are in metrics.jsonl
-alone."""
+"""Largest absolute value that an event file takes, which is fp32; larger numbers are in
+metrics.jsonl alone."""
 
 
 class Session(NamedTuple):
