@@ -64,7 +64,8 @@ class RankLost(Interrupted):
 
 def launched_world_size() -> int:
     """Return the number of ranks that were launched in all, as WORLD_SIZE or, for ranks that are
-    threads, `run_threads` states it; 1 for a plain process."""
+    threads, `run_threads` states it; 1 for a plain process. Raises BadInput if WORLD_SIZE is no
+    whole number."""
     thread = current_rank()
     return thread.world.size if thread else launched_ranks() or 1
 
@@ -72,7 +73,7 @@ def launched_world_size() -> int:
 def local_rank() -> int:
     """Return this rank's number on its machine, as the launcher gave it in LOCAL_RANK or
     SLURM_LOCALID; 0 for a plain process. For a rank that is a thread it is its number among all
-    ranks."""
+    ranks. Raises BadInput if the variable is no whole number."""
     thread = current_rank()
     return (
         thread.rank if thread else next((n for n in map(number, LOCAL_RANKS) if n is not None), 0)
