@@ -35,11 +35,12 @@ class Imported:
     model: ModelConfig
     tensors: dict[str, Tensor]
     tokenizer: Tokenizer | None
-    """Tokenizer that came with the weights; None if there was no readable one. A model without it
-    takes token ids."""
+    """Tokenizer that came with the weights; None for a BERT without a tokenizer.json. A model
+    without it takes token ids."""
     origin: JSON
-    """Dict that becomes `origin.json`: the format, the SHA-256 of each source file by path, and
-    further facts that the format has, such as an iteration."""
+    """Dict that becomes `origin.json`: the format, the SHA-256 by path of each file from which
+    weights, settings or a GPT-2's vocabulary were read, and further facts that the format has, such
+    as an iteration."""
     twin: TwinScale | None = None
     """A TwinScale, the factors by which the model was shrunk, if it is a twin, else None; results
     of a twin are called scaled ones."""

@@ -43,9 +43,9 @@ SCALED = "It is a shrunk twin of a published model: its numbers are scaled ones.
 
 
 def export_checkpoint(checkpoint: Path, out: Path) -> Path:
-    """Write the model of a checkpoint, or of a run's newest checkpoint, as the new Hugging Face
-    directory `out` with a model card, read it back and compare every weight, and return the path
-    `out`.
+    """Write the model of a checkpoint, or of a run's newest checkpoint, in fp32 as the new Hugging
+    Face directory `out` with a model card, read it back and compare every weight, and return the
+    path `out`.
 
     Raises BadInput if transformers has no such model or `out` cannot be written, IntegrityFailure
     if the checkpoint is incomplete or changed or the export reads back as another model. A failure
@@ -67,9 +67,10 @@ def import_checkpoint(
     directory: Path, out: Path, vocab: Path | None = None, heads: int | None = None
 ) -> Path:
     """Write another program's weights, which `read_published` reads from `directory`, as the new
-    sealed checkpoint `out`, and return the path `out`. `vocab` and `heads` are handed to
-    `read_published`. Raises BadInput if `out` exists, and BadInput or IntegrityFailure as
-    `read_published` and `write_checkpoint` do."""
+    sealed checkpoint `out` in fp32, and return the path `out`. `vocab`, a directory with a GPT-2's
+    vocabulary, and `heads`, a number of attention heads, are handed to `read_published`. Raises
+    BadInput if `out` exists, and BadInput or IntegrityFailure as `read_published` and
+    `write_checkpoint` do."""
     check_output(out)
     write_checkpoint(out, read_published(directory, vocab, heads))
     return out
@@ -81,9 +82,11 @@ def read_published(
     """Return the model in `directory`, a Hugging Face GPT-2's or BERT's directory, a Megatron-LM
     save directory or a distributed checkpoint, as an Imported.
 
-    `vocab` is a directory with GPT-2's vocabulary, which a Megatron-LM directory usually lacks;
-    `heads` is the number of attention heads, needed for a Megatron-LM file that does not state it.
-    Raises BadInput for any other directory or model, and IntegrityFailure for damaged files.
+    `vocab` is a directory with a GPT-2's vocabulary, which replaces the one in `directory`, where a
+    Megatron-LM directory usually has none; a BERT does not use it. `heads` is the number of
+    attention heads, needed for a Megatron-LM file that does not state it; any other model must have
+    as many. Raises BadInput for any other directory or model, and IntegrityFailure for damaged
+    files.
     """
     check_published(directory)
     if vocab is not None and not vocab.is_dir():

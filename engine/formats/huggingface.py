@@ -43,8 +43,9 @@ HEADS = "cls."
 """Text with which the names of the tensors of a BERT's heads begin, which lie beside its body and
 lack its prefix."""
 FOLDER = "huggingface"
-"""Name of the folder in a checkpoint that was imported from a Hugging Face directory for that
-directory's files other than weights."""
+"""Name of the folder, in a checkpoint imported from a BERT's Hugging Face directory and in a
+divided model, for those of that directory's files that match COMPANIONS, which its weights do
+not."""
 SEPARATOR = "[SEP]"
 """Token that ends a document in an imported BERT's tokenizer, which has no end-of-text token."""
 COMPANIONS = ("*.json", "*.txt", "*.model", "*.md", "*.jinja", "LICENSE*")
@@ -96,6 +97,7 @@ class Format(NameMap):
     def their_names(self, name: str, config: ModelConfig) -> list[str]:
         """Return a list of the names, without this format's `prefix`, of the Hugging Face tensors
         that together are our tensor `name`: one, or three for query, key and value, in this order.
+        `config`, the model's, gives the number of layers, by which a BERT's last norm is named.
         Raises KeyError if the format has no such tensor."""
         norm = re.fullmatch(r"(?:layers\.(\d+)\.input|final)_layernorm\.(\w+)", name)
         if self.closing_norm and norm:
@@ -113,7 +115,8 @@ class Format(NameMap):
     def join(self, name: str, parts: list[Tensor], config: ModelConfig) -> Tensor:
         """Return our whole tensor `name`, made of `parts`, its Hugging Face tensors in the order of
         the method `their_names`, with rows and dims in our order. Rows of the padded vocabulary
-        beyond its entries become zeros."""
+        beyond its entries become zeros. `config`, our model's, gives the heads and both sizes of
+        the vocabulary."""
         tensor = self.in_our_order(
             name, torch.cat(parts) if len(parts) > 1 else parts[0], config.num_heads
         )
@@ -127,7 +130,8 @@ class Format(NameMap):
     def split(self, name: str, tensor: Tensor, config: ModelConfig) -> list[Tensor]:
         """Return our whole tensor `name`, given as `tensor`, as a list of contiguous Hugging Face
         tensors, in the order of the method `their_names` and with rows and dims in their order; the
-        inverse of `join`, without padding rows."""
+        inverse of `join`, without padding rows. `config`, our model's, gives the heads and the
+        vocabulary."""
         tensor = tensor[: config.vocab_size] if name in OVER_VOCABULARY else tensor
         parts = self.in_their_order(name, tensor, config.num_heads).chunk(
             len(self.their_names(name, config))
@@ -138,8 +142,8 @@ class Format(NameMap):
         self, tensors: Mapping[str, Tensor], config: ModelConfig
     ) -> dict[str, Tensor]:
         """Return a dict Hugging Face name, without this format's `prefix`, → tensor, made of
-        `tensors`, whole tensors of ours by our names. Padding rows of the vocabulary are left out.
-        Raises KeyError for a tensor that the format does not have."""
+        `tensors`, whole tensors by our names of the model that `config` describes. Padding rows of
+        the vocabulary are left out. Raises KeyError for a tensor that the format does not have."""
         made: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
             made |= dict(
@@ -237,9 +241,10 @@ def read_ours(values: Any, otherwise: str, where: object) -> tuple[str, TwinScal
 
 
 def named_as_theirs(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Return a dict transformers' full name → tensor of a whole model, made of `tensors`, its
-    tensors by our names: in transformers' row order, and without padding rows of the vocabulary.
-    Raises KeyError for a family or a tensor that transformers does not have."""
+    """Return a dict transformers' full name → tensor of the whole model that `config` describes,
+    made of `tensors`, its tensors by our names: in transformers' row order, and without padding
+    rows of the vocabulary. Raises KeyError for a family or a tensor that transformers does not
+    have."""
     theirs = FORMATS[config.family]
     converted = theirs.their_tensors(
         {name: tensor.detach() for name, tensor in tensors.items()}, config
@@ -305,12 +310,13 @@ def read_huggingface(
 ) -> Imported:
     """Return the model in a Hugging Face directory of a GPT-2 or BERT as an Imported. The tokenizer
     is the directory's or, for a GPT-2, the one in the directory `vocab` if it is given; a BERT may
-    have none. `heads`, if given, must be the model's number of attention heads.
+    have none, and `vocab` is not used for it. `heads`, if given, must be the model's number of
+    attention heads.
 
-    Embedding rows beyond a GPT-2's entries are padding and become zeros; all other values keep
-    their bits. A BERT's other files are listed to be copied into the folder `huggingface` of the
-    checkpoint. Raises BadInput for another model and IntegrityFailure for damaged files, naming the
-    tensor or file.
+    Embedding rows beyond a GPT-2's entries are padding and become zeros, as do a BERT's heads that
+    the directory lacks; all other values keep their bits. A BERT's other files are listed to be
+    copied into the folder `huggingface` of the checkpoint. Raises BadInput for another model and
+    IntegrityFailure for damaged files, naming the tensor or file.
     """
     path = directory / CONFIG
     values = read_object(path)

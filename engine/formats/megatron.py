@@ -81,15 +81,17 @@ class RankFile:
 
 
 def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None) -> Imported:
-    """Return the model in the newest checkpoint of `directory`, Megatron-LM's `--save` directory,
-    or in one `torch_dist` directory, as an Imported.
+    """Return the model in one checkpoint as an Imported. `directory` is Megatron-LM's `--save`
+    directory, of which the checkpoint that its tracker file names is read, or one `torch_dist`
+    directory.
 
     GPT-2's vocabulary comes from the directory `vocab`, or without it from `directory` itself.
-    Sizes come from the tensors and must agree with the file's arguments. A file without arguments
-    (2019, NVIDIA's released models) needs `heads`, the number of attention heads. All rows of the
-    word embedding are kept; rows beyond the vocabulary are padding. Raises BadInput for another
-    model or a missing argument or vocabulary, and IntegrityFailure, naming file and tensor, for
-    files that are damaged or do not fit together.
+    Sizes come from the tensors and must agree with the file's arguments. `heads`, the number of
+    attention heads, is needed for a file whose arguments do not state it (2019, NVIDIA's released
+    models), and must agree with one that does. All rows of the word embedding are kept; rows beyond
+    the vocabulary are padding. Raises BadInput for another model or a missing argument or
+    vocabulary, and IntegrityFailure, naming file and tensor, for files that are damaged or do not
+    fit together.
     """
     if vocab is None and (directory / VOCABULARY).is_file():
         vocab = directory
@@ -148,8 +150,8 @@ def _newest(directory: Path) -> Path:
 
 def _find_files(directory: Path) -> list[list[Path]]:
     """Return the paths of the files in a checkpoint's directory: a list for each pipeline stage, in
-    order, with one file for each tensor-parallel rank. Of a distributed checkpoint, return its
-    metadata as the only file.
+    order, with one file for each tensor-parallel rank. Of a distributed checkpoint, return one list
+    with its metadata as the only file.
 
     Raises IntegrityFailure if a rank's file is missing or there twice, or if there is no rank.
     """
@@ -230,11 +232,12 @@ def _read_config(
     files: list[list[RankFile]], tokenizer: Tokenizer, heads: int | None
 ) -> ModelConfig:
     """Return the ModelConfig of all ranks' files together, which come as lists
-    [stage][tensor-parallel rank]: sizes from the tensors, the vocabulary from the tokenizer, the
-    number of heads from the arguments that Megatron-LM stored or from `heads`.
+    [stage][tensor-parallel rank]: sizes from the tensors, the vocabulary from the tokenizer, and
+    the number of heads, dropout and `init_std` from the first file's arguments. Without arguments
+    `heads` gives the heads, and dropout and `init_std` are 0.1 and 0.02.
 
-    Raises BadInput if neither states the heads, and BadInput or IntegrityFailure if tensors,
-    arguments, `heads` and tokenizer contradict each other.
+    Raises BadInput if neither states the heads or the tensor-parallel ranks do not divide them, and
+    BadInput or IntegrityFailure if tensors, arguments, `heads` and tokenizer contradict each other.
     """
     first = files[0][0]
     stages = files[0]
@@ -292,7 +295,7 @@ def _read_config(
 def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, Tensor]:
     """Join the tensors of all ranks' files, which come as lists [stage][tensor-parallel rank], and
     return a dict our name, with the whole model's layer numbers, → whole tensor, its rows in our
-    order. `config` is the whole model's.
+    order. An undivided tensor is the first tensor-parallel rank's. `config` is the whole model's.
 
     Raises IntegrityFailure naming file and tensor if a tensor is missing, unexpected or misshapen,
     and BadInput if the output layer is not the word embedding.

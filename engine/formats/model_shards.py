@@ -53,10 +53,12 @@ NAMES = {
     "t5": {"columns": r"[qkv]|wi(_\d)?", "rows": "o|wo", "heads": "relative_attention_bias"},
 }
 """Model type → way of dividing → regular expression of the ends of the names of the layers that are
-divided so. Attention divides its heads, an MLP its width."""
+divided so, for models of which transformers has no plan. Attention divides its heads, an MLP its
+width."""
 STYLES = {"colwise": "columns", "rowwise": "rows", "replicated_with_grad_allreduce": "summed"}
 """transformers' words for ways of dividing → the field `how` of a Division. Layers with another
-word stay whole on every rank."""
+word stay whole on every rank, except embeddings of the vocabulary and the output head, which are
+divided by vocabulary in any case."""
 FUSED = {"c_attn": 3}
 """Last part of the name of a layer that holds several products side by side → the number of
 products."""
@@ -77,7 +79,8 @@ WIDTHS = frozenset({"inner_dim", "all_head_size", "split_size", "embed_dim", "hi
 """Names of the attributes in which an attention module stores the width of all its heads
 together."""
 TOLERANCE = 1e-10
-"""Largest allowed difference between outputs in float64, relative to the largest output or to 1."""
+"""Largest allowed difference between outputs in float64, relative to the largest output or, if that
+is smaller, to 1."""
 TOKENS = 24
 """Length of the two random sequences on which outputs are compared, unless the model's context is
 shorter."""
@@ -122,8 +125,9 @@ class TensorPlan(FileSchema):
 
 def make_plan(model: nn.Module, tp: int) -> TensorPlan:
     """Return the TensorPlan of a transformers model, which is not changed, for `tp` ranks: by
-    transformers' own plan or, if the model has none, by the names of layers in NAMES. In either
-    case embeddings of the vocabulary and the output head are divided by vocabulary."""
+    transformers' own plan or, if the model has none, by the names of layers that NAMES has for its
+    type. In either case, and without both, embeddings with a row for each word and the output head
+    are divided by vocabulary. Parameters that are not named in the plan are to be copied."""
     theirs: dict[str, str] = getattr(model, "_tp_plan", None) or {}
     names: dict[str, str] = NAMES.get(model.config.model_type, {})  # type: ignore[union-attr, arg-type]
     vocabulary = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
@@ -175,10 +179,11 @@ def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
     each of `tp` ranks, and return a list of lines of text for the user: the way in which each kind
     of parameter is divided, and, last, the comparison of the outputs.
 
-    Every weight keeps its value and number format. The ranks, run as threads in float64, must give
-    the undivided model's outputs; the last line says so, or that memory is too small to compare.
-    Raises BadInput if `out` exists or cannot be written, if there is no such directory, and for a
-    model that transformers cannot build or that cannot be divided; nothing is then written.
+    Every weight keeps its value and number format, unless config.json names another format, in
+    which transformers then reads it. The ranks, run as threads in float64, must give the undivided
+    model's outputs; the last line says so, or that memory is too small to compare. Raises BadInput
+    if `out` exists or cannot be written, if there is no such directory, and for a model that
+    transformers cannot build or that cannot be divided; nothing is then written.
     """
     check_output(out)
     check_is_there(directory, "directory")
@@ -216,9 +221,9 @@ def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
 
 
 def read_model(directory: Path, has_weights: bool = True) -> Any:
-    """Return the transformers model of a Hugging Face directory, in evaluation mode, with its
-    weights; without `has_weights`, one with random weights, made from config.json alone. Runs no
-    code from the directory.
+    """Return the transformers model of a Hugging Face directory, on the CPU and in evaluation mode,
+    with its weights; without `has_weights`, one with random weights, made from config.json alone.
+    Runs no code from the directory.
 
     Raises BadInput if transformers is missing or cannot build the model, or if tensors are missing,
     unexpected or misshapen.
@@ -256,12 +261,13 @@ def load_rank(
     directory: Path, axis: Axis, seed: int = 0, dtype: torch.dtype | None = None
 ) -> nn.Module:
     """Return this rank's part of a model that `shard_model` wrote to `directory`, as a transformers
-    model that is used like the whole one. `axis` is this rank's tensor-parallel axis, whose ranks
-    all call the model together.
+    model on the CPU, in evaluation mode, that is used like the whole one. `axis` is this rank's
+    tensor-parallel axis, whose ranks all call the model together.
 
     `dtype` None keeps the files' number format, or takes fp32 if they have several. `seed` seeds
     dropout in divided layers. Raises BadInput if the axis has another number of ranks than there
-    are files, IntegrityFailure if the plan cannot be read or a file lacks a parameter.
+    are files, IntegrityFailure if the plan cannot be read or a file lacks a parameter. The seal is
+    not checked.
     """
     plan = read_document(directory / PLAN, TensorPlan)
     if axis.size != plan.tp:
@@ -286,8 +292,9 @@ def merge_model(checkpoint: Path, out: Path) -> Path:
     """Write the divided model in `checkpoint`, a directory that `shard_model` made, as the new
     Hugging Face directory `out`, and return the path `out`.
 
-    Every tensor has the original bits; all are in one file, model.safetensors. Raises BadInput if
-    `out` exists or cannot be written, IntegrityFailure if the checkpoint is incomplete or changed.
+    Every tensor has the bits that its parts have in `checkpoint`; all are in one file,
+    model.safetensors. Raises BadInput if `out` exists or cannot be written, IntegrityFailure if the
+    checkpoint is incomplete or changed.
     """
     check_output(out)
     check_seal(checkpoint)
@@ -312,7 +319,7 @@ def _check(directory: Path, model: nn.Module, tp: int) -> str:
     difference. `model` itself becomes float64.
 
     If memory is too small, nothing is compared, and the sentence says so. Raises BadInput if
-    outputs differ or the parts do not run.
+    outputs differ by more than TOLERANCE or the parts do not run.
     """
     needed = 24 * sum(parameter.numel() for parameter in model.parameters())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
@@ -372,8 +379,8 @@ def divide(model: nn.Module, plan: TensorPlan, axis: Axis, seed: int = 0) -> nn.
     and return it. All ranks of `axis`, the tensor-parallel one, call the divided model together.
 
     Inputs, outputs and gradients of copied parameters are whole on every rank. Between layers by
-    columns and the layer by rows, dropout differs on each rank (by `seed`); elsewhere it is equal
-    on ranks with equal random state.
+    columns and the layer by rows, dropout on the CPU differs on each rank (by `seed`); elsewhere it
+    is equal on ranks with equal random state. A GPU's random state is not exchanged.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     parts = {}
@@ -401,8 +408,8 @@ def divide(model: nn.Module, plan: TensorPlan, axis: Axis, seed: int = 0) -> nn.
 
 class _Region:
     """Divided layers of one rank's part of a transformers model. Where activations enter them from
-    the undivided layers, and where the ranks' sum leaves, torch's random state is exchanged, so
-    that dropout inside differs by rank."""
+    the undivided layers, and where the ranks' sum leaves, torch's random state of the CPU is
+    exchanged, so that dropout inside differs by rank."""
 
     def __init__(self, axis: Axis, seed: int) -> None:
         self.axis = axis
@@ -412,9 +419,10 @@ class _Region:
         is among undivided ones, and the undivided layers' while it is among divided ones."""
 
     def divide(self, module: Any, how: str, rows: int) -> None:
-        """Change `module` in place to compute this rank's part, divided as `how` says: `columns`,
-        `rows` or `vocabulary`; `heads` needs no change. Its parameters are this rank's already;
-        `rows` is the number of rows of its whole weight."""
+        """Change `module` in place to compute this rank's part, divided as `how` says: by
+        `columns`, by `rows` or by `vocabulary`, where a table and an output head still give the
+        whole result; `heads` needs no change. Its parameters are this rank's already; `rows` is the
+        number of rows of its whole weight."""
         if how == "columns":
             if hasattr(module, "nf"):
                 module.nf = module.weight.shape[1]
@@ -433,7 +441,8 @@ class _Region:
 
     def swap(self) -> None:
         """Cross the border between undivided and divided layers, in either direction: keep torch's
-        random state, and set the state that was kept at the last crossing. Nothing is returned."""
+        random state of the CPU, and set the state that was kept at the last crossing. Nothing is
+        returned."""
         current = torch.get_rng_state()
         self.is_inside = not self.is_inside
         torch.set_rng_state(self.other)

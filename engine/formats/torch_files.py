@@ -44,8 +44,8 @@ UNREAD = (
     "signal.Signals",
     "_io.BytesIO",
 )
-"""Classes and functions in Megatron-LM checkpoints that no model needs. Each call of one makes an
-`Unread`.
+"""Dotted names of classes and functions in Megatron-LM checkpoints whose objects no model needs.
+Each call of one makes an `Unread`.
 
 They are random state of numpy before and since version 2, loss scalers that were pickled whole
 (2019 and v1.0), values of arguments, and Transformer Engine's `_extra_state`.
@@ -175,10 +175,10 @@ def read_torch_dist(directory: Path) -> JSON:
     """Return the weights of a distributed checkpoint's directory in the form of one rank's
     Megatron-LM file: a dict with `model`, itself a dict name → tensor on the CPU, where a tensor of
     all layers is cut into one for each; `checkpoint_version`, always 3; and `args` and `iteration`
-    if they are stored.
+    if common.pt has them.
 
     The optimizer's tensors and pickled objects are not read. Raises IntegrityFailure for damaged
-    metadata and for shards that overlap, leave holes or are missing.
+    metadata or a damaged common.pt, and for shards that overlap, leave holes or are missing.
     """
     path = directory / METADATA
     known = _read_pickle(path)

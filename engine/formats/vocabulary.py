@@ -51,8 +51,9 @@ def write_vocabulary(
 
 def _write_pairs(tokenizer: Tokenizer, out: Path, seq_length: int) -> None:
     """Rewrite tokenizer.json, which is already in `out`, with a BERT's special tokens added, so
-    that it encodes a pair of texts as [CLS] first [SEP] second [SEP], and write
-    tokenizer_config.json beside it. `seq_length` is the longest sequence in tokens."""
+    that it encodes a text as [CLS] text [SEP] and a pair of texts as [CLS] first [SEP] second
+    [SEP], and write tokenizer_config.json beside it. `seq_length` is the longest sequence in
+    tokens."""
     file = out / FILE_NAME
     backend: Any = Backend.from_file(str(file))
     backend.add_special_tokens(list(SPECIAL_TOKENS))

@@ -38,8 +38,9 @@ def guards_of(
     config: RunConfig, step: TrainingStep, memory: PeakMemory, recent: "RecentIterations"
 ) -> list[Guard]:
     """Return a list of one rank's guards for a training run, in the order in which they are called:
-    slow ranks, spikes, values that are not finite, memory, replicas. `memory` measures this
-    process; `recent` holds the last losses and gradient norms, and the spike guard adds to it."""
+    slow ranks, spikes, values that are not finite, memory, replicas. They watch the model of
+    `step`; `config` says if the updates of spikes are skipped. `memory` measures this process;
+    `recent` holds the last losses and gradient norms, and the spike guard adds to it."""
     return [
         # A spike is judged before the finite guard may end the run, so that its line of the metrics
         # names both.
@@ -66,9 +67,10 @@ class RecentIterations:
         checkpoint keeps them."""
 
     def add(self, loss: float, gradient_norm: float) -> dict[str, float]:
-        """Remember an iteration's loss and gradient norm, and return which of the two are spikes
-        against the iterations remembered before, as a dict: `loss` or `gradient_norm` → the limit
-        that the value exceeds. The dict is empty if neither is.
+        """Remember an iteration's loss and gradient norm, and return which of the two are spikes,
+        as a dict: `loss` or `gradient_norm` → the limit that the value exceeds, 6 standard
+        deviations above the mean of the iterations remembered before. The dict is empty if neither
+        is a spike, and while fewer than 64 iterations are remembered.
 
         An iteration with a value that is not finite, such as an fp16 overflow, is not remembered
         and is no spike.
@@ -223,8 +225,9 @@ checkpoint."""
 
 
 class SlowRankGuard(Guard):
-    """Guard that warns, every 10 iterations, of each rank that has newly become slow: its own work,
-    without communication, takes longer than the work of the other ranks of its pipeline stage.
+    """Guard that warns, every 10 iterations, of each rank that has newly become slow: its own work
+    in these iterations, without communication, takes more than 1.5 times the median of the other
+    ranks of its pipeline stage, and at least 0.5 seconds more.
 
     It sees no difference on GPUs, where communication is not waited for, and with ZeRO stage 3.
     """

@@ -191,9 +191,11 @@ def describe_memory(run: ResolvedRun) -> str:
 
 
 def remedies(run: ResolvedRun) -> list[tuple[str, int]]:
-    """Return a list of pairs (options of the command line, bytes of the largest rank with them):
-    each change of a single setting that the run allows and that needs clearly less memory, the one
-    that needs the least first.
+    """Return a list of pairs (options of the command line, bytes of the largest rank with them),
+    the one that needs the least first: each of seven changes of one setting that the run allows and
+    with which it needs less than 98 % of its memory now, by the closed form. They are half the
+    microbatch, selective or full recomputation, a sharded optimizer or model, and twice the `tp` or
+    the `pp`.
 
     A change of `tp` or `pp` may need more ranks, which its options then name.
     """

@@ -40,8 +40,8 @@ def adamw(
     step: AdamStep,
 ) -> None:
     """Update `weights` and the moments `exp_avg` and `exp_avg_sq`, flat tensors of one length, in
-    place with torch's fused AdamW. `copy`, unless None, receives the new weights in its own dtype;
-    nothing is returned.
+    place with torch's fused AdamW. `step` has the rate, the betas and the other numbers of the
+    step. `copy`, unless None, receives the new weights in its own dtype; nothing is returned.
 
     The gradient is multiplied by the clipping factor in place, because a copy would be as large as
     the model.
@@ -88,7 +88,8 @@ def adam_direction(
 ) -> Tensor:
     """Update the moments m, `exp_avg`, and v, `exp_avg_sq`, and multiply the gradient by the
     clipping factor, all in place, and return the direction of a step, m/(√v + ε) + λ·weights, as a
-    new flat tensor, with the bias of m and v corrected if `is_corrected`. The weights do not
+    new flat tensor, with the bias of m and v corrected if `is_corrected`. `step` has the betas, ε,
+    λ, the clipping factor and the number of updates; its rate is not used. The weights do not
     change."""
     first, second = (
         1 - beta**step.steps if is_corrected else 1.0 for beta in (step.beta1, step.beta2)

@@ -188,13 +188,14 @@ def _softmax(
     factor: Array,
     sums: Array,
 ) -> None:
-    """Turn `scores`, a block of scores [heads, queries, keys], not yet scaled, into exponentials in
-    place, 0 for a key after the query and for a dropped weight. The block begins at head
-    `first_head`, counted over all sequences, and query `first_query`.
+    """Turn `scores`, a block of scores [heads, queries, keys], not yet multiplied by `scale`, into
+    exponentials in place, 0 for a key after the query and for a dropped weight. The block begins at
+    head `first_head`, counted over all sequences of `n` heads each, and query `first_query`.
 
     `factor` [heads, queries] receives the number that turns a row of exponentials into weights
     after dropout, and `sums` [b·n, s] the log of each row's sum of exponentials before dropout.
-    `keys` has a dropout key per sequence, and is empty without dropout.
+    `keys`, with a dropout key per sequence, and the three arguments after it are the mask as
+    `mask_keys` gives it; without dropout `keys` is empty.
     """
     count = scores.shape[2]
     bits = np.zeros((count + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)
@@ -237,13 +238,15 @@ def _softmax_gradient(
     sums: Array,
     inner: Array,
 ) -> None:
-    """Turn the unscaled scores in `weights` into weights after dropout, and the gradient of these
-    weights in `slopes` into the unscaled scores' gradient, both in place, [heads, queries, keys].
-    The block begins at head `first_head`, counted over all sequences, and query `first_query`.
+    """Turn the scores in `weights`, not yet multiplied by `scale`, into weights after dropout, and
+    the gradient of these weights in `slopes` into the gradient of the unscaled scores, both in
+    place, [heads, queries, keys]. The block begins at head `first_head`, counted over all sequences
+    of `n` heads each, and query `first_query`.
 
     `sums` [b·n, s] has the log of each row's sum of exponentials, from `_softmax`; `inner` [b·n, s]
-    each query's output times the output's gradient. `keys` has a dropout key per sequence, and is
-    empty without dropout.
+    each query's output times the output's gradient. `keys`, with a dropout key per sequence, and
+    the three arguments after it are the mask as `mask_keys` gives it; without dropout `keys` is
+    empty.
     """
     count = weights.shape[2]
     bits = np.zeros((count + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)

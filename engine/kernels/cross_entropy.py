@@ -279,7 +279,7 @@ def softmax_gradient(
     factor: float,
 ) -> None:
     """Turn `logits` [n, v/t], where `log_sum` left exponentials, into `factor` × (softmax − 1 at
-    the target), in place.
+    the target), in place; padding, from `columns` on, stays 0.
 
     `own_top` [n] is this rank's largest logit of each row; `top` [n] and `sums` [2, n], in which
     `log_sum` wrote this rank's numbers, are now over all ranks. `targets` [n] are counted from this

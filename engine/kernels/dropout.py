@@ -170,7 +170,7 @@ def _fill(keys: Array, first_row: int, bits: Array) -> None:
 
 def reference(x: Tensor, mask: DropoutMask) -> Tensor:
     """Return a new tensor, x [s, b, h] with the elements that `mask` drops set to zero and the
-    others multiplied by 1/(1 − p). Rows of the mask are positions."""
+    others multiplied by 1/(1 − p), p the mask's probability. Rows of the mask are positions."""
     s, _, h = x.shape
     return x * mask.factors(s, h, x.device, x.dtype).transpose(0, 1)
 
@@ -188,8 +188,8 @@ class _Dropout(torch.autograd.Function):
 
 compiled = _Dropout.apply
 """Differentiable function (x [s, b, h], DropoutMask) → x on a CPU with dropped elements set to zero
-and the others multiplied by 1/(1 − p), a new tensor, in one pass each way. Backward recomputes the
-mask."""
+and the others multiplied by 1/(1 − p), p the mask's probability: a new tensor, in one pass each
+way. Backward recomputes the mask."""
 
 
 def _dropped(x: Tensor, mask: DropoutMask) -> Tensor:
@@ -334,8 +334,9 @@ def _gradient(
     scale: np.float32,
 ) -> None:
     """Write the gradient of x to `to_x` [s, b, h] and add the bias's gradient to `to_bias` [h],
-    from `gradient` [s, b, h], the gradient of residual + dropout(x + bias). `keys` has one dropout
-    key per sequence; if it is empty, nothing was dropped and `to_x` is not written."""
+    from `gradient` [s, b, h], the gradient of residual + dropout(x + bias). The last four arguments
+    are the mask as `mask_keys` gives it; if `keys` is empty, nothing was dropped and `to_x` is not
+    written."""
     columns = gradient.shape[2]
     bits = np.empty((columns + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)
     part = np.zeros(columns, dtype=np.float32)

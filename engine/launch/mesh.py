@@ -64,7 +64,8 @@ class RankLost(Interrupted):
 
 def launched_world_size() -> int:
     """Return the number of ranks that were launched in all, as WORLD_SIZE or, for ranks that are
-    threads, `run_threads` states it; 1 for a plain process."""
+    threads, `run_threads` states it; 1 for a plain process. Raises BadInput if WORLD_SIZE is no
+    whole number."""
     thread = current_rank()
     return thread.world.size if thread else launched_ranks() or 1
 
@@ -72,7 +73,7 @@ def launched_world_size() -> int:
 def local_rank() -> int:
     """Return this rank's number on its machine, as the launcher gave it in LOCAL_RANK or
     SLURM_LOCALID; 0 for a plain process. For a rank that is a thread it is its number among all
-    ranks."""
+    ranks. Raises BadInput if the variable is no whole number."""
     thread = current_rank()
     return (
         thread.rank if thread else next((n for n in map(number, LOCAL_RANKS) if n is not None), 0)
@@ -193,7 +194,8 @@ def telling_of_lost_ranks() -> Iterator[None]:
 def _hanging(error: RuntimeError) -> RankLost:
     """Print to stderr, from the traceback of `error`, a time-out, where this rank waits, and
     return, after 5 seconds, a RankLost that names the ranks that hang: those that do not report in
-    this time that they wait too."""
+    this time that they wait too. It names rank 0 if that one's store is lost, and none if all ranks
+    report."""
     rank = dist.get_rank()
     ranks = dist.get_world_size()
     print(f"rank {rank} waits here:", file=sys.stderr, flush=True)
@@ -247,10 +249,11 @@ def local_device() -> torch.device:
 def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
     """Join the ranks, unless they have joined, and return the ParallelMesh of `layout`, as this
     rank sees it, over the started threads or processes. Every rank calls it. Processes communicate
-    through NCCL on GPUs, gloo on CPUs.
+    through NCCL on GPUs, gloo on CPUs; one rank alone joins nothing.
 
-    Raises BadInput if the number of ranks differs from the layout's, RanksMissing if some do not
-    come. `sequence_parallel` has no effect without tensor parallelism.
+    `sequence_parallel` divides activations along the sequence, and has no effect without tensor
+    parallelism. Raises BadInput if the number of ranks differs from the layout's, RanksMissing if
+    some do not come.
     """
     if layout.world_size != launched_world_size():
         raise BadInput(

@@ -72,9 +72,9 @@ class SelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two products h → 4h → h with tanh GeLU between, for states [s, b, h], divided over the
-    tensor-parallel axis by columns then by rows: one all-reduce, or with sequence parallelism a
-    reduce-scatter.
+    """Two products h → 4h → h with tanh GeLU between, for states [s, b, h], with sequence
+    parallelism this rank's positions [s/t, b, h]. Divided over the tensor-parallel axis by columns
+    then by rows: one all-reduce, or with sequence parallelism an all-gather and a reduce-scatter.
 
     The output lacks the bias of the second product, which the layer adds.
     """
@@ -147,7 +147,8 @@ class Embedding(nn.Module):
     """Word plus position embedding with dropout: token ids [b, s], the first at position `start`, →
     [s, b, h], or this rank's positions [s/t, b, h] with sequence parallelism.
 
-    The last stage of a pipeline holds a copy of the word embedding alone, for the output head.
+    The last stage of a pipeline holds a copy of the word embedding alone, without `has_positions`,
+    for the output head, and does not call it.
     """
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, has_positions: bool) -> None:
@@ -213,8 +214,8 @@ def recomputed(is_wanted: bool, function: Callable[..., Any], *arguments: Any) -
 
 
 def drop_weights(weights: Tensor, layer: int, dropout: Dropout | None, axis: Axis) -> Tensor:
-    """Return `weights`, a layer's attention weights [b, n/t, s, k], after dropout, as a new tensor
-    of that shape: the tensor itself if `dropout` is None. `layer` is the layer's global number, and
+    """Return `weights`, a layer's attention weights [b, n/t, s, k], after dropout, a new tensor of
+    that shape; the tensor itself if `dropout` is None. `layer` is the layer's global number, and
     `axis` the tensor-parallel axis, which divides the heads."""
     if dropout is None:
         return weights
@@ -233,8 +234,8 @@ def drop_weights(weights: Tensor, layer: int, dropout: Dropout | None, axis: Axi
 
 def drop(x: Tensor, site: str, dropout: Dropout | None, mesh: ParallelMesh) -> Tensor:
     """Return x, a tensor of the residual stream, [s, b, h] or with sequence parallelism this rank's
-    part, after the dropout of `site`, a name that selects the mask: the tensor itself if `dropout`
-    is None."""
+    part, after the dropout of `site`, a name that selects the mask: a new tensor, or the tensor
+    itself if `dropout` is None."""
     mask = _mask(site, len(x), dropout, mesh)
     return x if mask is None else kernel("dropout", x)(x, mask)
 

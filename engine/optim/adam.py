@@ -119,7 +119,7 @@ def build_optimizer(
 ) -> FlatOptimizer:
     """Return the FlatOptimizer that `train.optimizer` names over these parameters, whose values
     become views of its flat storage. With `shard` its state is divided over the data-parallel ranks
-    (ZeRO stage 1)."""
+    of `mesh` (ZeRO stage 1); otherwise each of them has all of it."""
     # By name, so that another optimizer needs no change here (`docs/extend/optimizer.md`).
     module, _, name = OPTIMIZERS[train.optimizer].partition(":")
     optimizer: type[FlatOptimizer] = getattr(import_module(module), name)

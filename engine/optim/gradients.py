@@ -24,8 +24,9 @@ must fill a link."""
 
 @dataclass
 class _Bucket:
-    """A contiguous slice of the flat gradient of several parameters, summed together over
-    data-parallel ranks as soon as the last of these parameters has its gradient."""
+    """A contiguous slice of the flat gradient with the gradients of one or several parameters. It
+    is summed over data-parallel ranks as soon as the last of them has come, a shared one at the end
+    of the iteration."""
 
     gradient: Tensor
     size: int
@@ -53,9 +54,10 @@ class GradientReducer:
     A parameter's first gradient in an iteration is copied into the flat gradient, and later
     microbatches are added; in mixed precision on a GPU the product that computes a weight's
     gradient writes there itself. In the last backward pass of a chunk (`arm`) each bucket's
-    all-reduce starts when its last parameter has its gradient. Under ZeRO stage 1 a bucket's slices
-    are reduced to their owners alone, a reduce-scatter (Rajbhandari et al. 2020, Section 7); the
-    tied embedding's sum goes to every rank.
+    all-reduce starts when its last parameter has its gradient, unless other ranks of the replica
+    hold terms of it; then `finish` starts it. Under ZeRO stage 1 a bucket's slices are reduced to
+    their owners alone, a reduce-scatter (Rajbhandari et al. 2020, Section 7); the tied embedding's
+    sum goes to every rank.
     """
 
     groups: Sequence[FlatGroup]
@@ -175,8 +177,9 @@ class GradientReducer:
 
     def _take(self, bucket: _Bucket, main: Tensor, is_mixed: bool, parameter: Tensor) -> None:
         """Hook that autograd calls after a parameter's gradient in `parameter.grad`: copy the
-        gradient to its slice `main` of the flat gradient, or add it after the first microbatch, and
-        start the bucket's reduction if it was the bucket's last. Nothing is returned."""
+        gradient to its slice `main` of the flat gradient, or add it after the first microbatch. If
+        it was the last of the iteration (`arm`) that the bucket lacked, start the bucket's
+        reduction, unless the bucket is shared. Nothing is returned."""
         # Without mixed precision autograd itself adds to the view after the first microbatch.
         if parameter.grad is not None and parameter.grad is not main:
             if id(parameter) in self.arrived:
@@ -194,9 +197,10 @@ class GradientReducer:
 
     def _add(self, bucket: _Bucket, main: Tensor, key: int, a: Tensor, b: Tensor) -> None:
         """Write the product a·b, a weight's gradient, to `main`, its slice of the flat gradient, in
-        fp32, or add it after the first microbatch, and start the bucket's reduction if it was the
-        bucket's last. `key` is the weight's identity (`id`). A product calls this in its backward
-        pass instead of handing a gradient to the hook."""
+        fp32, or add it after the first microbatch. If it was the last of the iteration (`arm`) that
+        the bucket lacked, start the bucket's reduction, unless the bucket is shared. `key` is the
+        weight's identity (`id`). A product calls this in its backward pass instead of handing a
+        gradient to the hook."""
         add_product(main, a, b, key in self.arrived)
         self.arrived.add(key)
         self._count(bucket, key)

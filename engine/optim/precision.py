@@ -20,8 +20,9 @@ class LossScaler:
     """Megatron-LM's dynamic loss scale, the field `scale`: doubles after `window` clean iterations
     in a row, halves on overflow, to 1 at the least.
 
-    The first overflow after a growth is tolerated (hysteresis 2); from then on every overflow
-    halves until the next growth refills the tolerance (Megatron-LM v2, `optimizer/grad_scaler.py`).
+    The first overflow of all, and the first after each growth, is tolerated (hysteresis 2); from
+    then on every overflow halves until the next growth refills the tolerance (Megatron-LM v2,
+    `optimizer/grad_scaler.py`).
     """
 
     scale: float = 2.0**32
@@ -35,8 +36,8 @@ class LossScaler:
 
     def update(self, overflow: bool) -> None:
         """Halve, double or keep the field `scale`, the loss scale, after an iteration; `overflow`
-        is True if the iteration's gradient was not finite. The first overflow after a growth is
-        only counted."""
+        is True if the iteration's gradient was not finite. The first overflow of all, and the first
+        after each growth, is only counted."""
         if overflow:
             self.clean_iterations = 0
             self.tolerance -= 1

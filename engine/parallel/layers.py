@@ -28,7 +28,8 @@ class ColumnParallelLinear(nn.Module):
 
     Rank i holds A_iᵀ [out/t, in] and b_i [out/t], both cut along dim 0. Its input goes through f:
     nothing forward, an all-reduce of the gradient backward; where the sequence is divided, X is
-    [s/t, b, in], and there are an all-gather and a reduce-scatter.
+    [s/t, b, in], and there are an all-gather and a reduce-scatter. If `add_bias` is False, b is
+    left out, for a caller that adds it.
     """
 
     shard_dims: ClassVar[dict[str, int]] = {"weight": 0, "bias": 0}
@@ -61,8 +62,8 @@ class RowParallelLinear(nn.Module):
                              ⎣ A_t ⎦
 
     Rank i holds A_iᵀ [out, in/t], cut along dim 1, and the whole b, which is added once, after the
-    sum. This is g: an all-reduce forward, nothing backward; where the sequence is divided, a
-    reduce-scatter and an all-gather.
+    sum, or left out if `add_bias` is False. This is g: an all-reduce forward, nothing backward;
+    where the sequence is divided, a reduce-scatter and an all-gather.
     """
 
     shard_dims: ClassVar[dict[str, int]] = {"weight": 1}

@@ -60,7 +60,8 @@ class PipelineStage:
     is_first: bool = True
     """True if the stage is the first, which holds the embedding."""
     is_last: bool = True
-    """True if the stage is the last, which holds the final layer norm and the output head."""
+    """True if the stage is the last, which also holds the output head and, except in a
+    Transformer-XL, the final layer norm."""
 
 
 def split_layers(num_layers: int, pp: int, chunks: int) -> list[PipelineStage]:

@@ -21,16 +21,18 @@ class Role(Enum):
     WEIGHT = "weight"
     """Matrix of a product: N(0, std), decayed."""
     LAST_WEIGHT = "last weight"
-    """Last matrix of a branch, before its residual addition: N(0, std/√(2L)), decayed."""
+    """Last matrix of a branch, before its residual addition: N(0, std/√(2L)), in a Transformer-XL
+    N(0, std), decayed."""
     EMBEDDING = "embedding"
-    """Table of embedding vectors, other than the word embedding: N(0, std), decayed."""
+    """Table of embedding vectors: N(0, std), decayed. The word embedding has a role of its own,
+    unless it is a Transformer-XL's adaptive one."""
     TIED_EMBEDDING = "tied embedding"
     """Word embedding, held by the first pipeline stage, and by the last as its output head: N(0,
     std), decayed."""
     VECTOR = "vector"
-    """Vector other than the bias of a product: N(0, std), not decayed."""
+    """Vector other than the bias of a product or a norm: N(0, std), not decayed."""
     BIAS = "bias"
-    """Bias of a product: 0, not decayed."""
+    """Bias of a product or a norm: 0, not decayed."""
     NORM = "norm"
     """Scale of a norm: 1, not decayed."""
 

@@ -18,8 +18,8 @@ from mlm_repro.lineage.extras import import_extra
 
 EVENTS = Path("tensorboard") / "events.out.tfevents.mlm"
 LARGEST = 3.4e38
-"""Largest number that an event file takes, which is fp32; larger numbers are in metrics.jsonl
-alone."""
+"""Largest absolute value that an event file takes, which is fp32; larger numbers are in
+metrics.jsonl alone."""
 
 
 class Session(NamedTuple):
@@ -88,13 +88,14 @@ def writing_metrics(
     earlier: Path | None = None,
 ) -> Iterator[Callable[[Step | Validation], None]]:
     """Context manager: yield a function that adds a Step or a Validation, as a line, to
-    metrics.jsonl of the run directory `run` and passes the same numbers to the loggers.
+    metrics.jsonl of the run directory `run` and passes the same numbers to `loggers`, a dict as
+    `open_loggers` returns it.
 
     The line is in the file when the function returns. The file is first cut back to iteration
     `reached`, from which a session starts, and loses a final validation; each logger is given the
-    lines that stay. A run that continues another begins with the lines of the run directory
-    `earlier` instead. A logger that fails gets no more numbers in this session, and the function
-    `note` is called with a sentence about it.
+    lines that stay, none if `reached` is 0. A run that continues another begins with those of the
+    run directory `earlier` instead. A logger that fails gets no more numbers in this session, and
+    the function `note` is called with a sentence about it.
     """
     lines = read_metrics(earlier or run) if reached else []
     before = [

@@ -68,7 +68,8 @@ def metrics(run: Path) -> Comparisons:
     """Yield comparisons, each a Remade, of the directory `run` of a complete training: of its
     metrics with the iterations and the schedule that its configuration gives, and of its summary
     with its metrics and configuration. A fault that is no comparison is yielded as a sentence.
-    Raises IntegrityFailure if a file cannot be read."""
+    Raises IntegrityFailure if a file cannot be read, BadInput if this program refuses the
+    configuration."""
     config = recipe_of(run)
     done = read_summary(run)
     manifest = read_document(run / MANIFEST, Manifest)
@@ -137,10 +138,12 @@ def metrics(run: Path) -> Comparisons:
 
 
 def checkpoints(run: Path) -> Comparisons:
-    """Yield comparisons, each a Remade, of each checkpoint in the directory of a complete training
-    with the training's metrics, of its tensors with their statistics, and of its tokenizer with the
-    dataset's, if that is on this machine; and an Absent for the iterations that no checkpoint
-    remembers."""
+    """Yield comparisons, each a Remade, for the directory `run` of a complete training: of its
+    newest checkpoint's iteration with the configuration, and of each checkpoint with the training's
+    metrics, of its tensors with their statistics, and of its tokenizer with the dataset's, if that
+    is on this machine. Yields an Absent for iterations that no checkpoint remembers, and for a
+    tensor of an earlier version that has no checksum. Raises IntegrityFailure if a file cannot be
+    read."""
     manifest = read_document(run / MANIFEST, Manifest)
     every = read_steps(run)
     steps = [step for step in every if step.gradient_norm is not None]
@@ -209,9 +212,9 @@ def datasets(run: Path) -> Comparisons:
 
 
 def ending(done: TrainingSummary, validations: Sequence[Validation], name: str) -> Comparisons:
-    """Yield comparisons, each a Remade, of a training's summary with the last of `validations`, its
-    validations in the metrics in their order, and of each validation's perplexity with its loss.
-    `name` is the run's, for the texts."""
+    """Yield comparisons, each a Remade, of the final validation in a training's summary with the
+    last of `validations`, its validations in the metrics in their order, and of each validation's
+    perplexity with its loss. `name` is the run's, for the texts."""
     where = f"{SUMMARY} of {name}"
     by = f"its {METRICS} gives"
     stated = {

@@ -129,7 +129,8 @@ class ResolvedRun:
 
     def flops(self, causal: bool = False) -> float:
         """Return as a float the number of floating-point operations (FLOPs) of the whole training
-        on all ranks. Attention counts in full, or with `causal` its causal half alone."""
+        on all ranks, with those of a run that it continues. Attention counts in full, or with
+        `causal` its causal half alone."""
         return self.tokens * flops_per_token(self.config.model, causal=causal)
 
     @property
@@ -151,8 +152,9 @@ class ResolvedRun:
         return self.data.parents | ({self.origin.kind: self.origin.digest} if self.origin else {})
 
     def _epochs(self) -> str:
-        """Return as the end of a sentence, ", 1.5 epochs", the number of passes of this run's
-        tokens over its dataset's training split; an empty text without a dataset."""
+        """Return as the end of a sentence, ", 1.5 epochs", the number of passes over this run's
+        training split that its tokens make, with those of a run that it continues; an empty text
+        without a dataset."""
         if not self.dataset:
             return ""
         available = sum(len(file.tokens) for file, _ in self.data.token_files("train"))
@@ -305,8 +307,9 @@ def resolve(
     config: RunConfig, ranks: int | None = None, origin: StartingPoint | None = None
 ) -> ResolvedRun:
     """Return the ResolvedRun of a configuration, with its dataset, layout and starting point, on
-    `ranks` ranks, by default as many as this machine has GPUs or cores for. With `origin` given,
-    neither vocabulary nor starting point is looked up.
+    `ranks` ranks, by default as many as this machine has GPUs or cores for. The dataset gives the
+    vocabulary. With `origin` given, or without a dataset, the vocabulary stays as configured and no
+    starting point is looked up.
 
     Raises DataMissing, IntegrityFailure or BadInput for a dataset or starting point that is
     missing, incomplete or does not fit, and BadInput for a layout that does not divide the model or
@@ -338,7 +341,9 @@ def checked_layout(config: RunConfig, ranks: int) -> Layout:
 def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, StartingPoint | None]:
     """Return a pair: the configuration with the padded vocabulary of the checkpoint that it starts
     from, and the StartingPoint of that checkpoint; the configuration unchanged and None if it
-    starts from none. `tokenizer` is the folder of the dataset's tokenizer.
+    starts from none. With `train.continues` it is the checkpoint of the stated iteration, with
+    `train.init_from` a run's newest or the one named. `tokenizer` is the folder of the dataset's
+    tokenizer.
 
     Raises BadInput if the checkpoint has another tokenizer, none, or another shape; dropout and
     `init_std` may differ. Raises BadInput or IntegrityFailure for a checkpoint that is missing or
@@ -386,8 +391,9 @@ def settings_of(config: RunConfig) -> JSON:
 
 def read_config(run: RunDirectory) -> RunConfig:
     """Return the RunConfig in the manifest of a training's directory, without records and loggers
-    of earlier versions. Raises BadInput naming the manifest if this program lacks one of its other
-    keys or refuses a value."""
+    of earlier versions; an fp16 run of the first release gets the keys that its manifest left out.
+    Raises BadInput naming the manifest if this program lacks one of its other keys or refuses a
+    value."""
     manifest = run.manifest
     values = manifest["config"]
     if manifest["schema_version"] is None and values.get("train", {}).get("precision") == "fp16":
@@ -481,9 +487,10 @@ def read_run(
     ranks: int | None = None,
     earlier: Path | None = None,
 ) -> ResolvedRun:
-    """Return the ResolvedRun of a shipped model or a TOML file, which continues the run in the
-    directory `earlier` if that is given. `model`, `overrides` and `twin` are as in
-    `read_run_config`, `ranks` as in `resolve`.
+    """Return the ResolvedRun, on `ranks` ranks, of a shipped model, by its name, or of a TOML file,
+    by its path, with the texts KEY=VALUE in `overrides`; with `twin`, of its shrunk twin, as
+    `read_run_config` makes it. The run continues the one in the directory `earlier` if that is
+    given. Without `ranks` there are as many as this machine has GPUs or cores for.
 
     Raises the errors of `read_run_config`, `continue_run` and `resolve`, mostly BadInput, and
     BadInput if the file or an override states a vocabulary that its dataset does not have. The
@@ -507,8 +514,9 @@ def read_run(
 def resolve_begun(
     directory: RunDirectory, ranks: int | None = None, changed: Sequence[str] = ()
 ) -> ResolvedRun:
-    """Return the ResolvedRun of the training that was begun in `directory`, to be resumed there, at
-    the layout that trained last, on `ranks` ranks or with the settings KEY=VALUE in `changed`. Its
+    """Return the ResolvedRun of the training that was begun in `directory`, to be resumed there,
+    with the settings KEY=VALUE in `changed`. Without `ranks` and `changed` it has the layout that
+    trained last; with `changed` alone, as many ranks as this machine has GPUs or cores for. Its
     dataset and starting point are found by their digests if they have moved.
 
     Raises IntegrityFailure or BadInput if its dataset, its name, its manifest or the meaning of its

@@ -26,8 +26,9 @@ def check_protocols(protocols: Sequence[str]) -> None:
 
 
 def start_scoring(checkpoint: Path, protocol: str) -> "subprocess.Popen[bytes] | None":
-    """Start to score a run's checkpoint by a protocol, and return the process; it writes the file
-    of scores. Return None if that file is there."""
+    """Start a process that scores a run's checkpoint, by its path, by a protocol of `mlm-eval`, and
+    return the process, which the caller waits for. It writes `scores/CHECKPOINT/PROTOCOL.json` in
+    the run's directory. Return None, and start nothing, if that file exists."""
     path = checkpoint.parents[1] / SCORES / checkpoint.name / f"{protocol}.json"
     if path.is_file():
         return None

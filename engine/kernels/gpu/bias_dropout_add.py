@@ -125,7 +125,8 @@ dropped."""
 
 def dropout(x: Tensor, mask: DropoutMask) -> Tensor:
     """Return a new tensor, x [s, b, h], on a GPU, with the elements that `mask` drops set to zero
-    and the others multiplied by 1/(1 − p). Differentiable."""
+    and the others multiplied by 1/(1 − p), p the mask's probability. Rows of the mask are
+    positions. Differentiable."""
     output: Tensor = _AddNorm.apply(x, None, None, mask)
     return output
 

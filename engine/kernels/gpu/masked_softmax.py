@@ -14,8 +14,8 @@ from mlm_repro.engine.kernels.gpu.masks import Context, warps
 
 class _MaskedSoftmax(torch.autograd.Function):
     """Autograd function: softmax of scaled and masked attention scores [b, n, s, k] over the keys,
-    in the scores' shape. It keeps the scores for backward, and not the weights, which are
-    rounded."""
+    in the scores' shape: causal without `visible`, else over the keys where that is True. It keeps
+    the scores for backward, and not the weights, which are rounded."""
 
     @staticmethod
     def forward(
@@ -68,7 +68,8 @@ def _weights(
     width: tl.constexpr,
 ):
     """Return one row, the program's own, of the softmax of scaled scores [b, n, s, k], as a tensor
-    [width] in fp32: 0 for keys that the query does not see, and beyond the last key."""
+    [width] in fp32: 0 beyond the last key and for keys that the query does not see, later ones if
+    `is_causal`, else those where `visible`, with these three strides, is False."""
     row = tl.program_id(0).to(tl.int64)
     query = row % s
     sample = row // (n * s)
