@@ -418,7 +418,7 @@ def _schedule_flags(train: TrainConfig) -> dict[str, str]:
     is_exact = all(
         abs(length * batch - round(length * batch)) < 1e-6 for length in lengths.values()
     )
-    fraction = {} if is_exact else {"lr-warmup-fraction": repr(lengths.pop("lr-warmup") / end)}
+    fraction = {} if is_exact else {"lr-warmup-fraction": repr(lengths.pop("lr-warmup", 0) / end)}
     if not train.rampup_batch_size and all(length % 1 == 0 for length in lengths.values()):
         return fraction | {f"{name}-iters": str(int(length)) for name, length in lengths.items()}
     samples = {"train-samples": str(BatchSchedule(train).samples_before(train.iterations))}

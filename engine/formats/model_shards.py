@@ -179,8 +179,7 @@ def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
     each of `tp` ranks, and return a list of lines of text for the user: the way in which each kind
     of parameter is divided, and, last, the comparison of the outputs.
 
-    Every weight keeps its value and number format, unless config.json names another format, in
-    which transformers then reads it. The ranks, run as threads in float64, must give the undivided
+    Every weight keeps its value and number format, whatever format config.json names. The ranks, run as threads in float64, must give the undivided
     model's outputs; the last line says so, or that memory is too small to compare. Raises BadInput
     if `out` exists or cannot be written, if there is no such directory, and for a model that
     transformers cannot build or that cannot be divided; nothing is then written.
@@ -239,8 +238,9 @@ def read_model(directory: Path, has_weights: bool = True) -> Any:
             )
         if not has_weights:
             return kind(config).eval()
+        config.dtype = None  # the files' format is kept, whatever config.json states
         model, report = kind.from_pretrained(
-            directory, use_safetensors=True, dtype="auto", output_loading_info=True
+            directory, config=config, use_safetensors=True, dtype="auto", output_loading_info=True
         )
     except Exception as error:  # the library raises errors of many kinds
         raise BadInput(

@@ -208,7 +208,8 @@ def test_eight_ranks_finish_and_go_on_after_a_signal(dataset: Path, tmp_path: Pa
     [whole] = {*run_ranks(train_until_a_signal, 8, config, tmp_path / "whole", False)}
     said = run_ranks(train_until_a_signal, 8, config, tmp_path / "stopped", True)
     assert all(
-        sentence.startswith(f"stopped after iteration {STOPPED_IN} of 6;") for sentence in said
+        sentence.startswith(f"stopped after iteration {STOPPED_IN} of 6, with a checkpoint")
+        for sentence in said
     )
     [resumed] = {*run_ranks(train_until_a_signal, 8, config, tmp_path / "stopped", False)}
     assert_same_training(Path(resumed), Path(whole))

@@ -15,7 +15,7 @@ from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.megatron_flags import from_megatron, read_script, to_megatron
 from mlm_repro.engine.optim.schedule import clock, learning_rate
 from mlm_repro.engine.run.resolved import read_run_config
-from mlm_repro.lineage.config import load_config, parse_config
+from mlm_repro.lineage.config import load_config, override_config, parse_config
 from mlm_repro.lineage.errors import BadInput
 from tests.commands import Command
 
@@ -398,3 +398,12 @@ def test_a_growing_batch_is_written_in_samples_as_megatron_takes_it(clock_name: 
     ) == (clock_name == "updates")
     back = from_megatron(line.words).config.train
     assert (back.iterations, back.rampup_batch_size, back.wsd_iterations) == (40, (4, 4, 90), 10)
+
+
+def test_a_schedule_without_warm_up_is_translated_where_no_length_is_whole() -> None:
+    changed = ("clock=samples", "warmup_iterations=0", "decay_iterations=50.03")
+    batch = ("iterations=60", "global_batch_size=8", "microbatch_size=1")
+    sets = [f"train.{each}" for each in (*changed, *batch)]
+    words = to_megatron(override_config(read_run_config("355m"), sets)).words
+    assert words[words.index("--lr-warmup-fraction") + 1] == "0.0"
+    assert words[words.index("--lr-decay-samples") + 1] == "400"

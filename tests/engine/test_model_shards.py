@@ -28,6 +28,7 @@ from mlm_repro.engine.formats.model_shards import (
     make_plan,
     merge_model,
     outputs,
+    read_model,
     shard_model,
     some_tokens,
 )
@@ -434,3 +435,19 @@ def test_bad_directories(saved: Callable[..., Path]) -> None:
     )
     with pytest.raises(BadInput, match="cannot build the model of"):
         shard_model(directory, directory.parent / "other", 2)
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("stated", ["float16", "float32", None])
+def test_weights_are_read_in_the_format_of_their_files(
+    stored: torch.dtype, stated: str | None, tmp_path: Path
+) -> None:
+    sizes = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 16, "n_positions": 8}
+    whole = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).to(stored)
+    whole.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps(config | {"dtype": stated}), encoding="utf-8")
+    weights = read_model(tmp_path).state_dict()
+    for name, weight in whole.state_dict().items():
+        assert weights[name].dtype == weight.dtype == stored
+        assert torch.equal(weights[name], weight)
