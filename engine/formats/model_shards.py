@@ -179,10 +179,11 @@ def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
     each of `tp` ranks, and return a list of lines of text for the user: the way in which each kind
     of parameter is divided, and, last, the comparison of the outputs.
 
-    Every weight keeps its value and number format, whatever format config.json names. The ranks, run as threads in float64, must give the undivided
-    model's outputs; the last line says so, or that memory is too small to compare. Raises BadInput
-    if `out` exists or cannot be written, if there is no such directory, and for a model that
-    transformers cannot build or that cannot be divided; nothing is then written.
+    Every weight keeps its value and number format, whatever format config.json names. The ranks,
+    run as threads in float64, must give the undivided model's outputs; the last line says so, or
+    that memory is too small to compare. Raises BadInput if `out` exists or cannot be written, if
+    there is no such directory, and for a model that transformers cannot build or that cannot be
+    divided; nothing is then written.
     """
     check_output(out)
     check_is_there(directory, "directory")
