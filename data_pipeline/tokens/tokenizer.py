@@ -135,7 +135,7 @@ class Tokenizer:
         try:
             if file and file.name == "merges.txt":
                 return cls.from_gpt2_files(
-                    file.with_name("vocab.json"), file, end_token or END_OF_TEXT
+                    file.with_name("vocab.json"), file, end_token=end_token or END_OF_TEXT
                 )
             if file is None or file.suffix != ".json":
                 raise BadInput(
@@ -177,7 +177,7 @@ class Tokenizer:
 
     @classmethod
     def from_gpt2_files(
-        cls, vocab_json: Path, merges_txt: Path, end_token: str = END_OF_TEXT
+        cls, vocab_json: Path, merges_txt: Path, *, end_token: str = END_OF_TEXT
     ) -> Self:
         """Return the tokenizer of a `vocab.json` (token to id) and a `merges.txt` (one merge a
         line, after a version line). Texts end with `end_token`, which the vocabulary must have.
