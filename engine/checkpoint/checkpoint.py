@@ -21,6 +21,7 @@ from typing import Annotated, Any, NamedTuple, cast
 
 import torch
 from pydantic import Field, NonNegativeInt, field_validator
+from torch import Tensor
 
 from mlm_repro.engine.checkpoint import shards, statistics
 from mlm_repro.engine.checkpoint.statistics import NOTHING, Loaded
@@ -320,7 +321,7 @@ class CheckpointWriter:
             if mesh.is_first:
                 shutil.rmtree(unfinished, ignore_errors=True)
 
-    def _write_files(self, directory: Path, streams: dict[str, torch.Tensor]) -> list[WrittenFile]:
+    def _write_files(self, directory: Path, streams: dict[str, Tensor]) -> list[WrittenFile]:
         if self._streams:
             self._streams.save(directory, streams)
         return [self._write(directory / name, dtype, own) for name, dtype, own in self._files]
@@ -330,7 +331,7 @@ class CheckpointWriter:
     ) -> WrittenFile:
         numbers = {}
 
-        def measured() -> Iterator[torch.Tensor]:
+        def measured() -> Iterator[Tensor]:
             for name in sorted(own):  # the order of a file; the index has the model's
                 if self._is_given_up:
                     raise Interrupted(
@@ -526,7 +527,7 @@ def start_from(
     with optimizer.mesh.all_or_none(), torch.no_grad():
         index = read_object(path / INDEX)
 
-        def fill(tensors: Sequence[tuple[ShardedParameter, str, int, torch.Tensor]]) -> None:
+        def fill(tensors: Sequence[tuple[ShardedParameter, str, int, Tensor]]) -> None:
             named = []
             for p, _, start, tensor in tensors:
                 precise = f"master.{p.name}"
@@ -560,7 +561,7 @@ def load_checkpoint(
         index = read_object(path / INDEX)
 
         def fill(
-            loaded: Loaded, tensors: Sequence[tuple[str, ShardedParameter, int, torch.Tensor]]
+            loaded: Loaded, tensors: Sequence[tuple[str, ShardedParameter, int, Tensor]]
         ) -> None:
             shards.read_into(path, index, tensors)
             stored = shards.stored_dtype(path, {name: index[name] for name, *_ in tensors[:1]})

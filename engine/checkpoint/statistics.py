@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from torch import Tensor
 
 from mlm_repro.engine.parallel.mesh import Axis
 from mlm_repro.engine.parallel.sharding import ShardedParameter
@@ -38,9 +39,7 @@ rank has read."""
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def measure(
-    tensor: torch.Tensor, parameter: ShardedParameter | None = None, start: int = 0
-) -> Numbers:
+def measure(tensor: Tensor, parameter: ShardedParameter | None = None, start: int = 0) -> Numbers:
     """Return the Numbers of a tensor, the tuple (sum of squares, minimum, maximum, number of
     non-finite elements, checksum). The first three leave out non-finite elements, and are 0 if no
     element is finite.
@@ -69,8 +68,8 @@ def measure(
     return *_range(flat), int(total.item()) % 2**64
 
 
-def _range(flat: torch.Tensor) -> tuple[float, float, float, int]:
-    parts = map(torch.Tensor.double, flat.split(PART))
+def _range(flat: Tensor) -> tuple[float, float, float, int]:
+    parts = map(Tensor.double, flat.split(PART))
     squares = torch.stack([torch.dot(part, part) for part in parts]).sum().item()
     # Almost always everything is finite, and a mask would cost another pass.
     finite = flat if math.isfinite(squares) else flat[torch.isfinite(flat)]

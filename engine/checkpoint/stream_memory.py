@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from mlm_repro.engine.checkpoint.shards import reading
 from mlm_repro.engine.config import ModelConfig
@@ -28,7 +29,7 @@ class StreamMemory:
     def __init__(self, model: ModelConfig, mesh: ParallelMesh) -> None:
         self.mesh = mesh
         self.is_kept = model.transformer_xl.memory_length > 0
-        self._states: dict[Places, dict[int, torch.Tensor]] = {}
+        self._states: dict[Places, dict[int, Tensor]] = {}
         # Apart from the states until `commit`, so that a rehearsal can be discarded.
         self._passing: dict[Places, Recurrence] = {}
 
@@ -54,17 +55,17 @@ class StreamMemory:
         after a dry run; the memory from before stays."""
         self._passing = {}
 
-    def states(self) -> dict[str, torch.Tensor]:
+    def states(self) -> dict[str, Tensor]:
         """Return this rank's memory of streams in the form that `save` writes: a dict
         `LAYER.STREAM` → states [m, h], copied to the host. It is empty on every tensor-parallel
         rank but the first, because all hold the same states."""
-        named: dict[str, torch.Tensor] = {}
+        named: dict[str, Tensor] = {}
         for places, layers in self._states.items() if self.mesh.tp.rank == 0 else ():
             for (layer, states), (row, place) in product(layers.items(), enumerate(places)):
                 named[f"{layer}.{place}"] = states[:, row].cpu().contiguous()
         return named
 
-    def save(self, directory: Path, states: dict[str, torch.Tensor]) -> None:
+    def save(self, directory: Path, states: dict[str, Tensor]) -> None:
         """Write `states`, which the method `states` returned, into a checkpoint's directory as a
         file of this rank, `memory-ppNNN-dpNNNNN.safetensors`, named by its pipeline and
         data-parallel rank. Write nothing if there are none."""
@@ -91,7 +92,7 @@ class StreamMemory:
         needed = set[str]()
         for places, layer in wanted:
             needed.update(f"{layer}.{place}" for place in places)
-        saved: dict[str, torch.Tensor] = {}
+        saved: dict[str, Tensor] = {}
         # All files, because another layout may have written a stream and a layer elsewhere.
         for path in sorted(directory.glob("memory-*.safetensors")):
             with reading(path), safe_open(path, framework="pt") as file:

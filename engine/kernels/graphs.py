@@ -7,6 +7,7 @@ of their own, into which each call copies its values.
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 
 class Captured:
@@ -17,8 +18,8 @@ class Captured:
     def __init__(
         self,
         begin: Callable[[], object],
-        function: Callable[[torch.Tensor], torch.Tensor],
-        inputs: list[torch.Tensor],
+        function: Callable[[Tensor], Tensor],
+        inputs: list[Tensor],
     ) -> None:
         """Call `begin`, which starts an iteration, and twice `function(factor)`, so that everything
         is compiled and loaded; then `begin` again, and capture two calls of `function` as graphs.
@@ -37,7 +38,7 @@ class Captured:
         # Again, so that the captured calls are the first and the second of an iteration: the first
         # writes gradients, and any later one adds.
         begin()
-        self.graphs: list[tuple[torch.cuda.CUDAGraph, torch.Tensor]] = []
+        self.graphs: list[tuple[torch.cuda.CUDAGraph, Tensor]] = []
         # One pool for both, because they never run at the same time.
         pool = torch.cuda.graph_pool_handle()
         for _ in range(2):
@@ -46,12 +47,12 @@ class Captured:
                 result = function(self.factor)
             self.graphs.append((graph, result))
 
-    def fits(self, inputs: list[torch.Tensor]) -> bool:
+    def fits(self, inputs: list[Tensor]) -> bool:
         """Return True if the tensors `inputs`, the inputs of one call, are as many and have the
         shapes as when the graphs were captured."""
         return [given.shape for given in inputs] == [own.shape for own in self.inputs]
 
-    def total(self, calls: Sequence[list[torch.Tensor]], factor: float) -> torch.Tensor:
+    def total(self, calls: Sequence[list[Tensor]], factor: float) -> Tensor:
         """Replay an iteration's calls, each given as the list of its input tensors, with `factor`,
         the loss scale, and return a new tensor, the sum of the calls' results. Does not call
         `begin`: the caller does that before."""
