@@ -201,6 +201,7 @@ def build_step(
     model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, mesh: ParallelMesh
 ) -> tuple[PartitionedModel, TrainingStep]:
     """Return a pair: this rank's part of the configured model, a PartitionedModel with initial
-    values, and the TrainingStep over it. Every rank calls it."""
+    values, and the TrainingStep over it. Every rank calls it. Raises BadInput as the function
+    `partition` does, such as for fewer layers than pipeline stages."""
     partitioned = partition(model, parallel, mesh, DTYPES[train.precision], train.seed)
     return partitioned, TrainingStep(partitioned, train, parallel.shard_optimizer)

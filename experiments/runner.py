@@ -51,9 +51,10 @@ def _runs_of(
     folder `runs`, if it measures something. An experiment on a reproduction makes the reproduction
     below `runs` and yields nothing.
 
-    With `several`, an experiment that trains models is skipped with a message, and of computed
-    numbers only the count is printed. Raises BadInput for a single ablation, which has a command of
-    its own.
+    `limit` is the most windows of a test for released weights, None for all. With `several`, an
+    experiment that trains models, takes long, or lacks files or a library is skipped with a
+    message, and of computed numbers only the count is printed; without it DataMissing or
+    ExtraMissing is raised. Raises BadInput for a single ablation, which has a command of its own.
     """
     if several and (why := _left_out(experiment)):
         print(f"{experiment.name}: left out; {why}")

@@ -45,7 +45,7 @@ SOURCES = "sources.json"
 
 class Sources(FileSchema):
     """sources.json of a report: the report's inputs besides the reproduction, by paths relative to
-    it."""
+    the reproduction's directory, in whose folder `report` the file lies."""
 
     runs: list[str] = Field(default_factory=list)
     """Relative paths of the runs of experiments and engines, and of a reproduction that is kept

@@ -199,10 +199,11 @@ def choose_layouts(
     names: str, ranks: int, config: RunConfig
 ) -> tuple[list[ParityLayout], dict[str, list[ParityLayout]]]:
     """Return the layouts to compare, in order, and a dict from each reason why layouts do not fit
-    to the layouts left out for it. `names` are names of layouts, in that order, and none is left
-    out; or `all`, which stands for those that fit, fewest ranks first.
+    to the layouts left out for it. `names` is a text of layouts' names with commas between, kept in
+    that order, each once, and none is left out; or `all`, which stands for those that fit, fewest
+    ranks first.
 
-    Raises BadInput if a layout that was named does not fit, needs more than `ranks`, or is the
+    Raises BadInput for a name that is no layout's, and if a layout that was named does not fit, needs more than `ranks`, or is the
     serial run.
     """
     if names == "all":

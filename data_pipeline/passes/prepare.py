@@ -21,12 +21,13 @@ QUARANTINE = "quarantine.jsonl"
 
 
 def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write the documents of a shard that the text filters keep, and its malformed input,
-    with the texts that a filter cannot treat in reasonable time, to `quarantine.jsonl`.
+    """Task: write to `directory` the documents that the text filters keep, as a DocumentShard, and
+    to its `quarantine.jsonl` the malformed input and the texts that a filter cannot treat in
+    reasonable time. `inputs` is not used: `pieces` name the input.
 
     Settings: `pieces`, `max_line_bytes`, `goes_on` (True if the rest of a damaged file is skipped),
     `filters`: pairs of a TextFilter's name and its section of the recipe, and `keep_dropped` (True
-    if dropped documents are written too). Returns `stages`, the ledger entries of the source and
+    if dropped documents are appended to `dropped.jsonl` there). Returns `stages`, the ledger entries of the source and
     the filters; the numbers of `documents` that are kept, of `malformed` lines, rows and such
     texts, and of `blank` lines; and `damaged`, a sentence on each damaged file. Without `goes_on`,
     Damaged is raised for such a file.

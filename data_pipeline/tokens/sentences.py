@@ -124,10 +124,12 @@ def _find(
     ends: Any,
     documents: Any,
 ) -> int:
-    """Write the start and end of each sentence, of at most `longest` tokens, to `starts` and
-    `ends`, as far as these have room, and the number of each document's first sentence, then the
-    number of sentences, to `documents`. `stops` has 0 and the end of each sequence of `tokens`.
-    Returns the number of sentences."""
+    """Write to `starts` and `ends` the positions in `tokens` of each sentence's first token and of
+    the token after its last, at most `longest` apart, as far as these have room, and to `documents`
+    the number of each document's first sentence, then the number of sentences. `stops` has 0 and
+    the end of each sequence of `tokens`, `document_index` each document's first sequence, then
+    their number; the three arrays of flags are indexed by token id. Returns the number of
+    sentences, the ones without room included."""
     count = 0
     for document in range(len(document_index) - 1):
         documents[document] = count
