@@ -203,8 +203,8 @@ def choose_layouts(
     that order, each once, and none is left out; or `all`, which stands for those that fit, fewest
     ranks first.
 
-    Raises BadInput for a name that is no layout's, and if a layout that was named does not fit, needs more than `ranks`, or is the
-    serial run.
+    Raises BadInput for a name that is no layout's, and if a layout that was named does not fit,
+    needs more than `ranks`, or is the serial run.
     """
     if names == "all":
         by_reason: dict[str, list[ParityLayout]] = {"": []}

@@ -27,10 +27,10 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
     Settings: `pieces`, `max_line_bytes`, `goes_on` (True if the rest of a damaged file is skipped),
     `filters`: pairs of a TextFilter's name and its section of the recipe, and `keep_dropped` (True
-    if dropped documents are appended to `dropped.jsonl` there). Returns `stages`, the ledger entries of the source and
-    the filters; the numbers of `documents` that are kept, of `malformed` lines, rows and such
-    texts, and of `blank` lines; and `damaged`, a sentence on each damaged file. Without `goes_on`,
-    Damaged is raised for such a file.
+    if dropped documents are appended to `dropped.jsonl` there). Returns `stages`, the ledger
+    entries of the source and the filters; the numbers of `documents` that are kept, of `malformed`
+    lines, rows and such texts, and of `blank` lines; and `damaged`, a sentence on each damaged
+    file. Without `goes_on`, Damaged is raised for such a file.
     """
     filters = [TEXT_FILTERS[name](**section) for name, section in settings["filters"]]
     folder = directory if settings.get("keep_dropped") else None
