@@ -274,8 +274,9 @@ def _crowded(rehearsed: "Rehearsed", times: float) -> float:
 
 
 def offered(buckets: NDArray[Any]) -> float:
-    """Return how often buckets with these numbers of documents, [buckets], offer a document for
-    comparison in all: to each member the earlier ones, up to MOST_OFFERED."""
+    """Return about how often buckets with these numbers of documents, [buckets], which may be
+    fractions, offer a document for comparison in all: to each member the earlier ones, up to
+    MOST_OFFERED, and half of itself."""
     from mlm_repro.data_pipeline.duplicates.near_duplicates import MOST_OFFERED
 
     full = np.minimum(buckets, MOST_OFFERED)

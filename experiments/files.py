@@ -172,7 +172,9 @@ def _by_name(lines: Sequence[NamedT], study: Path) -> dict[str, NamedT]:
 
 def join_evaluations(study: Path) -> None:
     """Write all results of the reproduction in the directory `study`, also those in its folders of
-    single results, into its evaluations.jsonl, sorted by name, then delete these folders."""
+    single results, into its evaluations.jsonl, sorted by name, then delete these folders.
+    A result in a folder replaces the line of the same name. Raises IntegrityFailure for a damaged
+    result, and then nothing is changed."""
     results = sorted(read_evaluations(study).items())
     write_lines(
         study / EVALUATIONS, (KeptEvaluation(name=name, result=result) for name, result in results)

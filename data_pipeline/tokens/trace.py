@@ -116,7 +116,8 @@ def _taken(run: Path, iteration: int, config: _Config) -> tuple[_Batch, int]:
     """Return a pair: the line of `iteration` in the run's metrics.jsonl as a _Batch, and the number
     of samples in the whole training, which determines how they are shuffled: for an incomplete run
     those to come are counted by `config`. Raises BadInput if metrics.jsonl is unreadable, has no
-    such iteration, or does not yet determine that number."""
+    such iteration, or does not yet determine that number; IntegrityFailure if a line of an
+    iteration does not fit its schema."""
     try:
         lines = [orjson.loads(line) for line in read_bytes(run / "metrics.jsonl").splitlines()]
     except (OSError, ValueError) as error:

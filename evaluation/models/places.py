@@ -1,5 +1,6 @@
 """Finds a checkpoint's files before torch is loaded. Imports no torch."""
 
+import glob
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -158,7 +159,7 @@ def weight_files(directory: Path, gguf: str = "") -> list[Path]:
 
     Raises BadInput if the directory has no weights, or several GGUF files and no name.
     """
-    for pattern in (gguf,) if gguf else WEIGHTS:
+    for pattern in (glob.escape(gguf),) if gguf else WEIGHTS:
         if files := sorted(directory.glob(pattern)):
             if pattern == "*.gguf" and len(files) > 1:
                 names = ", ".join(file.name for file in files)

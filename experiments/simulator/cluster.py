@@ -70,7 +70,8 @@ class Hardware(Config, Generic[Number]):
 
 
 class SoftwareConstants(Config, Generic[Number]):
-    """Constants of the training program: fusion, overlap, waiting and storage."""
+    """Constants by which the cost model describes a training program: fusion, overlap, waiting and
+    storage."""
 
     memory_efficiency: Number
     """Share of the memory bandwidth that element-wise operations reach."""

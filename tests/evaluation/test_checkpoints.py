@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from mlm_repro.evaluation.checkpoints import load_checkpoint, open_checkpoint
-from mlm_repro.evaluation.models.places import Place
+from mlm_repro.evaluation.models.places import Place, weight_files
 from mlm_repro.evaluation.scoring.scores import score
 from mlm_repro.evaluation.settings import Settings
 from mlm_repro.lineage import chain
@@ -69,3 +69,9 @@ def test_a_gguf_file_is_not_scored_by_weights_that_lie_beside_it(tmp_path: Path)
     assert Place.find(tmp_path).is_gpt2  # this engine reads it
     (tmp_path / "model.gguf").touch()
     assert not Place.find(tmp_path / "model.gguf").is_gpt2
+
+
+def test_a_gguf_file_of_any_name_is_found(tmp_path: Path) -> None:
+    (tmp_path / "model[1].gguf").touch()
+    (tmp_path / "model1.gguf").touch()
+    assert weight_files(tmp_path, "model[1].gguf") == [tmp_path / "model[1].gguf"]
