@@ -189,7 +189,7 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(
         BadInput,
-        match=r"a.jsonl needs a library that is not .*: pip install 'mlm-repro\[remote\]'",
+        match=r"a.jsonl needs a library that is not .*gs:// .* pip install 'mlm-repro\[remote\]'",
     ):
         print(FileSource("jsonl:gs://bucket/a.jsonl").files)
 
