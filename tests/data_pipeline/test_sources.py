@@ -121,7 +121,9 @@ def test_hub_corpora_are_harvested_file_by_file(
     assert set(asked) == {("wikimedia/wikipedia", "20231101.en", True)}
     assert found == [
         Document("wikipedia/0:1", "one"),
-        Malformed("wikipedia/0", 2, "text is not a string", "None"),
+        Malformed(
+            "wikipedia/0", 2, "text is not a string, as the text of a document must be", "None"
+        ),
         Document("wikipedia/1:1", "three"),
     ]
 

@@ -87,5 +87,7 @@ def test_another_dataset_in_its_place_is_not_shown(dataset: Path, tmp_path: Path
         small_config(place, iterations=6, warmup_iterations=1), tmp_path / "runs" / "mine"
     ).path
     place.unlink()
-    with pytest.raises(DataMissing, match=r"that small-.* was trained on is not here"):
+    with pytest.raises(
+        DataMissing, match=r"that small-.* was trained on is not at .*data, or has changed"
+    ):
         list(trace_iteration(run, 1))

@@ -200,5 +200,5 @@ def test_a_comparison_of_no_model_is_refused() -> None:
     comparison = {"text": "t", "smaller": 0, "larger": 1, "difference": 0, "low": 0, "high": 0}
     values = {"text": "t", "articles": 2, "seeds": 1, "models": ["a"]}
     parse_document({**values, "comparisons": []}, ReproductionScores, "scores.json")
-    with pytest.raises(IntegrityFailure, match="the two models of a comparison"):
+    with pytest.raises(IntegrityFailure, match="`smaller` and `larger` of a comparison"):
         parse_document({**values, "comparisons": [comparison]}, ReproductionScores, "scores.json")

@@ -35,7 +35,7 @@ def test_a_number_without_an_origin_is_refused(changes: dict[str, str], tmp_path
     (path / RECORDS).write_text("\n".join(lines), encoding="utf-8")
     seal(path)
     with pytest.raises(
-        IntegrityFailure, match=f"line 3 of {RECORDS} has no source, or .* has no digest"
+        IntegrityFailure, match=f"line 3 of {RECORDS} in .* has no source, or .* has no digest"
     ):
         load_reproduction(path)
 
