@@ -97,9 +97,10 @@ def load_on_a_rank(layout: Layout, shard: bool, path: Path) -> tuple[float, Stat
         read += size
 
     digests.sha256_file = lambda path: (count(path.stat().st_size), digest(path))[1]
-    shards._copy = lambda name, target, source: (count(source.nbytes), copy(name, target, source))[
-        1
-    ]
+    shards._copy = lambda place, name, target, source: (
+        count(source.nbytes),
+        copy(place, name, target, source),
+    )[1]
     load_checkpoint(path, parameters, optimizer)
     needed = sum(p.local.nbytes for p in parameters)
     needed += sum(part.nbytes for group in optimizer.groups for part in group.state.values())
