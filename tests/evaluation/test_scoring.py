@@ -219,7 +219,7 @@ def test_what_does_not_fit_the_model_is_refused(model: ScoringModel) -> None:
 
 @pytest.mark.parametrize("num_scored", [0, 3, 4])
 def test_a_request_must_leave_something_to_predict_from(num_scored: int) -> None:
-    with pytest.raises(BadInput, match="cannot be scored"):
+    with pytest.raises(BadInput, match="tokens of a window or passage are to be scored"):
         Request(np.array([1, 2, 3]), num_scored)
 
 

@@ -158,7 +158,7 @@ def test_long_examples_lose_their_beginning_and_are_counted() -> None:
 
 
 def test_a_target_longer_than_the_context_is_refused() -> None:
-    with pytest.raises(BadInput, match="cannot be scored"):
+    with pytest.raises(BadInput, match="tokens of a window or passage are to be scored"):
         ClozeTask(SOURCE, ["a incomprehensible"], STRICT, Bytes(), 8).limited(None)
 
 
