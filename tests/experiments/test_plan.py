@@ -172,8 +172,8 @@ def test_a_dry_run_prints_mode_and_costs_and_does_nothing(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["8.3b", "--mode", "full"], 4, "full size"),
-        (["8.3b", "--mode", "full", "--dry-run"], 4, "full size"),
+        (["8.3b", "--mode", "full"], 4, "--mode full cannot run here"),
+        (["8.3b", "--mode", "full", "--dry-run"], 4, "--mode full cannot run here"),
         (["355m", "--mode", "full", "--smoke"], 2, "--smoke"),
         (["355m", "--mode", "plan"], 2, "--mode"),
         (["355m", "--seeds", "0"], 2, "--seeds"),
