@@ -208,7 +208,7 @@ def test_nothing_to_score_and_negative_tokens_are_refused(model: ScoringModel) -
 
 
 def test_what_does_not_fit_the_model_is_refused(model: ScoringModel) -> None:
-    with pytest.raises(BadInput, match="does not fit"):
+    with pytest.raises(BadInput, match="are more than the 32 that the model takes at once"):
         score(model, [Request(np.zeros(CONFIG.seq_length + 2, dtype=np.int64), 1)])
     with pytest.raises(BadInput, match="vocabulary"):
         score(model, [Request(np.array([1, CONFIG.vocab_size]), 1)])

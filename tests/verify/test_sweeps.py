@@ -28,6 +28,9 @@ def kept(name: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("kind", HEALTHY)
 def test_fifteen_architectures_are_healthy_on_two_tensor_parallel_ranks(kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    if kind not in transformers.CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} has no {kind}, a later one has")
     torch.set_num_threads(1)
     (row,) = rows(("transformers", f"model_type={kind}", 1, "tp2"), 1234)
     assert (row["layout"], row["state"], row["text"]) == ("tp2", "healthy", "")
