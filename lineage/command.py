@@ -114,11 +114,11 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
     cause: BaseException | None = None
     try:
         try:
-            stop = partial(_stop, os.getpid())
-            signal.signal(signal.SIGINT, stop)
+            handler = partial(_stop, os.getpid())
+            signal.signal(signal.SIGINT, handler)
             for number in STOPS:
                 if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP on purpose
-                    signal.signal(number, stop)
+                    signal.signal(number, handler)
             sys.unraisablehook = _stop_again
             hear_stops()
             refuse_non_text([*arguments, os.getcwd()])
