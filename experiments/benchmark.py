@@ -20,6 +20,8 @@ from mlm_repro.lineage.numbers import csv_cell
 
 AGAINST = "against.json"
 """Name of the file with the record that `mlm-verify against` keeps in its run."""
+COMPARED = "loss", "gradient norm", "learning rate", "weights at the end"
+"""Names of that record's cases, in their order: three curves, and the final weights."""
 MOST = 1e9
 """Largest share of a tolerance that `share_of` states; also the share of any difference where none
 is allowed."""

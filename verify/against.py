@@ -17,6 +17,7 @@ from mlm_repro.engine.model.gpt2 import GPT2
 from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.experiments.benchmark import (
     AGAINST,
+    COMPARED,
     Benchmark,
     Case,
     Series,
@@ -33,7 +34,8 @@ from mlm_repro.verify.megatron_core import MegatronCore
 from mlm_repro.verify.parity import ParityLayout, comparable_layout
 from mlm_repro.verify.runner import UNKNOWN, measured, on_ranks, train
 
-QUANTITIES = {"loss": "loss", "norm": "gradient norm", "rate": "learning rate"}
+CURVES = dict(zip(("loss", "norm", "rate"), COMPARED[:3], strict=True))
+"""Name in words of each curve, by its field in a StepResult."""
 ENGINES: dict[str, type[Engine]] = {"megatron-core": MegatronCore}
 
 
@@ -71,12 +73,12 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
         reference = measured(first, draws, config.train.precision)
         ours = on_ranks(train, Ours, work, chosen, reference, 0, True)
     curves = [outcome.ranks[0].steps for outcome in (ours, first, *draws)]
-    cases = [_case(quantity, name, curves, theirs, layers) for quantity, name in QUANTITIES.items()]
+    cases = [_case(quantity, name, curves, theirs, layers) for quantity, name in CURVES.items()]
     shares = [
         share_of(row.tensor.removeprefix("updated "), [row.largest], [row.tolerance])
         for row in ours.rows
     ]
-    cases.append(Case(name="weights at the end", ratios=shares))
+    cases.append(Case(name=COMPARED[3], ratios=shares))
     disagreements = []
     for case in cases:
         disagreements += [

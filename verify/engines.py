@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mlm_repro.data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
 from mlm_repro.engine.compare.recorder import (
@@ -34,7 +35,7 @@ from mlm_repro.engine.parallel.mesh import ParallelMesh
 from mlm_repro.engine.step import build_step
 from mlm_repro.verify.parity import ParityLayout
 
-Weights = dict[str, torch.Tensor]
+Weights = dict[str, Tensor]
 """Whole weights by their names in this suite's engine."""
 
 
@@ -83,7 +84,7 @@ class Shard(NamedTuple):
     key: str
     """Name of the whole tensor."""
     start: tuple[int, ...]
-    value: torch.Tensor
+    value: Tensor
     """The part, with as many dims as the whole; a view of the given tensor, or of a copy of it."""
 
 
@@ -97,7 +98,7 @@ class StepResult(NamedTuple):
     rate: float
 
 
-Named = Iterable[tuple[str, torch.Tensor]]
+Named = Iterable[tuple[str, Tensor]]
 """Pairs of name and tensor on one rank; the names are the engine's own."""
 
 
@@ -167,7 +168,7 @@ class Engine:
         buffers that belong to a checkpoint and are the same on every layout."""
         return saved_buffers(self.module)
 
-    def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
+    def shards(self, named: Mapping[str, Tensor]) -> list[Shard]:
         """Return this rank's shards of the given tensors, which are by name and have the names and
         shapes of this rank's parameters or buffers, as views into which `assign` writes. A subclass
         must implement it."""
@@ -191,7 +192,7 @@ class Engine:
         must implement it."""
         raise NotImplementedError
 
-    def state(self) -> Iterable[tuple[str, str, torch.Tensor]]:
+    def state(self) -> Iterable[tuple[str, str, Tensor]]:
         """Return the optimizer's moments as triples: the parameter's name, `exp_avg` or
         `exp_avg_sq`, and the tensor. By default the result is empty, and moments are not
         compared."""
@@ -213,7 +214,7 @@ class Engine:
         update is made, which changes the weights, so the training cannot continue afterwards."""
         return self.update(0)[0]
 
-    def gradient_of(self, parameter: str) -> torch.Tensor:
+    def gradient_of(self, parameter: str) -> Tensor:
         """Return the tensor on this rank from which the optimizer reads the gradient of the named
         parameter; the caller writes another gradient into it. An engine whose `counts_norm` is True
         must implement it: by default it raises NotImplementedError."""
@@ -300,7 +301,7 @@ class Engine:
         )
 
     @torch.no_grad()
-    def assign(self, value_of: Callable[[Shard], torch.Tensor]) -> None:
+    def assign(self, value_of: Callable[[Shard], Tensor]) -> None:
         """Copy into each shard of this rank's parameters the tensor that `value_of` returns for the
         shard, which has its present value."""
         named = dict(self.parameters())
@@ -336,7 +337,7 @@ class Ours(Engine):
     def parameters(self) -> Named:
         return ((parameter.name, parameter.local.data) for parameter in self.model.parameters)
 
-    def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
+    def shards(self, named: Mapping[str, Tensor]) -> list[Shard]:
         of = {parameter.name: parameter for parameter in self.model.parameters}
         return [
             Shard(
@@ -382,7 +383,7 @@ class Ours(Engine):
         self.training.update(self.gradient, rate)
         return self.gradient.norm, rate
 
-    def state(self) -> Iterable[tuple[str, str, torch.Tensor]]:
+    def state(self) -> Iterable[tuple[str, str, Tensor]]:
         return (
             (parameter.name, what, value)
             for parameter, what, value in whole_state(self.training.optimizer)
@@ -397,8 +398,8 @@ class Ours(Engine):
         batch_loss = chunk.batch_loss
         waiting = iter(firsts)
 
-        def watched_loss(*args: Any) -> torch.Tensor:
-            value: torch.Tensor = batch_loss(*args)
+        def watched_loss(*args: Any) -> Tensor:
+            value: Tensor = batch_loss(*args)
             recorder.loss(value, next(waiting), self.at_once)
             return value
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch import distributed as dist
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
@@ -19,7 +20,7 @@ from mlm_repro.lineage.errors import BadInput
 from mlm_repro.verify.engines import Engine, Named, Shard, Work
 from mlm_repro.verify.parity import ParityLayout
 
-Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
+Loss = Callable[[torch.nn.Module, Any], Tensor]
 """Function (model, rows of the batch) → mean loss of a microbatch."""
 
 
@@ -28,7 +29,7 @@ EXACT = 1e-9
 serial tensor or, if that is larger, of any serial gradient."""
 
 
-def own_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+def own_loss(model: torch.nn.Module, batch: Any) -> Tensor:
     """Return the loss that a model gives for a batch: its output if that is a scalar, or else the
     output's attribute `loss`. If it gives none, return the mean square of its output. A batch that
     is a mapping gives the model's keyword arguments."""
@@ -91,14 +92,14 @@ class Program(Engine):
     def parameters(self) -> Named:
         return ((name, parameter.detach()) for name, parameter in self.own.items())
 
-    def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
+    def shards(self, named: Mapping[str, Tensor]) -> list[Shard]:
         return [
             Shard(name, name, *part_of(value, self.starts.get(name)))
             for name, value in named.items()
         ]
 
     @torch.no_grad()
-    def assign(self, value_of: Callable[[Shard], torch.Tensor]) -> None:
+    def assign(self, value_of: Callable[[Shard], Tensor]) -> None:
         for shard in self.shards(dict(self.parameters())):
             own = self.own[shard.parameter]
             value = value_of(shard)
@@ -131,7 +132,7 @@ class Program(Engine):
             if parameter.grad is not None
         )
 
-    def gradient_of(self, parameter: str) -> torch.Tensor:
+    def gradient_of(self, parameter: str) -> Tensor:
         own = self.own[parameter]
         if own.grad is None or "Partial" in str(getattr(own.grad, "placements", "")):
             own.grad = torch.zeros_like(own)
@@ -145,7 +146,7 @@ class Program(Engine):
         self.optimizer.step()
         return norm, 0.0
 
-    def state(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+    def state(self) -> Iterator[tuple[str, str, Tensor]]:
         states: Any = self.optimizer.state if self.optimizer else {}
         for name, parameter in self.own.items():
             for what in ("exp_avg", "exp_avg_sq"):
@@ -163,7 +164,7 @@ class InDouble(TorchFunctionMode):
             name: torch.float64 if each is torch.float32 else each
             for name, each in (kwargs or {}).items()
         }
-        call: Any = torch.Tensor.double if func is torch.Tensor.float else func
+        call: Any = Tensor.double if func is Tensor.float else func
         return call(*wide, **named)
 
 
@@ -224,7 +225,7 @@ class HeldTraining:
 
 
 def _rows(place: int, of: int, tensor: Any) -> Any:
-    if not isinstance(tensor, torch.Tensor):
+    if not isinstance(tensor, Tensor):
         return tensor
     if len(tensor) % of:
         raise BadInput(
@@ -235,7 +236,7 @@ def _rows(place: int, of: int, tensor: Any) -> Any:
     return tensor[place * len(tensor) // of : (place + 1) * len(tensor) // of]
 
 
-def _local(value: Any) -> torch.Tensor:
+def _local(value: Any) -> Tensor:
     """Return the part of a DTensor that is on this rank; any other tensor as it is."""
     return value.to_local() if _is_dtensor(value) else value
 
@@ -244,15 +245,13 @@ def _is_dtensor(value: Any) -> bool:
     return hasattr(value, "placements")
 
 
-def whole_of(value: torch.Tensor) -> torch.Tensor:
+def whole_of(value: Tensor) -> Tensor:
     """Return the whole tensor that the parts of a DTensor make, by a collective; any other tensor
     as it is."""
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
-def part_of(
-    value: torch.Tensor, given: tuple[int, ...] | None
-) -> tuple[tuple[int, ...], torch.Tensor]:
+def part_of(value: Tensor, given: tuple[int, ...] | None) -> tuple[tuple[int, ...], Tensor]:
     """Return the first indices in the whole, and the value, of this rank's part of a tensor. The
     indices are a DTensor's by its placements, another tensor's `given`, or zeros.
 
@@ -271,7 +270,7 @@ def part_of(
     return tuple(start), placed.to_local()
 
 
-def _divided(whole: torch.Tensor, like: Any) -> torch.Tensor:
+def _divided(whole: Tensor, like: Any) -> Tensor:
     """Return this rank's part of a whole tensor, with the shape of the local part of the DTensor
     `like` and divided as that is, even if twice along one dim. A collective."""
     from torch.distributed.tensor import DTensor

@@ -15,7 +15,7 @@ from mlm_repro.data_pipeline import remade as of_data
 from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.run import remade as of_engine
 from mlm_repro.experiments import remade as of_experiments
-from mlm_repro.experiments.benchmark import AGAINST, share_of
+from mlm_repro.experiments.benchmark import AGAINST, COMPARED, share_of
 from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.chain import CHECKPOINTS, broken_links
 from mlm_repro.lineage.digest import MARKER, is_sealed, read_digest, sha256_file
@@ -176,16 +176,18 @@ def kind_of(place: Path) -> str:
 
 def against(run: Path) -> Comparisons:
     """Yield comparisons of a run's against.json, the record that compares two engines: its title,
-    setting and notes with the manifest's, its keys with the ones of its kind, its differences and
-    shares of the tolerance with those that its curves give, and its number of disagreements with
-    the shares above 1."""
+    setting and notes with the manifest's, its keys with the ones of its kind, the names of its
+    cases with `COMPARED`, its differences and shares of the tolerance with those that its curves
+    give, and its number of disagreements with the shares above 1."""
     result = read_engines(run)
     config = read_document(run / MANIFEST, Manifest).config
     due = {name: config[name] for name in ("title", "setting", "notes")} | {"benchmark": "against"}
     yield as_said(result, due, AGAINST, f"{MANIFEST} says")
     read = result.model_dump(mode="json", exclude_unset=True)
     yield Remade(AGAINST, read_object(run / AGAINST), read, "a file of its kind has")
-    for case in (case for case in result.cases if case.series):
+    names = [case.name for case in result.cases]
+    yield Remade(f"{AGAINST}: names of the cases", names, list(COMPARED))
+    for case in result.cases[:3]:
         mine, theirs, apart, allowed = (series.samples for series in case.series)
         yield Remade(
             f"{AGAINST}: differences of the {case.name}",
@@ -276,7 +278,7 @@ KINDS = {
         settings=_settings_of_against,
         free=(
             "against.json environment",
-            "against.json *.name",
+            "against.json *.ratios.*.name",
             "against.json *.contender",
             "against.json cases.3.ratios",
             "against.json cases.*.series.3",

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
+from torch import Tensor, nn
 from torch import distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage
@@ -71,13 +71,13 @@ class Attention(nn.Module):
         self.q_norm = nn.RMSNorm(HEAD, eps=1e-6)
         self.k_norm = nn.RMSNorm(HEAD, eps=1e-6)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         q, k, v = (
             part.view(*part.shape[:2], -1, HEAD) for part in (self.q(x), self.k(x), self.v(x))
         )
         q, k, v = (part.transpose(1, 2) for part in (self.q_norm(q), self.k_norm(k), v))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        output: torch.Tensor = self.o(mixed.transpose(1, 2).flatten(2))
+        output: Tensor = self.o(mixed.transpose(1, 2).flatten(2))
         return output
 
 
@@ -93,7 +93,7 @@ class DecoderBlock(nn.Module):
         self.up = nn.Linear(HIDDEN, 4 * HIDDEN)
         self.down = nn.Linear(4 * HIDDEN, HIDDEN)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))
         return x + self.down(F.gelu(self.up(self.mlp_norm(x))))
 
@@ -111,7 +111,7 @@ class Decoder(nn.Module):
         if tied:
             self.head.weight = self.embed.weight
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         x = self.embed(x) if self.embed else x
         for layer in self.layers.values():
             x = layer(x)
@@ -132,18 +132,18 @@ def training(texts: Mapping[str, str], seed: int, microbatches: int) -> HeldTrai
     return HeldTraining(build, batch, token_loss, microbatches, in_double=False, tolerance=rounding)
 
 
-def token_loss(model: nn.Module, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def token_loss(model: nn.Module, rows: Mapping[str, Tensor]) -> Tensor:
     """Return the model's mean cross-entropy, in nats, for a microbatch `rows`: of `labels` [b, s]
     after `tokens` [b, s]."""
     return cross_entropy(model(rows["tokens"]), rows["labels"])
 
 
-def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the mean cross-entropy, in nats, of labels [b, s] from logits [b, s, v]."""
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-def clip(own: Mapping[str, nn.Parameter], stages: bool = False) -> torch.Tensor:
+def clip(own: Mapping[str, nn.Parameter], stages: bool = False) -> Tensor:
     """Clip in place the gradient of the parameters `own`, given by name, to the norm `CLIP`, by
     torch's functions, which take no parameters of several meshes at once. Return the norm of the
     whole gradient before that, as a tensor; with `stages` it is over the parameters of all ranks. A
@@ -170,7 +170,7 @@ class Builder:
     fields: Fields
     seed: int
     microbatches: int
-    batch: Mapping[str, torch.Tensor]
+    batch: Mapping[str, Tensor]
 
     def __call__(self, layout: ParityLayout) -> Program:
         """Return this rank's model and its training step as a Program. Raises BadInput for a layout
@@ -282,7 +282,7 @@ class Builder:
         first = any(stage.is_first for stage in stages)
 
         def gradient() -> float:
-            losses: list[torch.Tensor] = []
+            losses: list[Tensor] = []
             held.zero_grad()
             inputs = (self.batch["tokens"],) if first else ()
             run.step(
