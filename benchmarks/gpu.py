@@ -335,12 +335,12 @@ def busy_and_idle(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
     """Return two times in the unit of the spans (start, end): the time that they cover together,
     and the time between the first and the last that no span covers."""
     busy = idle = 0.0
-    until = float("inf")
+    until = None
     for start, end in sorted(spans):
-        idle += max(start - until, 0.0)
-        until = min(until, start) if busy == 0 else max(until, start)
-        busy += max(end - until, 0.0)
-        until = max(until, end)
+        covered = start if until is None else until
+        idle += max(start - covered, 0.0)
+        busy += max(end - max(start, covered), 0.0)
+        until = max(covered, end)
     return busy, idle
 
 

@@ -164,9 +164,11 @@ class ModelConfig(Config):
     hidden_size: Size
     """Width of the residual stream, `h`."""
     num_heads: PositiveInt
-    """Number of attention heads; each is `hidden_size / num_heads` wide."""
+    """Number of attention heads; each is `hidden_size / num_heads` wide, in a Transformer-XL
+    `transformer_xl.head_dim` if given."""
     seq_length: Size = 1024
-    """Tokens of context, `s`; positions are learned."""
+    """Tokens of a training sample, `s`. GPT-2 and BERT learn as many positions; a Transformer-XL's
+    are relative, and it sees its memory besides."""
     vocab_size: PositiveInt = 50257
     """Number of real vocabulary entries, without padding. A dataset brings its own value, and
     another value that the file states is refused."""

@@ -174,7 +174,7 @@ def _train_again(run: Path, segment: Segment, root: Path) -> Path:
         train_segment()
     elif code := launch(train_segment, segment.layout.world_size):
         if code == IntegrityFailure.exit_code:
-            raise IntegrityFailure("the checkpoint is damaged, as a rank says above")
+            raise IntegrityFailure("a file that it needs is damaged, as a rank says above")
         raise SystemExit(code)
     if not is_sealed(checkpoint_path(again.path, end)):
         raise Interrupted(

@@ -64,7 +64,11 @@ def results_block(kept: Reproduction) -> str:
     names = [*summary.labels]
     trained = {model.series: model.trained for model in summary.models}
     ends = [
-        [r.value for r in kept.records if (r.series, r.quantity) == (name, END) and r.seed]
+        [
+            r.value
+            for r in kept.records
+            if (r.series, r.quantity) == (name, END) and r.seed is not None
+        ]
         for name in names
     ]
     rows = {
