@@ -389,8 +389,8 @@ def to_megatron_(config: Model, overrides: Overrides = None, twin: Twin = False)
 
 
 def _announce_conversion(directory: Path) -> None:
-    """Print to standard error how many bytes a conversion reads from `directory` and at most
-    writes. Raises BadInput if there is no such directory.
+    """Print to standard error how many bytes a conversion reads from `directory`, and that it
+    writes at most twice as many. Raises BadInput if there is no such directory.
 
     Sets an environment variable of this process, so that a message about an interruption says that
     the command begins anew.

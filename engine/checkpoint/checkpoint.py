@@ -171,8 +171,8 @@ class CheckpointWriter:
     ) -> None:
         """Choose the tensors that this rank writes, of `parameters` and of the optimizer's state,
         and allocate host memory for their copies, which every checkpoint reuses. `mesh` is the
-        model's `storage_mesh`; `streams`, if given, is written too. Shortens the thread switch
-        interval of this Python process."""
+        model's `storage_mesh`. `streams`, the memory of a Transformer-XL, is written too unless it
+        is None. Shortens the thread switch interval of this Python process."""
         # The thread that trains asks for the interpreter at each operation. Python's own 5 ms
         # would pass each time while the writer forms its JSON.
         sys.setswitchinterval(1e-4)

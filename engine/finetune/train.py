@@ -66,8 +66,9 @@ with the scores of its classes or options, or one [s, 2] for each window of a sp
 
 
 class EncodedPair(NamedTuple):
-    """Two texts as the token ids of [CLS] first [SEP] second [SEP], with the place of the second
-    text in them."""
+    """Two texts as the token ids of [CLS] first [SEP] second [SEP], with the position of the second
+    text's first token in them, and the characters (begin, end) of each of the second text's tokens
+    in that text."""
 
     tokens: list[int]
     second_start: int
@@ -149,7 +150,8 @@ class PairEncoder:
 @dataclass(frozen=True)
 class FineTuned:
     """Result of a fine-tuning: its task, checkpoint and recipe, the sizes of the sets, the seconds,
-    and the metrics on each held-out set."""
+    and the metrics in percent on each held-out set: each training's, their medians, and the metrics
+    of the trainings' mean scores."""
 
     task: str
     checkpoint: str
@@ -167,8 +169,9 @@ class FineTuned:
 
 
 class Feature(NamedTuple):
-    """Input of the model made from an example, or from one window of its context: pairs of texts as
-    token ids, and the label."""
+    """Input of the model made from an example, or from one window of its context: a list of texts
+    encoded in pairs, one pair or one for each option, and the label as a tuple of one index, or of
+    a span's first and last position."""
 
     sequences: list[EncodedPair]
     """List of one EncodedPair, or of one for each option."""
@@ -373,9 +376,10 @@ class FineTuner:
 
     def _answer(self, example: SpanExample, windows: list[Tensor]) -> str:
         """Return the answer to a question as text: the part of the context with the best sum of
-        start and end score, at most LONGEST_ANSWER tokens. `windows` has the scores [s, 2] of each
-        window of the context, in order. The answer is empty if the context has no tokens or, in
-        SQuAD 2.0, if the sum of [CLS] is better than it in every window."""
+        start and end score, at most 30 tokens (LONGEST_ANSWER). `windows` has the scores [s, 2] of
+        each window of the context, in order. The answer is empty if the context has no tokens or,
+        in SQuAD 2.0, if in every window start and end score of [CLS] have a larger sum than the
+        best part."""
         best = -float("inf")
         text = ""
         nothing = float("inf")

@@ -28,8 +28,9 @@ FILE = "model-tp00-pp000.safetensors"
 
 @dataclass(frozen=True)
 class Imported:
-    """A model read from another program's files: its configuration, its whole tensors by our global
-    names, its tokenizer, where it came from, and files to copy beside it."""
+    """A model read from another program's files: its name, its ModelConfig, its whole tensors by
+    our global names, its tokenizer or None, where it came from, the factors by which a twin was
+    shrunk, and files to copy beside it."""
 
     name: str
     model: ModelConfig

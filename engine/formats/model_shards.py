@@ -87,9 +87,10 @@ shorter."""
 
 
 class Division(NamedTuple):
-    """Division of a parameter over the ranks, in the way that `how` names. The parameter consists
-    of `pieces` equal pieces side by side along `dim`, and each piece is divided along `dim`. A
-    `summed` one is whole on every rank, and its gradient is summed."""
+    """Division of a parameter over the ranks, in the way that `how` names: by `columns`, `rows`,
+    `heads` or `vocabulary`, or `summed`. The parameter consists of `pieces` equal pieces side by
+    side along `dim`, and each piece is divided along `dim`. A `summed` one is whole on every rank,
+    and its gradient is summed."""
 
     how: Literal["columns", "rows", "heads", "vocabulary", "summed"]
     dim: int = 0

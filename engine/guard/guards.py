@@ -90,9 +90,9 @@ class RecentIterations:
 
 
 class SpikeGuard(Guard):
-    """Guard that adds every iteration to `recent`, notes spikes of loss and gradient norm in
-    `spike` of the metrics' lines and warns of each. With `skip` the updates of such iterations are
-    skipped."""
+    """Guard that adds each iteration's loss and gradient norm to `recent`, a RecentIterations,
+    which tells if they are spikes. It notes spikes in `spike` of the metrics' line and warns of
+    each. With `skip` the update of an iteration with a spike is skipped."""
 
     def __init__(self, recent: RecentIterations, skip: bool) -> None:
         self._recent = recent
@@ -264,8 +264,8 @@ class SlowRankGuard(Guard):
 
 def slow_ranks(seconds: Sequence[float], layout: Layout) -> dict[int, float]:
     """Return a dict of the slow ranks: global rank → median seconds of the other ranks of its
-    pipeline stage. A rank is slow if it takes more than `RATIO` times this median, and at least
-    `LEAST_SECONDS` more. A rank alone in its stage is never slow.
+    pipeline stage. A rank is slow if it takes more than 1.5 times this median (`RATIO`), and at
+    least 0.5 seconds more (`LEAST_SECONDS`). A rank alone in its stage is never slow.
 
     `seconds` has the seconds of every rank's own work in one window, in the order of global ranks.
     """

@@ -232,9 +232,9 @@ class _Chunked(torch.autograd.Function):
 
 
 def _with_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
-    """Return `total` plus the matrix product of a and b, added in fp32; the product alone if
-    `total` is None, for the first block. A total in fp32 may be overwritten and be the tensor
-    returned."""
+    """Return `total` plus the matrix product of a and b, added in fp32. If `total` is None, for the
+    first block, return the product alone, in fp32 for fp16 numbers, else in their dtype. A total in
+    fp32 may be overwritten and be the tensor returned."""
     if total is None:
         return _product(a, b)
     # A sum over blocks in 16 bits would round at each of them.

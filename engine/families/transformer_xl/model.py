@@ -233,8 +233,8 @@ def _shift(scores: Tensor) -> Tensor:
     """Return scores [b, n, s, k] with a column for each key, from `scores` [b, n, s, k] with a
     column for each distance, k − 1 … 0.
 
-    Column j of row i then has the distance i + m − j. Row i moves left by s − 1 − i (Dai et al.
-    2019, Appendix B). Columns of future keys are undefined.
+    With m = k − s, column j of row i then has the distance i + m − j. Row i moves left by s − 1 − i
+    places (Dai et al. 2019, Appendix B). Columns of future keys are undefined.
     """
     b, n, s, k = scores.shape
     return F.pad(scores, (1, 0)).view(b, n, k + 1, s)[:, :, 1:].view(b, n, s, k)
