@@ -61,7 +61,8 @@ HELD_IN_BF16 = ("output of ", "gradient of output of ", "updated ")
 
 
 class TensorPart(NamedTuple):
-    """Part of a tensor of one iteration, as one rank computed it."""
+    """Part of a tensor of one iteration, as one rank computed it: number of the iteration, from 0,
+    name of the tensor, index at which the part begins in the whole, and values as a numpy array."""
 
     iteration: int
     tensor: str

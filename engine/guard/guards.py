@@ -365,6 +365,6 @@ def _describe_parting(ranks: Sequence[int], sums: Sequence[int]) -> str:
 
 def joined(numbers: Sequence[int]) -> str:
     """Return numbers, such as ranks, as text, separated by commas: the first 8 and, if there are
-    others, the count of the others."""
+    others, "and" with the count of the others, as in "and 3 more"."""
     shown = ", ".join(str(number) for number in numbers[:SHOWN])
     return shown + (f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else "")

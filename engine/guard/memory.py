@@ -168,10 +168,10 @@ def _is_first_to_say() -> bool:
 
 
 def describe_memory(run: ResolvedRun) -> str:
-    """Return a table as text of several lines, in GiB, of the memory of the run's largest rank by
-    the closed form: model and optimizer, activations, a checkpoint's copy if there is one, the
-    total, and the total with each remedy. Without a remedy a last line says that none needs clearly
-    less."""
+    """Return a table as text of several lines, in GiB, of the memory of the largest rank of a run,
+    a ResolvedRun, by the closed form: model and optimizer, activations, a checkpoint's copy if
+    there is one, the total, and the total with each remedy. Without a remedy a last line says that
+    none needs clearly less."""
     memory = run.memory
     offered = remedies(run)
     rows = [("model and optimizer", memory.state), ("activations", memory.activations)]
