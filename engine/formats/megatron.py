@@ -287,8 +287,8 @@ def _read_config(
     if config.num_heads % len(stages):
         raise BadInput(
             f"{first.path}: {config.num_heads} attention heads cannot be divided over its"
-            f" {len(stages)} tensor-parallel ranks: the number of heads, which --heads, --set heads="
-            " or the file's own arguments state, is wrong"
+            f" {len(stages)} tensor-parallel ranks: the number of heads is wrong, in --heads, in"
+            " --set heads= or in the file's own arguments"
         )
     return config
 

@@ -50,7 +50,7 @@ def parts_of(d: int, dtype: torch.dtype) -> tuple[int, int]:
     The second number is 0 if there is one part.
 
     Tensor cores take at least 16. Before Hopper 16-bit heads have one part: with two, registers do
-    not suffice. In fp32 a head of 128 has two parts for the same reason.
+    not suffice. For the same reason a head of 128 or more columns has two parts in fp32.
     """
     is_wide = dtype == torch.float32
     if compute_capability() < HOPPER and not is_wide:
