@@ -53,7 +53,7 @@ class Imported:
 def write_checkpoint(out: Path, imported: Imported) -> str:
     """Write the model in `imported` as the new sealed checkpoint directory `out`, in fp32, which
     `load_for_inference` reads, and return the directory's digest as text. The tensors in `imported`
-    are replaced by fp32 ones.
+    are replaced by fp32 ones. Prints the progress to standard error.
 
     There is no optimizer state, so no run can resume from it. Raises IntegrityFailure naming a
     tensor that is missing, unexpected, misshapen or not floating-point, and BadInput if `out`

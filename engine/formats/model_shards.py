@@ -267,9 +267,9 @@ def load_rank(
     tensor-parallel axis, whose ranks all call the model together.
 
     `dtype` None keeps the files' number format, or takes fp32 if they have several. `seed` seeds
-    dropout in divided layers. Raises BadInput if the axis has another number of ranks than there
-    are files, IntegrityFailure if the plan cannot be read or a file lacks a parameter. The seal is
-    not checked.
+    dropout in divided layers. Raises BadInput if transformers is missing or the axis has another
+    number of ranks than there are files, IntegrityFailure if the plan cannot be read or a file
+    lacks a parameter. The seal is not checked.
     """
     plan = read_document(directory / PLAN, TensorPlan)
     if axis.size != plan.tp:
