@@ -639,7 +639,7 @@ COUNTED = (
 
 class RunConfig(Config):
     """Configuration of one training run: its name, model, training, parallel layout, data and
-    records."""
+    records and, for a shrunk twin of a published recipe, the factors by which it differs."""
 
     other_names: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("lr", "max_lr"), "train.learning_rate"),

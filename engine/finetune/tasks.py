@@ -184,8 +184,9 @@ def _read(path: Path) -> str:
 
 
 class FineTuneRecipe(Config):
-    """Settings of a fine-tuning with AdamW, whose learning rate rises linearly to its peak and then
-    falls linearly, to reach 0 one step after the last."""
+    """Settings of a fine-tuning with AdamW: epochs, batch size, learning rate, weight decay and
+    seed. The learning rate rises linearly to its peak in the first `warmup_share` of the steps,
+    then falls linearly, to reach 0 one step after the last."""
 
     epochs: PositiveInt
     batch_size: PositiveInt

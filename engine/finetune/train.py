@@ -79,8 +79,9 @@ class EncodedPair(NamedTuple):
 
 @dataclass(frozen=True)
 class PairEncoder:
-    """Encoder of text pairs for a BERT: a tokenizer of the library, and the ids of [CLS], [SEP] and
-    the padding token."""
+    """Encoder of text pairs for a BERT: a tokenizer of Hugging Face's library `tokenizers`, and the
+    ids of [CLS], [SEP] and the padding token. `pair` encodes two short texts, `windows` a question
+    with a long context."""
 
     backend: Any
     cls: int

@@ -23,8 +23,8 @@ fp16, so that small ones do not underflow."""
 
 
 class VocabAxis(Protocol):
-    """Interface of the axis over which the vocabulary is divided: the parts of `Axis` that a loss
-    needs."""
+    """Interface of the axis over which the vocabulary is divided: `size`, `rank` and `all_reduce`,
+    the parts of `Axis` that a loss needs."""
 
     @property
     def size(self) -> int:
