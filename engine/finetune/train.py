@@ -376,11 +376,11 @@ class FineTuner:
                 yield Feature([window], _span_in(window, answer))
 
     def _answer(self, example: SpanExample, windows: list[Tensor]) -> str:
-        """Return the answer to a question as text: the part of the context with the best sum of
-        start and end score, at most 30 tokens (LONGEST_ANSWER). `windows` has the scores [s, 2] of
-        each window of the context, in order. The answer is empty if the context has no tokens or,
-        in SQuAD 2.0, if in every window start and end score of [CLS] have a larger sum than the
-        best part."""
+        """Return the answer to the question of `example` as text: the part of the context with the
+        best sum of start and end score, at most 30 tokens (LONGEST_ANSWER). `windows` has the
+        scores [s, 2] of each window of the context, in order. The answer is empty if the context
+        has no tokens or, in SQuAD 2.0, if in every window start and end score of [CLS] have a
+        larger sum than the best part."""
         best = -float("inf")
         text = ""
         nothing = float("inf")
@@ -451,11 +451,11 @@ def finetune(
     recipe: FineTuneRecipe,
     members: int = 1,
 ) -> FineTuned:
-    """Fine-tune a BERT checkpoint, or the newest of a run, for the task `name`, a key of TASKS, on
-    the set `train` of `sets`, a dict name → examples, evaluate it on the other sets, and return a
-    FineTuned; the trained weights are not kept. Prints the cost and the progress to standard error.
-    Raises BadInput for a checkpoint that is not a BERT or has no tokenizer, IntegrityFailure for a
-    damaged one, and Diverged if a loss or gradient is not finite.
+    """Fine-tune a BERT checkpoint, or the newest of a run, for the task `name`, a key of TASKS, by
+    `recipe` on the set `train` of `sets`, a dict name → examples, evaluate it on the other sets,
+    and return a FineTuned; the trained weights are not kept. Prints the cost and the progress to
+    standard error. Raises BadInput for a checkpoint that is not a BERT or has no tokenizer,
+    IntegrityFailure for a damaged one, and Diverged if a loss or gradient is not finite.
 
     `members` trainings are made, with seeds from the recipe's on. With several, the metrics are
     medians, as the 2019 paper's over five; the metrics of the members' mean scores are reported

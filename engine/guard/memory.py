@@ -129,9 +129,9 @@ class OutOfMemory(HardwareMissing):
 @contextmanager
 def explaining_out_of_memory(run: ResolvedRun, mesh: ParallelMesh, when: str) -> Iterator[None]:
     """Context manager: turn a failed allocation in the block, on a GPU or in the host's memory,
-    into OutOfMemory, with a message that names the rank and says `when` it happened; other errors
-    pass. Before that, the first rank that fails prints to stderr the memory that a rank needs and
-    the changes that need less."""
+    into OutOfMemory, with a message that names this rank of `mesh` and says `when` it happened;
+    other errors pass. Before that, the first rank that fails prints to stderr the memory that a
+    rank of `run` needs and the changes that need less."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

@@ -311,7 +311,7 @@ class TransformerXL(CausalModel):
         elsewhere from the previous stage's output. With a recurrence, read each layer's memory [m,
         b, h] from its dict `before`, and write the last states, at most `memory_length` and for the
         next segment, into its dict `after`, both by layer number; without one the segment has no
-        memory. Every tensor-parallel rank calls it."""
+        memory. Without `dropout` nothing is dropped. Every tensor-parallel rank calls it."""
         x = inputs
         if self.stage.is_first:
             x = drop(
