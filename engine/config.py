@@ -141,9 +141,10 @@ class TransformerXLConfig(FamilySection):
             )
 
     def shrink(self, scale: "TwinScale") -> Self:
-        """Return a TransformerXLConfig for a twin: a copy of these options, divided by the factors
-        in `scale` and rounded down. Heads and MLP shrink with the model, the memory with its
-        context, the cutoffs with its vocabulary; `div_value` stays."""
+        """Return a TransformerXLConfig for a twin, a small copy of a published model: a copy of
+        these options, divided by the factors in `scale` and rounded down. Heads and MLP shrink with
+        the model, the memory with its context, the cutoffs with its vocabulary; `div_value` stays,
+        and so does an option that is None."""
         sizes = {
             "memory_length": self.memory_length // scale.seq_length,
             "head_dim": self.head_dim and self.head_dim * scale.num_heads // scale.hidden_size,
@@ -228,12 +229,14 @@ class ModelConfig(Config):
 
     @property
     def head_dim(self) -> int:
-        """Width of one attention head, `d`: the family's option, or hidden_size / num_heads."""
+        """Width of one attention head, `d`: `transformer_xl.head_dim` if that is set, else
+        hidden_size / num_heads."""
         return self.transformer_xl.head_dim or self.hidden_size // self.num_heads
 
     @property
     def inner_size(self) -> int:
-        """Width between the two products of the MLP: the family's option, or 4 × hidden_size."""
+        """Width between the two products of the MLP: `transformer_xl.inner_size` if that is set,
+        else 4 × hidden_size."""
         return self.transformer_xl.inner_size or 4 * self.hidden_size
 
 
@@ -357,9 +360,10 @@ class TrainConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _give_warmup(cls, values: Any) -> Any:
-        """Return the section's values, before validation, with `warmup_iterations` added if they
-        name the schedule's end in iterations but no warm-up: a hundredth of the end, rounded up, at
-        most 3,000."""
+        """Return the section's values, before validation, with `warmup_iterations` added if that
+        key is missing and the schedule's end is a number: `decay_iterations` or, without it,
+        `iterations`. The warm-up is a hundredth of the end, rounded up, at most 3,000. Other values
+        are returned as they are."""
         if not isinstance(values, dict):
             return values
         # Before validation, because only here a warm-up that is named differs from the default.
@@ -637,7 +641,7 @@ COUNTED = (
 
 class RunConfig(Config):
     """Configuration of one training run: its name, model, training, parallel layout, data and
-    records."""
+    records and, for a shrunk twin of a published recipe, the factors by which it differs."""
 
     other_names: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("lr", "max_lr"), "train.learning_rate"),

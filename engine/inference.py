@@ -133,9 +133,10 @@ def check_entries(
 
 def read_whole(directory: Path, index: dict[str, shards.Entry], name: str) -> torch.Tensor:
     """Return the whole tensor `name` of the checkpoint `directory`, joined on the CPU from the
-    files that `index`, its index.json, names, in the tensor's own number format.
+    files that `index`, its index.json as a dict, names, in the tensor's own number format.
 
-    Raises IntegrityFailure if the index or a file lacks it, or if its shape is not the index's.
+    Raises IntegrityFailure if the index or a file lacks it, if a file cannot be read, or if its
+    shape is not the index's.
     """
     parts = []
     try:

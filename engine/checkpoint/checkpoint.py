@@ -171,8 +171,8 @@ class CheckpointWriter:
     ) -> None:
         """Choose the tensors that this rank writes, of `parameters` and of the optimizer's state,
         and allocate host memory for their copies, which every checkpoint reuses. `mesh` is the
-        model's `storage_mesh`; `streams`, if given, is written too. Shortens the thread switch
-        interval of this Python process."""
+        model's `storage_mesh`. `streams`, the memory of a Transformer-XL, is written too unless it
+        is None. Shortens the thread switch interval of this Python process."""
         # The thread that trains asks for the interpreter at each operation. Python's own 5 ms
         # would pass each time while the writer forms its JSON.
         sys.setswitchinterval(1e-4)
@@ -364,9 +364,11 @@ def _complete(
     everyone: list[WrittenFile],
 ) -> Ancestor:
     """Write the files of a checkpoint other than its tensors into `unfinished`, its hidden
-    directory, seal it, rename it to `path`, and remove checkpoints of the run directory `run`
-    beyond `train.keep_checkpoints`. `everyone` has a WrittenFile for each tensor file that a rank
-    wrote. Return the checkpoint's iteration and digests as an Ancestor.
+    directory: what `config` and `state` say, the index of the tensors, the `probe` unless it is
+    None, and a copy of the directory `tokenizer`. Seal it, rename it to `path`, and remove
+    checkpoints of the run directory `run` beyond `train.keep_checkpoints`. `everyone` has a
+    WrittenFile for each tensor file that a rank wrote. Return the checkpoint's iteration and
+    digests as an Ancestor.
 
     Only the first rank calls it, after all ranks have written their tensors. Raises Interrupted if
     the run's directory was moved or replaced.
@@ -413,9 +415,10 @@ def save_checkpoint(
     tokenizer: Path,
 ) -> None:
     """Write the checkpoint of `state`, a TrainingState, below the run directory `run`, with the
-    RunConfig and a copy of the directory `tokenizer`, but without a probe or a memory of streams,
-    and return when it is sealed. It removes old checkpoints as a training does. `mesh` is the
-    model's `storage_mesh`. Every rank calls it.
+    tensors of `parameters` and of the optimizer's state, the RunConfig and a copy of the directory
+    `tokenizer`, but without a probe or a memory of streams, and return when it is sealed. It
+    removes old checkpoints as a training does. `mesh` is the model's `storage_mesh`. Every rank
+    calls it.
 
     Raises Interrupted if the checkpoint cannot be written or the run's directory was moved,
     Diverged for a tensor that is not finite, and IntegrityFailure for a tensor that was not written
@@ -453,9 +456,9 @@ def resume(
     optimizer: FlatOptimizer,
     probe_loss: Callable[[Probe], float],
 ) -> TrainingState:
-    """Load weights and optimizer from the newest checkpoint of the run directory `run` that can be
-    trusted, and return its progress, a TrainingState. If the run has no checkpoint, load nothing
-    and return the state at iteration 0.
+    """Load weights and optimizer state into `parameters` and `optimizer` from the newest checkpoint
+    of the run directory `run` that can be trusted, and return its progress, a TrainingState. If the
+    run has no checkpoint, load nothing and return the state at iteration 0.
 
     Compared are statistics, digests (of the tensors' files only if the statistics have no
     checksums), and the loss that the function `probe_loss` computes on the Probe with the loaded

@@ -231,11 +231,11 @@ def _read_run(
     target: Tensor,
     file: Any,
 ) -> None:
-    """Fill the target with consecutive elements of this rank's part of the tensor `name`, from
-    element `start` of the part on. `entry` is the tensor's entry in the index. The target is flat,
-    or is the whole part; an empty one is left alone. `file` is a function that opens a file of the
-    checkpoint `directory` by its name. Raises IntegrityFailure if the files hold another shape,
-    numbers that are not floating-point, or no equal parts."""
+    """Fill the target with consecutive elements of this rank's part of the tensor `name`, which
+    `parameter` describes, from element `start` of the part on. `entry` is the tensor's entry in the
+    index. The target is flat, or is the whole part; an empty one is left alone. `file` is a
+    function that opens a file of the checkpoint `directory` by its name. Raises IntegrityFailure if
+    the files hold another shape, numbers that are not floating-point, or no equal parts."""
     shape = parameter.local.shape
     count = target.numel()
     if not count:
@@ -261,10 +261,11 @@ def _read_part(
     target: Tensor,
     file: Any,
 ) -> None:
-    """Fill the target with rows, along dim 0, of this rank's part of the tensor `name`, from row
-    `first` of the part on. `entry`, from the index, says which files of the checkpoint `directory`
-    hold the tensor; `file` is a function that opens one by its name. Raises IntegrityFailure if the
-    files hold another shape, numbers that are not floating-point, or no equal parts."""
+    """Fill the target with rows, along dim 0, of this rank's part of the tensor `name`, which
+    `parameter` describes, from row `first` of the part on. `entry`, from the index, says which
+    files of the checkpoint `directory` hold the tensor; `file` is a function that opens one by its
+    name. Raises IntegrityFailure if the files hold another shape, numbers that are not
+    floating-point, or no equal parts."""
     dim = entry["dim"] or 0
     files = entry["files"]
     own = parameter.dim

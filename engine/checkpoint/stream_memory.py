@@ -23,8 +23,10 @@ Places = tuple[int, ...]
 
 
 class StreamMemory:
-    """Memory that a Transformer-XL carries from one iteration to the next: for each microbatch, by
-    its stream indices, the states of this rank's layers. Empty for a model without memory."""
+    """Memory that a Transformer-XL in training carries from one iteration to the next: for each
+    microbatch, by the tuple of its stream indices, the last states of every layer of this rank.
+    `enter` hands it to the model, and `commit` puts the new states in its place. Empty for a model
+    without memory."""
 
     def __init__(self, model: ModelConfig, mesh: ParallelMesh) -> None:
         self.mesh = mesh

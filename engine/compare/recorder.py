@@ -217,8 +217,9 @@ class Recorder:
 
     def parameter(self, kind: str, name: str, value: Tensor) -> None:
         """Record `value`, which belongs to one of the engine's parameters, such as its gradient, in
-        our layout. Its name is the prefix `kind`, such as "gradient of ", then our name for the
-        parameter. Do nothing if the map lacks the parameter."""
+        our layout, as the part that this rank holds of the whole. Its name is the prefix `kind`,
+        such as "gradient of ", then our name for the parameter. Do nothing if the map lacks the
+        parameter."""
         if (ours := self.ours(name)) is not None:
             value = self.names.in_our_order(ours, value.detach(), self.heads)
             self.show(f"{kind}{ours}", value, self.start(ours, value))

@@ -192,8 +192,8 @@ def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
     config.json, the tokenizer's files and, for a GPT-2, generation_config.json. `loaded.model`
     itself becomes fp32.
 
-    Raises BadInput for a model that transformers does not have, and IntegrityFailure if model and
-    tokenizer differ in vocabulary size.
+    Raises BadInput for a model that transformers does not have and for a checkpoint without a
+    tokenizer, and IntegrityFailure if model and tokenizer differ in vocabulary size.
     """
     config = loaded.config
     is_bert = config.family == "bert"
@@ -395,9 +395,10 @@ def our_config(values: JSON, kind: str, vocab_size: int, path: Path) -> ModelCon
 
 
 def companions(directory: Path) -> dict[str, Path]:
-    """Return a dict name → path of the files directly in a Hugging Face directory that match one of
-    the patterns `COMPANIONS`: configuration, tokenizer, licence and the like, and the index of the
-    weights."""
+    """Return a dict file name → path of the files directly in a Hugging Face directory that match
+    `*.json`, `*.txt`, `*.model`, `*.md`, `*.jinja` or `LICENSE*` (COMPANIONS): configuration,
+    tokenizer, licence and the like, and the JSON index of the weights, but no weights. The dict is
+    empty if there is no such directory."""
     paths = chain.from_iterable(sorted(directory.glob(pattern)) for pattern in COMPANIONS)
     return {path.name: path for path in paths}
 

@@ -286,8 +286,9 @@ def _read_config(
     config = parse_config(values, ModelConfig, str(first.path))
     if config.num_heads % len(stages):
         raise BadInput(
-            f"{first.path}: {config.num_heads} attention heads cannot lie on {len(stages)}"
-            " tensor-parallel ranks: the number of heads is wrong"
+            f"{first.path}: {config.num_heads} attention heads cannot be divided over its"
+            f" {len(stages)} tensor-parallel ranks: the number of heads is wrong, in --heads, in"
+            " --set heads= or in the file's own arguments"
         )
     return config
 

@@ -23,8 +23,8 @@ fp16, so that small ones do not underflow."""
 
 
 class VocabAxis(Protocol):
-    """Interface of the axis over which the vocabulary is divided: the parts of `Axis` that a loss
-    needs."""
+    """Interface of the axis over which the vocabulary is divided: `size`, `rank` and `all_reduce`,
+    the parts of `Axis` that a loss needs."""
 
     @property
     def size(self) -> int:
@@ -110,9 +110,9 @@ def chunked(
     axis: VocabAxis,
 ) -> Tensor:
     """Return the mean cross-entropy of targets [n], counted over the whole vocabulary, a scalar in
-    fp32, from hidden states [n, h] and this rank's rows of the output weight, [v/t, h], with one
-    block of logits in memory at a time. Rows at or above `vocab_size`, counted over all ranks, are
-    padding. Every rank of `axis` calls it.
+    fp32, from hidden states [n, h] and this rank's rows of the output weight, [v/t, h], all on the
+    CPU, with one block of logits in memory at a time. Rows at or above `vocab_size`, counted over
+    all ranks, are padding. Every rank of `axis` calls it.
 
     The gradients are computed along with the loss, and backward scales them in place, so it can run
     only once. On an axis of several ranks each block all-reduces one maximum and two sums per
@@ -232,9 +232,9 @@ class _Chunked(torch.autograd.Function):
 
 
 def _with_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
-    """Return `total` plus the matrix product of a and b, added in fp32; the product alone if
-    `total` is None, for the first block. A total in fp32 may be overwritten and be the tensor
-    returned."""
+    """Return `total` plus the matrix product of a and b, added in fp32. If `total` is None, for the
+    first block, return the product alone, in fp32 for fp16 numbers, else in their dtype. A total in
+    fp32 may be overwritten and be the tensor returned."""
     if total is None:
         return _product(a, b)
     # A sum over blocks in 16 bits would round at each of them.
@@ -259,8 +259,9 @@ def log_sum(
     is_whole: bool,
 ) -> None:
     """Write each row's largest logit to `top` [n], and to `sums` [2, n] Σ exp(logit − top) and the
-    logit of the row's target, 0 if the row does not have it. `targets` [n] are counted from this
-    rank's first column; another rank's target is negative or not below `columns`.
+    logit of the row's target, 0 if the row does not have it. All tensors are on the CPU. `targets`
+    [n] are counted from this rank's first column; another rank's target is negative or not below
+    `columns`.
 
     The rows of `logits` [n, v/t] have `columns` real logits; the rest is padding. If `factor` is
     above 0, the logits are overwritten: by `factor` × the loss's gradient if the row is whole

@@ -232,8 +232,8 @@ def add_norm(
     epsilon: float,
 ) -> tuple[Tensor, Tensor]:
     """Return a pair of tensors [s, b, h]: the sum x + dropout(branch + bias), which is x itself if
-    `branch` is None, and the layer norm of this sum with scale `weight` [h] and bias `shift` [h].
-    If `mask` is None, nothing is dropped."""
+    `branch` is None, and the layer norm of this sum with scale `weight` [h], bias `shift` [h] and
+    the number `epsilon`, which is added to the variance. If `mask` is None, nothing is dropped."""
     added = x if branch is None else kernel("bias_dropout_add", x)(branch, bias, x, mask)
     return added, F.layer_norm(added, weight.shape, weight, shift, epsilon)
 

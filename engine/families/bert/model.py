@@ -122,7 +122,8 @@ class BertEmbedding(Embedding):
 
 class MaskedHead(nn.Module):
     """Prediction of masked tokens by a BERT's last stage: dense layer, GeLU, layer norm, then
-    logits by the word embedding and a bias, both divided over the tensor-parallel axis."""
+    logits, at the masked positions alone, by the word embedding and a bias, both divided over the
+    tensor-parallel axis."""
 
     shard_dims: ClassVar[dict[str, int]] = {"bias": 0}
     roles: ClassVar[Roles] = {"bias": Role.BIAS}

@@ -233,8 +233,8 @@ def _shift(scores: Tensor) -> Tensor:
     """Return scores [b, n, s, k] with a column for each key, from `scores` [b, n, s, k] with a
     column for each distance, k − 1 … 0.
 
-    Column j of row i then has the distance i + m − j. Row i moves left by s − 1 − i (Dai et al.
-    2019, Appendix B). Columns of future keys are undefined.
+    With m = k − s, column j of row i then has the distance i + m − j. Row i moves left by s − 1 − i
+    places (Dai et al. 2019, Appendix B). Columns of future keys are undefined.
     """
     b, n, s, k = scores.shape
     return F.pad(scores, (1, 0)).view(b, n, k + 1, s)[:, :, 1:].view(b, n, s, k)
@@ -242,7 +242,8 @@ def _shift(scores: Tensor) -> Tensor:
 
 class TransformerXLLayer(nn.Module):
     """Layer of a Transformer-XL with norms after the additions: LN(x + attention(x, memory)), then
-    LN(x + MLP(x)), each branch with dropout, [s, b, h] → [s, b, h]."""
+    LN(x + MLP(x)), [s, b, h] → [s, b, h]. Each branch has dropout at its end, and the MLP, a ReLU
+    between two products, also after the ReLU."""
 
     def __init__(
         self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute_attention: bool = False
@@ -310,7 +311,7 @@ class TransformerXL(CausalModel):
         elsewhere from the previous stage's output. With a recurrence, read each layer's memory [m,
         b, h] from its dict `before`, and write the last states, at most `memory_length` and for the
         next segment, into its dict `after`, both by layer number; without one the segment has no
-        memory. Every tensor-parallel rank calls it."""
+        memory. Without `dropout` nothing is dropped. Every tensor-parallel rank calls it."""
         x = inputs
         if self.stage.is_first:
             x = drop(

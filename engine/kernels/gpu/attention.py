@@ -45,12 +45,12 @@ HOPPER = 90
 
 
 def parts_of(d: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Return a pair of numbers, the columns of the two parts into which a head of `d` columns is
-    divided, powers of two: 64 and 32 for 96, so that products have less padding than with one part.
-    The second number is 0 if there is one part.
+    """Return a pair of numbers, the columns of the two parts into which a head of `d` columns of
+    `dtype` is divided, powers of two: 64 and 32 for 96, so that products have less padding than
+    with one part. The second number is 0 if there is one part.
 
     Tensor cores take at least 16. Before Hopper 16-bit heads have one part: with two, registers do
-    not suffice. In fp32 a head of 128 has two parts for the same reason.
+    not suffice. For the same reason a head of 128 or more columns has two parts in fp32.
     """
     is_wide = dtype == torch.float32
     if compute_capability() < HOPPER and not is_wide:
