@@ -88,15 +88,15 @@ class StageAttrition(FileSchema, frozen=False):
         return Amount(self.documents_out, self.bytes_out, self.tokens_out)
 
     def enter(self, size: int | None, tokens: int | None = 0, documents: int = 1) -> None:
-        """Add to the amounts that came into the stage: `documents` further documents with `size`
-        bytes and `tokens` tokens in all. None counts as 0."""
+        """Add to the amounts that came into the stage: `documents` further documents, one by
+        default, with `size` bytes and `tokens` tokens in all. None counts as 0."""
         self.documents_in += documents
         self.bytes_in = (self.bytes_in or 0) + (size or 0)
         self.tokens_in = (self.tokens_in or 0) + (tokens or 0)
 
     def keep(self, size: int | None, tokens: int | None = 0, documents: int = 1) -> None:
-        """Add to the amounts that came out of the stage: `documents` further documents with `size`
-        bytes and `tokens` tokens in all. None counts as 0."""
+        """Add to the amounts that came out of the stage: `documents` further documents, one by
+        default, with `size` bytes and `tokens` tokens in all. None counts as 0."""
         self.documents_out += documents
         self.bytes_out = (self.bytes_out or 0) + (size or 0)
         self.tokens_out = (self.tokens_out or 0) + (tokens or 0)
@@ -197,8 +197,8 @@ class Ledger(FileSchema, frozen=False):
         return self.malformed_lines + self.stages[0].documents_in
 
     def stage(self, name: str) -> StageAttrition:
-        """Return the ledger's own StageAttrition for the stage `name`, which may be changed; if the
-        ledger has none, one with all counts 0 is appended first."""
+        """Return the ledger's own StageAttrition for the stage `name`, not a copy, so that a caller
+        counts in it. If the ledger has none, one with all counts 0 is appended first."""
         entry = next((stage for stage in self.stages if stage.name == name), None)
         if entry is None:
             entry = StageAttrition.begin(name)
@@ -315,7 +315,9 @@ def dataset_digest(directory: Path) -> str:
 
 
 class TrainedOn(NamedTuple):
-    """A dataset that a run names, and where it is now."""
+    """One dataset that a run was trained on: its name among the run's inputs, its directory now,
+    its weight in the blend, the digest that the run recorded, and if the directory has that
+    digest."""
 
     parent: str
     """Name of the dataset among the run's parents."""

@@ -27,10 +27,10 @@ def split_and_keep(text: str, ngrams: Ngrams, margin: int = 200, min_part: int =
     """Return a list of the parts, in order, of the text that are left when its matches with
     `ngrams` are cut out; `[text]` if there is no match.
 
-    At the first match, the left part ends with the last sentence end at least `margin` characters
-    before it, and the right part starts after the first sentence end at least `margin` characters
-    behind it. A part is kept if it is longer than `min_part` characters. The right part is searched
-    in turn. Time is linear in the text.
+    At the first match, the left part ends with the last sentence end (`.`, `!` or `?`) at least
+    `margin` characters before it, and the right part starts after the first sentence end at least
+    `margin` characters behind it. A part is kept if it is longer than `min_part` characters. The
+    right part is searched in turn. Both numbers are 200 by default. Time is linear in the text.
     """
     parts = []
     begin = 0

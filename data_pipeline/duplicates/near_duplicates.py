@@ -61,8 +61,8 @@ def _first(forest: Forest, document: int) -> int:
 
 @compiled
 def join(forest: Forest, left: int, right: int) -> None:
-    """Join the sets of the documents `left` and `right` in the union-find `forest`, which is
-    changed."""
+    """Join the sets of the documents `left` and `right` in the union-find `forest`, in place; the
+    smaller of their roots becomes the root of both. Documents of one set stay as they are."""
     left = _first(forest, left)
     right = _first(forest, right)
     forest[max(left, right)] = min(left, right)

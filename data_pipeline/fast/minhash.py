@@ -61,9 +61,10 @@ def _earlier(states: Numbers, at: int) -> tuple[np.uint32, np.uint32, np.uint32]
 def _append(
     states: Numbers, schedule: Numbers, at: int, mixed: np.uint32, constant: np.uint32
 ) -> None:
-    """Compute one round of SHA-1 in one lane, and write the new state into `states`, with the index
-    `at` if OPENING is not counted. `mixed` is the value of the round's function of b, c and d, and
-    `constant` its constant."""
+    """Compute one round of SHA-1 in one lane from the five states that lie LANES apart in `states`,
+    the oldest at the index `at`, and write the new state, one 32-bit word, behind them at `at` + 5
+    · LANES. `mixed` is the value of the round's function of b, c and d, `constant` its constant,
+    and `schedule[at]` its word."""
     total = (
         _rotate(states[at + 4 * LANES], 5)
         + mixed
@@ -208,9 +209,11 @@ def _permutations(count: int) -> dict[str, Numbers]:
 
 
 def _compiled_signer(shingle_characters: int, reference: Sign, arrays: Arrays) -> Sign:
-    """Return a compiled function that computes a text's signature from shingles of
-    `shingle_characters` characters; `arrays` has under `permutations` the multipliers and the
-    offsets, [2, permutations]. A text shorter than a shingle is given to `reference`."""
+    """Return a compiled function from a text to its MinHash signature, uint32 [permutations], of
+    its shingles of `shingle_characters` characters. `arrays` has under `permutations` the
+    multipliers and the offsets, [2, permutations]. A text shorter than a shingle is given to
+    `reference`, a function of the same kind. The function changes tables that it keeps from call to
+    call, so one thread at a time may call it."""
     multipliers, offsets = np.ascontiguousarray(arrays["permutations"])
     known = np.full((1 << TABLE_BITS, 2), EMPTY)
     recent = np.zeros(RECENT_HASHES, np.uint64)
@@ -305,8 +308,8 @@ def _lower(minima: Numbers, hashes: Numbers, multipliers: Numbers, offsets: Numb
 
 @compiled
 def _mix(value: np.uint32) -> np.uint32:
-    """Return a hash after MurmurHash3's finalizer, which datasketch applies before it permutes
-    hashes."""
+    """Return the 32-bit hash `value` mixed by MurmurHash3's finalizer, as datasketch does before it
+    permutes hashes, as uint32."""
     value ^= value >> np.uint32(16)
     value = np.uint32(value * np.uint32(0x85EBCA6B))
     value ^= value >> np.uint32(13)

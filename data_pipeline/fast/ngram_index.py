@@ -141,8 +141,9 @@ def _power_of_two(least: int) -> int:
 
 
 def _word_arrays(characters: int, words: int) -> Numbers:
-    """Return an uninitialised array, [3, entries], with room for the words of a chunk of
-    `characters`, the last `words` words before it, and an unfinished word."""
+    """Return an uninitialised uint64 array, [3, entries], whose rows are HASHES, STARTS and
+    MATCHES, with room for the words of a chunk of `characters`, the last `words` words before it,
+    and an unfinished word."""
     return np.empty((3, characters // 2 + words + 2), np.uint64)
 
 

@@ -41,8 +41,8 @@ class Waiting:
 
 
 class Pending(Protocol):
-    """Interface of a communication in progress, as the methods of an `Axis` that begin one return
-    it."""
+    """Interface of a communication in progress, which the methods `start_…` of an `Axis` return:
+    `is_completed` asks for its end, and `wait` waits for it."""
 
     def wait(self) -> object:
         """Wait until the communication is complete; a tensor that is received or reduced has its
@@ -98,9 +98,9 @@ class Axis(ABC):
 
     @abstractmethod
     def broadcast(self, tensor: Tensor, owner: int = 0) -> None:
-        """Copy the tensor of rank `owner` of the axis into the `tensor` of every rank of the axis,
-        in place; nothing is returned. Every rank of the axis calls it, with tensors of one
-        shape."""
+        """Copy the tensor of rank `owner` of the axis, by default its first, into the `tensor` of
+        every rank of the axis, in place; nothing is returned. Every rank of the axis calls it, with
+        tensors of one shape."""
 
     @abstractmethod
     def all_gather(self, tensor: Tensor, dim: int) -> Tensor:

@@ -64,8 +64,8 @@ def compute_orders(
 
 
 def forward_orders(pp: int, chunks: int, microbatches: int) -> list[list[Compute]]:
-    """Return for every pipeline rank the list of its forward passes alone, as validation runs them:
-    by microbatch, then by chunk. It is the same list object for each rank."""
+    """Return for every pipeline rank the list of its forward passes alone, Computes, as validation
+    runs them: by microbatch, then by chunk. It is the same list object for each rank."""
     # One order for all ranks: without backward passes nobody has to make room.
     order = [
         Compute(Op.FORWARD, microbatch, chunk)

@@ -143,7 +143,8 @@ def checkpoints(run: Path) -> Comparisons:
     metrics, of its tensors with their statistics, and of its tokenizer with the dataset's, if that
     is on this machine. Yields an Absent for iterations that no checkpoint remembers, and for a
     tensor of an earlier version that has no checksum. Raises IntegrityFailure if a file cannot be
-    read."""
+    read, BadInput if this program refuses the configuration, DataMissing if the manifest does not
+    name the dataset."""
     manifest = read_document(run / MANIFEST, Manifest)
     every = read_steps(run)
     steps = [step for step in every if step.gradient_norm is not None]
