@@ -102,9 +102,9 @@ class StageAttrition(FileSchema, frozen=False):
         self.tokens_out = (self.tokens_out or 0) + (tokens or 0)
 
     def drop(self, document: Document, reason: str, size: int, tokens: int = 0) -> None:
-        """Add a dropped document, with its bytes and tokens, to the amount under its reason. The
-        ids and first characters of the first MAX_SAMPLES documents of a reason are kept as
-        samples."""
+        """Add one dropped document, with `size` bytes and `tokens` tokens, to the amount under its
+        reason. The ids and first characters of the first MAX_SAMPLES documents of a reason are kept
+        as samples."""
         self.dropped.setdefault(reason, Amount()).add(1, size, tokens)
         samples = self.samples.setdefault(reason, [])
         if len(samples) < MAX_SAMPLES:

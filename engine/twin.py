@@ -72,8 +72,8 @@ def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
 
 def describe_scale(scale: TwinScale, rates: str = "", kept: str = "initialisation, ") -> str:
     """Return a sentence that states by which factors a twin is smaller than its published recipe.
-    `rates`, if given, replaces the phrase about learning rates; `kept` begins the list of what
-    stays the same."""
+    `rates`, if given, replaces the phrase about learning rates; `kept`, by default "initialisation,
+    ", begins the list of what stays the same."""
     return (
         f"A twin is the published recipe with hidden size and vocabulary ÷ {scale.hidden_size} and"
         f" ÷ {scale.vocab_size}, heads ÷ {scale.num_heads}, layers ÷ {scale.num_layers} (rounded"

@@ -57,9 +57,9 @@ def decontaminate(
     """Return a list of the document's clean parts, each a document with `#` and its number from 0
     appended to its id, or of the document itself if it has no match with `ngrams`.
 
-    Returns a Drop if no part is left, or more than `max_parts` are. `margin` characters on each
-    side of a match go too, onwards to the end of a sentence; a part is longer than `min_part`
-    characters.
+    Returns a Drop if no part is left, or more than `max_parts`, by default 10, are. `margin`
+    characters on each side of a match go too, onwards to the end of a sentence; a part is longer
+    than `min_part` characters. Both are 200 by default.
     """
     parts = split_and_keep(document.text, ngrams, margin, min_part)
     if parts == [document.text]:

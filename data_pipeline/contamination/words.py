@@ -36,7 +36,8 @@ class Ngrams:
 
     @classmethod
     def of(cls, ngrams: Iterable[str]) -> "Ngrams":
-        """Return an Ngrams that holds exactly these n-grams, which may have different lengths."""
+        """Return an Ngrams that holds exactly `ngrams`, each lower-cased words joined by one space;
+        they may have different lengths."""
         members = tuple(sorted(set(ngrams)))
         return cls(members, max((ngram.count(" ") + 1 for ngram in members), default=1))
 

@@ -92,9 +92,10 @@ def link(
     buckets, as `buckets` returns them. `sketches` are those of all documents, [documents, words].
     `forest` and `partly` are changed.
 
-    A document is compared with the first `most` documents of its bucket, but not with members of
-    its own set, so a bucket of near-duplicates costs one comparison for each. The members of a set
-    form a chain: `following` leads from its head in `heads` to its tail in `tails`.
+    A document is compared with the first `most` documents of its bucket, by default MOST_OFFERED,
+    but not with members of its own set, so a bucket of near-duplicates costs one comparison for
+    each. The members of a set form a chain: `following` leads from its head in `heads` to its tail
+    in `tails`.
 
     Returns the number of pairs that could have joined two sets but were not compared, and the
     number of compared pairs that do not agree. The later document of each pair left uncompared is

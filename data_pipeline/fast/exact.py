@@ -29,9 +29,9 @@ def checked(
     samples: Iterable[T],
     same: Callable[[R, R], bool] = eq,
 ) -> Callable[[T], R]:
-    """Return the function that `fast()` makes if its results agree, by the function `same`, with
-    `reference` on every sample, else `reference`, also if an error is raised meanwhile. `name` is
-    for the message.
+    """Return the function that `fast()` makes if its results agree, by the function `same`, by
+    default `==`, with `reference` on every sample, else `reference`, also if an error is raised
+    meanwhile. `name` is for the message.
 
     A rejected function is announced on standard error; results are the same either way.
     """

@@ -154,9 +154,9 @@ SAMPLES = (
 
 
 def signature(text: str, num_permutations: int = 128, shingle_characters: int = 5) -> Numbers:
-    """Return a text's MinHash signature as uint32 [num_permutations]: for each permutation the
-    smallest permuted hash of the text's shingles, which have `shingle_characters` characters; a
-    shorter text is its own only shingle."""
+    """Return a text's MinHash signature as uint32 [num_permutations], by default 128: for each
+    permutation the smallest permuted hash of the text's shingles, which have `shingle_characters`
+    characters, by default 5; a shorter text is its own only shingle."""
     return _signer(num_permutations, shingle_characters)(text)
 
 
@@ -164,8 +164,8 @@ def reference_signature(
     text: str, num_permutations: int = 128, shingle_characters: int = 5
 ) -> Numbers:
     """Return a text's MinHash signature, the smallest permuted hash of its shingles of
-    `shingle_characters` characters for each permutation, as datasketch itself computes it, uint32
-    [num_permutations]."""
+    `shingle_characters` characters, by default 5, for each permutation, by default 128, as
+    datasketch itself computes it, uint32 [num_permutations]."""
     sketch = as_sketch(None, num_permutations)
     encoded = [
         shingle.encode("utf-8", "surrogatepass") for shingle in shingles(text, shingle_characters)
@@ -243,8 +243,9 @@ def _signature(
     states: Numbers,
     document: int,
 ) -> Numbers:
-    """Return the signature, [permutations], of a text in UTF-8 that has at least one shingle of
-    `characters` characters.
+    """Return the signature, uint32 [permutations], of `data`, a text in UTF-8 that has at least one
+    shingle of `characters` characters. `multipliers` and `offsets` [permutations] define the
+    permutations.
 
     `known` caches shingles' keys and hashes, side by side, across documents. `recent` holds the
     hashes met in this document, each with the document's number; both are changed. `document` must

@@ -87,7 +87,7 @@ def to_input(
     s].
 
     With `pairs`, for a BERT, one PairSample a row, the tokens are [b, s], the pairs give targets,
-    parts and padding, and `recurrence` is not used.
+    parts and padding, and `recurrence` is not used. `dropout` and `places` are stored as they are.
     """
     rows = _on_device(tokens, mesh)
     if not pairs:

@@ -269,8 +269,9 @@ class FlatOptimizer(ABC):
         fill: Callable[[list[tuple[ShardedParameter, str, int, Tensor]]], None],
         names: Sequence[str] = ("exp_avg", "exp_avg_sq", "master"),
     ) -> None:
-        """Load the state tensors with these names, in place, through the function `fill`, and set
-        the number of steps. The model's 16-bit weights stay as they are.
+        """Load the state tensors with these names, by default both moments and the master weights,
+        in place, through the function `fill`, and set the number of steps. The model's 16-bit
+        weights stay as they are.
 
         `fill` is called for each group and each name that the group has. It gets a list of
         (parameter, name, first, tensor) and fills each tensor, which may be empty, with this

@@ -283,7 +283,7 @@ class ParallelMesh:
 
 
 def serial_mesh(device: str | torch.device = "cpu") -> ParallelMesh:
-    """Return the ParallelMesh of a single rank, which communicates with no other, on this
-    device."""
+    """Return the ParallelMesh of a single rank, which communicates with no other, on this device,
+    by default the CPU."""
     axis = LoneAxis()
     return ParallelMesh(Layout(), axis, axis, axis, LoneAxis(), torch.device(device))
