@@ -56,7 +56,8 @@ class DroppedSample(FileSchema):
 
 class StageAttrition(FileSchema, frozen=False):
     """The ledger's entry for one stage: how many documents, bytes and tokens came in and came out,
-    and how many were dropped for each reason, with samples."""
+    how many were dropped for each reason, with samples, how many were changed, the seconds and a
+    note."""
 
     name: str
     documents_in: int
@@ -140,8 +141,9 @@ class InputShard(FileSchema):
 
 
 class NearDuplicates(FileSchema):
-    """Ledger entry of the search for near-duplicates: the banding of MinHash signatures, its
-    expected recall, and the pairs that were compared."""
+    """Ledger entry of the search for near-duplicates: its rule and settings, the banding of MinHash
+    signatures, the probability that a pair of a given similarity is compared, and the numbers of
+    pairs that were compared and left out."""
 
     rule: str
     bands: int
@@ -179,7 +181,9 @@ class NearDuplicates(FileSchema):
 
 
 class Ledger(FileSchema, frozen=False):
-    """ledger.json: how many documents entered a dataset, and what each stage dropped."""
+    """ledger.json of a dataset: its source, how many documents entered it, what each stage dropped,
+    the size of each split, the lines that were malformed or blank, the shards of the input, and the
+    search for near-duplicates."""
 
     source: str = ""
     stages: list[StageAttrition] = Field(min_length=1)
@@ -260,7 +264,7 @@ class TokenizerFacts(FileSchema):
 
 class Split(FileSchema):
     """One split of a dataset: the prefix of its token files, which is a glob pattern if there are
-    several, and its size."""
+    several, and its number of documents, bytes of text and tokens."""
 
     prefix: str
     documents: int
@@ -281,7 +285,8 @@ class DatasetFile(FileSchema):
 
 
 class DataCard(FileSchema, frozen=False):
-    """dataset.json: the content of a dataset and how it was made.
+    """dataset.json: the content of a dataset, with its splits, files and vocabulary, and how it was
+    made, with source, seed, tokenizer, stages and settings.
 
     A stage whose result depends on more than its settings has a field of its own name.
     """

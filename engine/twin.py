@@ -15,10 +15,11 @@ The number of layers is divided too, and stays above 0."""
 
 
 def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
-    """Return the RunConfig of the twin of a published recipe, `config`, a small copy: the model's
-    sizes, batch, iterations, warm-up and decay divided, and the learning rates multiplied, by the
-    factors in `scale`, by default `TwinScale()`. It has at least one layer, one sequence in a batch
-    and two iterations, and a microbatch that fits its batch. Raises BadInput for a growing batch.
+    """Return the RunConfig of the twin of a published recipe, `config`, a small copy, whose name
+    ends in `-twin`: the model's sizes, batch, iterations, warm-up and decay divided, and the
+    learning rates multiplied, by the factors in `scale`, by default `TwinScale()`. It has at least
+    one layer, one sequence in a batch and two iterations, and a microbatch that fits its batch.
+    Raises BadInput for a growing batch.
 
     The twin is in fp32 and undivided, with default records and with intervals and validation
     samples of its own, whatever `config` says.

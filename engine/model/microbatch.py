@@ -43,8 +43,9 @@ class SentencePairs:
 
 @dataclass(frozen=True)
 class PipelineInput:
-    """One microbatch: token ids and targets, each an int64 tensor [b, s]. A BERT ignores negative
-    targets; other models have none."""
+    """One microbatch: token ids and targets, each an int64 tensor [b, s]; where the model has them,
+    its source of dropout, memory of earlier segments and sentence pairs; and its sequences' places
+    in the global batch. A BERT ignores negative targets; other models have none."""
 
     tokens: Tensor
     targets: Tensor

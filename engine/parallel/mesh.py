@@ -227,8 +227,8 @@ def _begun(work: dist.Work | None) -> Pending:
 
 @dataclass(frozen=True)
 class ParallelMesh:
-    """Mesh of ranks as one rank sees it: the layout, the rank's axes (groups of ranks to
-    communicate with) and its device."""
+    """Mesh of ranks as one rank sees it: the layout, the rank's axes `tp`, `pp`, `dp`, `embedding`
+    and `world`, which are groups of ranks to communicate with, and its device."""
 
     layout: Layout
     tp: Axis
