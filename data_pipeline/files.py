@@ -181,9 +181,9 @@ class NearDuplicates(FileSchema):
 
 
 class Ledger(FileSchema, frozen=False):
-    """ledger.json of a dataset: its source, how many documents entered it, what each stage dropped,
-    the size of each split, the lines that were malformed or blank, the shards of the input, and the
-    search for near-duplicates."""
+    """ledger.json of a dataset or of a verb's output: its source, how many documents entered it,
+    what each stage dropped, the size of each split, the numbers of malformed and blank lines, the
+    shards of the input, and the search for near-duplicates."""
 
     source: str = ""
     stages: list[StageAttrition] = Field(min_length=1)
@@ -343,7 +343,8 @@ class TrainedOn(NamedTuple):
 def named_datasets(run: Path) -> list[TrainedOn]:
     """Return the datasets that the run in the directory `run` was trained on, a list of TrainedOn
     in the order of the run's configuration. Each says where the dataset is now. Raises BadInput if
-    there is no run, DataMissing if its manifest does not name its datasets."""
+    there is no run, IntegrityFailure if its manifest is damaged, DataMissing if its manifest does
+    not name its datasets."""
     manifest = RunDirectory.open(run).manifest
     try:
         named = manifest["config"]["data"]["dataset"]
@@ -373,8 +374,8 @@ def named_datasets(run: Path) -> list[TrainedOn]:
 def trained_datasets(run: Path) -> list[tuple[Path, float]]:
     """Return the datasets that the run in the directory `run` was trained on, as a list of pairs of
     a dataset's directory and its weight in the blend. Raises BadInput if there is no run,
-    DataMissing if its manifest does not name its datasets, or if a dataset is absent or has another
-    digest."""
+    IntegrityFailure if its manifest is damaged, DataMissing if its manifest does not name its
+    datasets, or if a dataset is absent or has another digest."""
     datasets = named_datasets(run)
     for dataset in datasets:
         if not dataset.is_here:

@@ -86,8 +86,8 @@ def describe_scale(scale: TwinScale, rates: str = "", kept: str = "initialisatio
 
 
 def initial_deviation(width: int) -> float:
-    """Return the initial standard deviation of the weights of a small model of this width: 0.02 ·
-    √(1024/width), the 355M model's 0.02 at its width of 1024."""
+    """Return the initial standard deviation of the weights of a small model of this width, its
+    hidden size: 0.02 · √(1024/width), the 355M model's 0.02 at its width of 1024."""
     return 0.02 * math.sqrt(1024 / width)
 
 

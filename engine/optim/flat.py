@@ -226,8 +226,9 @@ class FlatOptimizer(ABC):
     def written(self) -> Written:
         """Return the optimizer's tensors for a checkpoint as a list of tuples, without a last
         stage's copy of the embedding: for each tensor its name, such as `exp_avg.NAME`, its
-        ShardedParameter, the data-parallel rank that writes it, and a function that returns it on
-        that rank and None on others. Every rank calls each function, in one order."""
+        ShardedParameter, the data-parallel rank that writes it, and a function that returns the
+        tensor, in the shape of the parameter's `local`, on that rank and None on others. Every rank
+        calls each function, in one order."""
         written: Written = []
         for group in self.groups:
             own_size = -(-group.flat.numel() // self.mesh.dp.size)
