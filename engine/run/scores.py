@@ -19,7 +19,7 @@ PROGRAM = Path(sys.executable).with_name("mlm-eval")
 def check_protocols(protocols: Sequence[str]) -> None:
     """Raise BadInput, with the last sentence that `mlm-eval check` prints, if that program, which
     is run here in a process of its own, refuses one of the protocols: it does not exist, or its
-    test file is not here and cannot be downloaded. Nothing is run for no protocols, and nothing is
+    test file is not here and cannot be downloaded. Without protocols nothing is run. Nothing is
     returned."""
     if protocols:
         done = subprocess.run([PROGRAM, "check", *protocols], capture_output=True, text=True)
