@@ -298,8 +298,8 @@ def _segments(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 def _blocks(text: str, tagged: int) -> Iterator[tuple[int, int]]:
     """Yield a pair, start and end, for each block of a text, in order: whole segments (ftfy's:
     lines or parts of long lines) with at most BLOCK characters in all, or one longer segment. A
-    block starts at `tagged`, where the segment with the first tag starts; if it is the text's
-    length there is none."""
+    block starts at `tagged`, where the segment with the first tag starts; without a tag `tagged` is
+    the text's length."""
     start = 0
     while start < len(text):
         stop = tagged if start < tagged else len(text)

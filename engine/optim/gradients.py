@@ -216,8 +216,8 @@ class GradientReducer:
 
     def _launch(self, bucket: _Bucket) -> None:
         """Start to sum the gradients of a bucket, a slice of the flat gradient, over the
-        data-parallel ranks, in place: each of the slices in `bucket.owned` on its owner alone, or
-        the whole bucket on every rank if there are none. Nothing is started if this was done
+        data-parallel ranks, in place: each of the slices in `bucket.owned` on its owner alone, or,
+        if that list is empty, the whole bucket on every rank. Nothing is started if this was done
         before, or if the bucket is a copy that another stage reduces. The Pendings to wait for are
         kept in `bucket.works`."""
         if not bucket.is_launched and not bucket.is_copy:
