@@ -83,7 +83,8 @@ def script_or_arguments(given: Sequence[str]) -> list[str]:
 
 def read_script(text: str) -> list[str]:
     """Return a list of the arguments that the shell script `text` gives to its last call of
-    `pretrain_gpt.py`, or of all words of a text that calls no `pretrain_*.py`.
+    `pretrain_gpt.py`, or of all words of a text that calls no `pretrain_*.py`; up to the first word
+    that begins with `;`, `&`, `|` or a redirection, and without `$@`.
 
     Nothing is run. Variables and arrays that the script sets are substituted, and defaults, as in
     `${NAME:-1}`, of others; the rest keep their `$`. Raises BadInput for an open quotation mark,
