@@ -99,5 +99,6 @@ def json_line(value: Any) -> bytes:
 
 
 def size_bytes(text: str) -> int:
-    """Return the length of the text in UTF-8, in bytes."""
+    """Return the length of the text in UTF-8, in bytes. Raises UnicodeEncodeError for a lone
+    surrogate."""
     return len(text) if text.isascii() else len(text.encode("utf-8"))

@@ -83,7 +83,8 @@ def script_or_arguments(given: Sequence[str]) -> list[str]:
 
 def read_script(text: str) -> list[str]:
     """Return a list of the arguments that the shell script `text` gives to its last call of
-    `pretrain_gpt.py`, or of all words of a text that calls no `pretrain_*.py`.
+    `pretrain_gpt.py`, or of all words of a text that calls no `pretrain_*.py`; up to the first word
+    that begins with `;`, `&`, `|` or a redirection, and without `$@`.
 
     Nothing is run. Variables and arrays that the script sets are substituted, and defaults, as in
     `${NAME:-1}`, of others; the rest keep their `$`. Raises BadInput for an open quotation mark,
@@ -187,8 +188,8 @@ class _Given:
     def text(self, name: str, default: str | None = None) -> str:
         """Return the value of the flag `name`, written without its dashes, as text, or `default` if
         the flag is not given, and count the flag as read. Raises BadInput unless there is exactly
-        one value, so also if the flag is not given and `default` is None. A shell variable is no
-        value."""
+        one value, so also if the flag is not given and `default` is None, and for a value that
+        begins with `$`, a shell variable."""
         values = [] if default is None else [default]
         if self.has(name):
             values = self.flags[name]
@@ -314,9 +315,10 @@ def _derive(values: dict[str, JSON], given: _Given) -> list[str]:
 
 
 def _start(values: dict[str, JSON], given: _Given, shown: dict[str, str]) -> list[str]:
-    """Set `train.init_from` in `values`, a dict section → name → setting, to the weights that the
-    training starts from. Return a list of one sentence about them, or an empty list if it starts
-    anew. `shown` has each flag with its values as text, by name."""
+    """Set `train.init_from` in `values`, a dict section → name → setting, to the weights of --load,
+    and return a list of one sentence about them. Without --load, or if it names the folder of
+    --save and --finetune is not given, the training starts anew: nothing is set, and the list is
+    empty. `shown` has each flag with its values as text, by name."""
     load = given.flags.get("load")
     if not load or (load == given.flags.get("save") and "finetune" not in given.flags):
         return []  # without a checkpoint there yet, it starts anew; later the same command resumes

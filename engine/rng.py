@@ -35,7 +35,7 @@ def initial_normal(seed: int, name: str, shape: tuple[int, ...], std: float) -> 
 @dataclass(frozen=True)
 class Dropout:
     """Source of the dropout masks of one microbatch in one iteration, at any site (point of the
-    model).
+    model). A mask follows from `seed`, `iteration`, the sequence and the site alone.
 
     `probability` is the share of elements that are dropped; `samples` are the indices of the
     microbatch's sequences in the global batch.

@@ -412,11 +412,12 @@ class Trainer:
         num_samples: int,
         kind: Literal["validation", "final-validation"] = "validation",
     ) -> Validation:
-        """Return a Validation, a line of `kind` for metrics.jsonl that is not yet written: mean
-        loss and perplexity, at most e²⁰, of the first `num_samples` validation sequences, or of all
-        if there are fewer, without dropout. A Transformer-XL takes whole global batches, at least
-        one. `iteration`, the number of finished iterations, is for the line. Every rank calls it.
-        Raises NotFinite if the loss is not finite."""
+        """Return a Validation, a line of `kind`, by default `validation`, for metrics.jsonl that is
+        not yet written: mean loss and perplexity, at most e²⁰, of the first `num_samples`
+        validation sequences, or of all if there are fewer, without dropout. A Transformer-XL takes
+        whole global batches, at least one. `iteration`, the number of finished iterations, is for
+        the line. Every rank calls it. Raises NotFinite if the loss is not finite, IntegrityFailure
+        for a token outside the vocabulary."""
         mesh = self.mesh
         inputs = list(self.validation.inputs(num_samples))
         # Sums and counts are reduced, not means: ranks may have different numbers of sequences.

@@ -80,8 +80,8 @@ def buckets(keys: NDArray[np.uint64]) -> Buckets:
 
 
 def sketch(minima: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """Return the lowest byte of each minimum of signatures [..., permutations], packed into words
-    [..., words]. Zeros fill the last word."""
+    """Return the lowest byte of each minimum of signatures [..., permutations], packed in order
+    into uint64 words of eight bytes, [..., words]. Zeros fill the last word."""
     words = np.zeros((*minima.shape[:-1], -(-minima.shape[-1] // WORD_BYTES)), np.uint64)
     words.view(np.uint8)[..., : minima.shape[-1]] = minima & 0xFF
     return words

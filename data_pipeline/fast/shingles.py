@@ -19,8 +19,8 @@ _HALF = np.uint64(32)
 
 
 def shingles(text: str, characters: int = 5) -> frozenset[str]:
-    """Return a frozenset of the runs of `characters` characters of a text. A text that is shorter
-    is its own only shingle."""
+    """Return a frozenset of the runs of `characters` characters, by default 5, of a text. A text
+    that is shorter is its own only shingle."""
     return frozenset(
         text[start : start + characters] for start in range(max(1, len(text) - characters + 1))
     )

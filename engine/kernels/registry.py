@@ -53,8 +53,9 @@ reference."""
 
 
 def on_gpu(device: torch.device) -> bool:
-    """Return True unless the device is a CPU. Callers ask in order to launch fewer kernels on a
-    GPU: there dropout keys are copied together, products add gradients, and the update divides."""
+    """Return True unless the device is a CPU, so for `meta` too. Callers ask in order to launch
+    fewer kernels: on a GPU dropout keys are copied together, products add gradients, and the update
+    divides."""
     # Not `== "cuda"`: launches are counted on tensors without values too.
     return device.type != "cpu"
 

@@ -138,7 +138,8 @@ def _wait(processes: Sequence[BaseProcess], grace_seconds: float = 10.0) -> int:
     """Wait for the processes of the ranks and return 0, or the exit code of a rank that failed:
     another than an interruption's if there is one, and -SIGKILL if only signals ended ranks.
 
-    After a failure the other ranks have `grace_seconds` to end; then they are left running.
+    After a failure the other ranks have `grace_seconds`, by default 10, to end; then they are left
+    running.
     """
     failed_at = None
     while True:

@@ -63,8 +63,8 @@ def run_threads(
     list of the results in rank order. One thread computes at a time.
 
     The first exception of a rank ends the others and is raised here. Raises RanksFailed, with the
-    stack of a rank that is still computing, after `timeout_seconds`, or never if that is None; such
-    a rank's thread goes on.
+    stack of a rank that is still computing, after `timeout_seconds`, by default 300, or never if
+    that is None; such a rank's thread goes on.
     """
     world = World(ranks)
     results = [None] * ranks

@@ -41,8 +41,8 @@ class Waiting:
 
 
 class Pending(Protocol):
-    """Interface of a communication in progress, as the methods of an `Axis` that begin one return
-    it."""
+    """Interface of a communication in progress, which the methods `start_…` of an `Axis` return:
+    `is_completed` asks for its end, and `wait` waits for it."""
 
     def wait(self) -> object:
         """Wait until the communication is complete; a tensor that is received or reduced has its
@@ -98,9 +98,9 @@ class Axis(ABC):
 
     @abstractmethod
     def broadcast(self, tensor: Tensor, owner: int = 0) -> None:
-        """Copy the tensor of rank `owner` of the axis into the `tensor` of every rank of the axis,
-        in place; nothing is returned. Every rank of the axis calls it, with tensors of one
-        shape."""
+        """Copy the tensor of rank `owner` of the axis, by default its first, into the `tensor` of
+        every rank of the axis, in place; nothing is returned. Every rank of the axis calls it, with
+        tensors of one shape."""
 
     @abstractmethod
     def all_gather(self, tensor: Tensor, dim: int) -> Tensor:
@@ -227,8 +227,8 @@ def _begun(work: dist.Work | None) -> Pending:
 
 @dataclass(frozen=True)
 class ParallelMesh:
-    """Mesh of ranks as one rank sees it: the layout, the rank's axes (groups of ranks to
-    communicate with) and its device."""
+    """Mesh of ranks as one rank sees it: the layout, the rank's axes `tp`, `pp`, `dp`, `embedding`
+    and `world`, which are groups of ranks to communicate with, and its device."""
 
     layout: Layout
     tp: Axis
@@ -283,7 +283,7 @@ class ParallelMesh:
 
 
 def serial_mesh(device: str | torch.device = "cpu") -> ParallelMesh:
-    """Return the ParallelMesh of a single rank, which communicates with no other, on this
-    device."""
+    """Return the ParallelMesh of a single rank, which communicates with no other, on this device,
+    by default the CPU."""
     axis = LoneAxis()
     return ParallelMesh(Layout(), axis, axis, axis, LoneAxis(), torch.device(device))

@@ -74,8 +74,8 @@ class PartitionedModel:
     ) -> Tensor:
         """Run forward and backward over this rank's microbatches in training mode and return this
         rank's sum of (loss × sequences), without the loss scale, a float64 scalar tensor, zero off
-        the last stage. The scaled gradients go to the reducer, whose `begin` is called here and
-        whose `finish` the caller has to call. Every rank calls it."""
+        the last stage. The gradients of loss × `loss_scale`, 1 by default, go to the reducer, whose
+        `begin` is called here and whose `finish` the caller has to call. Every rank calls it."""
         for chunk in self.chunks:
             # Asked first, because the flag is set on every module, which takes time.
             if not chunk.training:
@@ -235,8 +235,8 @@ class PipelineExecutor:
     ) -> Tensor:
         """Execute the program, a list of passes, sends and receives, and return the sum of (loss ×
         sequences), without the loss scale, a float64 scalar tensor; zero on ranks without the last
-        stage. `before_backward` is called before each backward pass with the index, on this rank,
-        of the chunk, the stage, that it goes through.
+        stage. `before_backward`, which does nothing by default, is called before each backward pass
+        with the index, on this rank, of the chunk, the stage, that it goes through.
 
         Gradients of the loss scale × loss, summed over microbatches, are added to the parameters'.
         Every pipeline rank executes its own program at the same time.

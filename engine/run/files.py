@@ -17,8 +17,9 @@ STATISTICS = "statistics.json"
 
 
 class Step(FileSchema, frozen=False, strict=True):
-    """Line of metrics.jsonl for one training iteration, or for the mean of several up to it. Guards
-    add their measurements, `spike` and `warning`."""
+    """Line of metrics.jsonl for one training iteration, or for the mean of several up to it: loss,
+    learning rate, gradient norm, loss scale, seconds, the speed of all ranks together, and if the
+    update was skipped. Guards add their measurements, `spike` and `warning`."""
 
     kind: Literal["train"]
     iteration: int

@@ -154,16 +154,18 @@ class ResolvedRun:
     def _epochs(self) -> str:
         """Return as the end of a sentence, ", 1.5 epochs", the number of passes over this run's
         training split that its tokens make, with those of a run that it continues; an empty text
-        without a dataset."""
+        without a dataset. Raises BadInput or IntegrityFailure for a token file that is missing or
+        damaged."""
         if not self.dataset:
             return ""
         available = sum(len(file.tokens) for file, _ in self.data.token_files("train"))
         return f", {self.tokens / available:.3g} epochs"
 
     def check_validation(self) -> None:
-        """Raise BadInput if this run has no dataset, or one whose validation split is too short for
-        a sequence or for the model's family: a Transformer-XL needs text for its streams, a BERT
-        two sentences in a document. Nothing is returned."""
+        """Raise BadInput if this run has no dataset, or one whose validation split is missing or
+        too short for a sequence or for the model's family: a Transformer-XL needs text for its
+        streams, a BERT two sentences in a document. Raises IntegrityFailure for a damaged token
+        file. Nothing is returned."""
         from mlm_repro.engine.data.batches import validation_text
 
         config = self.config
@@ -413,7 +415,8 @@ def continue_run(config: RunConfig, run: Path) -> RunConfig:
 
     Raises BadInput for anything but a training run, for no more iterations than it has, for a run
     without its number of samples in metrics.jsonl, for another precision, and for a Transformer-XL,
-    whose streams of text are cut by the number of iterations.
+    whose streams of text are cut by the number of iterations. Raises IntegrityFailure if the run
+    has no complete checkpoint or a damaged file.
     """
     directory = RunDirectory.open(run, "training")
     if config.model.family == "transformer-xl":
@@ -468,7 +471,8 @@ def read_run_config(
 
     With `twin`, overrides of `twin.` are factors by which the model is shrunk; all others apply
     after that. Raises BadInput if there is no such model or file, if the file is not TOML, if it or
-    an override has an unknown key or a value that is refused, or for the twin of a growing batch.
+    an override has an unknown key or a value that is refused, or for the twin of a growing batch;
+    IntegrityFailure if this installation lacks the shipped models.
     """
     path = find_file(model, Shipped.MODEL)
     if not twin:

@@ -142,7 +142,7 @@ def add_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return a pair of tensors [s, b, h] on a GPU: the sum x + dropout(branch + bias), which is x
     itself if `branch` is None, and the layer norm of this sum with scale `weight` [h] and bias
-    `shift` [h]. A `mask` needs a branch; None drops nothing."""
+    `shift` [h]; `epsilon` is added to its variance. A `mask` needs a branch; None drops nothing."""
     # A wider row would not fit the registers; the reference makes two kernels of it.
     if x.size(-1) > WIDEST:
         return references.add_norm(x, weight, shift, branch, bias, mask, epsilon)

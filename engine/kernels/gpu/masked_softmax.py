@@ -67,9 +67,10 @@ def _weights(
     is_causal: tl.constexpr,
     width: tl.constexpr,
 ):
-    """Return one row, the program's own, of the softmax of scaled scores [b, n, s, k], as a tensor
-    [width] in fp32: 0 beyond the last key and for keys that the query does not see, later ones if
-    `is_causal`, else those where `visible`, with these three strides, is False."""
+    """Return one row, the program's own, of the softmax of scores [b, n, s, k] times `scale`, as a
+    tensor [width] in fp32: 0 beyond the last key and for keys that the query does not see, later
+    ones if `is_causal`, else those where `visible`, read with the strides `by_sample`, `by_query`
+    and `by_key`, is False. A query that sees no key has 0 everywhere."""
     row = tl.program_id(0).to(tl.int64)
     query = row % s
     sample = row // (n * s)
