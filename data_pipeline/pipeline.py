@@ -68,7 +68,8 @@ class Pipeline:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """Names of the recipe's stages, in order."""
+        """A tuple of the names of the stages that the recipe `config` asks for, in the order in
+        which they run."""
         return self.config.stages
 
     def run(self) -> Self:
@@ -320,9 +321,9 @@ class Pipeline:
         return sum(counts["left_in"] for counts in self.finished["select"].counts)
 
     def _deduplicate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
-        """Decide which documents are near-duplicates, describe the search in the ledger, enter it
-        in `finished` as `decisions`, and return the decisions as an Input of a further task.
-        `decided` is not used."""
+        """Decide by tasks which documents are near-duplicates, describe the search in the ledger,
+        enter the finished stage in `finished` as `decisions`, and return its directory, with a row
+        for each dropped document, as an Input of a further task. `decided` is not used."""
         held = sum(task_counts["documents"] for task_counts in measured.counts[: self.compared])
         decisions, compared = find_duplicates(
             self.workspace, prepared, measured, self.config.deduplicate, held

@@ -672,8 +672,8 @@ def _put_away(work: Path, shelf: Path | None) -> None:
 
 
 def _found(run: RunDirectory) -> RunDirectory:
-    """Print a note to standard error that the run is complete already, renew the link by its name
-    to it, and return it."""
+    """Print to standard error that `run`, a complete run, was found, let the symbolic link with its
+    name beside its directory point to it, and return `run`."""
     print(f"already complete: {run.path}", file=sys.stderr)
     run.link()
     return run

@@ -55,7 +55,8 @@ class Ratio(Config):
 
     @property
     def is_reached(self) -> bool:
-        """True if the value reaches the goal, or if there is no goal."""
+        """True if the value reaches the goal, from above if `less_is_better` and else from below;
+        equality suffices. Also True if there is no goal."""
         if self.goal is None:
             return True
         return self.value <= self.goal if self.less_is_better else self.value >= self.goal

@@ -170,8 +170,9 @@ class Claim(Config):
 
     @property
     def printed(self) -> Range:
-        """The Range of numbers that round to the printed digits; an exact count is its own range,
-        and "about" allows a tenth either way."""
+        """The Range of numbers that round to the claim's value at its number of printed digits. A
+        claim with the tolerance "exact" has its value alone, and one that says "about" at least a
+        tenth of it either way."""
         value = float(self.value)
         read = as_range(value) if self.allowed.tolerance == "exact" else Range.printed(self.value)
         if self.says == "about":

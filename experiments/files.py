@@ -74,11 +74,10 @@ class KeptRun(FileSchema, extra="forbid"):
 
     @classmethod
     def of(cls, run: Path, **more: Any) -> Self:
-        """Return a line of runs.jsonl, a KeptRun, with the content of a run's directory: its name
-        and, where they exist, its manifest, completion marker and summary.
-
-        `more` sets further fields, or the name.
-        """
+        """Return a KeptRun, a line of runs.jsonl, from a run's directory: its name and the values
+        of its manifest, completion marker and summary, as far as these files exist. `more` sets
+        further fields, or replaces these. Raises IntegrityFailure if one of the files cannot be
+        read."""
         files = {"manifest": MANIFEST, "seal": MARKER, "summary": SUMMARY}
         here = {
             field: read_object(run / file)
@@ -133,7 +132,9 @@ def write_runs(study: Path, runs: Iterable[KeptRun]) -> None:
 
 
 class KeptEvaluation(FileSchema, extra="forbid"):
-    """A line of evaluations.jsonl of a reproduction: a file that `mlm-eval --json` wrote."""
+    """A line of evaluations.jsonl of a reproduction: the name of an evaluation, its model and
+    protocol with a hyphen between them, and as `result` the JSON object that `mlm-eval --json`
+    wrote for it."""
 
     name: str
     """Names of the model and the protocol, with a hyphen between them."""

@@ -89,7 +89,8 @@ class FileSource:
 
     @property
     def _root(self) -> Path:
-        """The path in the source's name, with `~` expanded."""
+        """The path in the source's name as a Path, with the home directory in place of a leading
+        `~/`. It need not exist."""
         return Path.home() / self._path[2:] if self._path.startswith("~/") else Path(self._path)
 
     @cached_property

@@ -247,9 +247,9 @@ def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 
 def _open(location: Location) -> Any:
-    """Return a dict from each split of a corpus on the hub to a stream of its rows, which downloads
-    them as they are read. The libraries' errors are passed on, so that calling and reading belong
-    in `asking_for`."""
+    """Return a dict from the name of each split of the corpus at `location` on the hub to an
+    iterable of its rows, dicts by column, which downloads them as they are read. The libraries'
+    errors are passed on, so that calling and reading belong in `asking_for`."""
     from datasets import load_dataset
 
     return load_dataset(

@@ -111,8 +111,10 @@ class Remote:
         return SimpleNamespace(st_ino=mark, st_size=int(facts["size"]), st_ctime_ns=0)
 
     def open(self, mode: str = "rb", buffering: int = RANGE_BYTES) -> BinaryIO:
-        """Return the file opened as a binary stream, whose bytes are fetched as they are read,
-        `buffering` bytes ahead."""
+        """Return the remote file, opened for reading, as a binary stream, whose bytes are requested
+        as they are read, `buffering` bytes ahead. `mode` must be "rb". Opening and reading raise
+        BadInput if there is no such file, Interrupted if the server does not answer, ExtraMissing
+        without a library that the address needs."""
         import fsspec
 
         file = fsspec.spec.AbstractBufferedFile(

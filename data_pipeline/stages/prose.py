@@ -37,7 +37,7 @@ LIST_ITEM = re.compile(r"\s*(?:(?:[-*+•]|\.\.|\(?\d{1,2}[.)]|\(?[a-z]\)|:[\w ]
 
 
 def letters(text: str) -> int:
-    """Return the number of characters of a text that are letters or white space, together."""
+    """Return how many characters of a text are letters or white space, both counted together."""
     ascii_letters = text.encode("ascii", "ignore").translate(None, OTHER_ASCII)
     return len(ascii_letters) + sum(
         sign.isalpha() or sign.isspace() for sign in BEYOND_ASCII.findall(text)

@@ -61,8 +61,9 @@ class Vocabulary:
         return len(self.begins_in_word)
 
     def word_starts(self, tokens: NDArray[np.int64]) -> Flags:
-        """Return an array [tokens] that is True for each token of a text at which a word begins,
-        the first included."""
+        """Return a boolean array [tokens] that is True for each of `tokens`, the ids of a text, at
+        which a word begins: the first, and each that does not run on, letter or digit after letter
+        or digit, from the token before it."""
         runs_on = np.zeros(len(tokens), np.bool_)
         runs_on[1:] = self.begins_in_word[tokens[1:]] & self.ends_in_word[tokens[:-1]]
         return ~runs_on
@@ -82,8 +83,10 @@ class Sentences:
 
     @classmethod
     def of(cls, file: TokenFile, vocabulary: Vocabulary, longest: int) -> Self:
-        """Return the Sentences of a token file, found by the vocabulary's flags; each sentence has
-        at most `longest` tokens."""
+        """Return the Sentences of a token file, found by the flags of `vocabulary`. A sentence ends
+        after a token that ends in `.`, `!` or `?` if the next begins with white space, after a line
+        break, at the end of a sequence, and after `longest` tokens at the latest. End-of-text
+        belongs to no sentence."""
         stops = np.cumsum(np.append(0, file.sizes))
         spans = [np.empty(0, np.int64)] * 2
         documents = np.zeros(len(file.document_index), np.int64)

@@ -277,11 +277,13 @@ class Tokenizer:
         return self.encode_ids(text).tolist()
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each text as a list, in order; no token is added."""
+        """Return a list with a list of token ids for each text, in order. No token is added, and
+        special tokens in a text are encoded like other characters."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of token ids. Bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of token ids, in which special tokens such as `<|endoftext|>` appear as
+        they are written. Bytes that are not UTF-8 become U+FFFD."""
         return str(self._backend.decode([int(token) for token in ids], skip_special_tokens=False))
 
     def text_of(self, token: int) -> str:

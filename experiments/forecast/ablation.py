@@ -75,8 +75,9 @@ def sweep_config(experiment: str, ablation: Ablation, arm: Arm, dataset: Path) -
 def searched_rates(
     experiment: str, ablation: Ablation, trained: Kept, datasets: Sequence[str]
 ) -> tuple[dict[str, float], list[Trained]]:
-    """Return a pair: a dict of the learning rate of each arm, by its name, and a list of all
-    trials, from `trained`, the trainings that an ablation keeps.
+    """Return a pair: a dict of the learning rate of each arm, by its name, and a list of the
+    Trained of all trials of learning rates, arm by arm, from `trained`, the trainings that an
+    ablation keeps.
 
     A rate is the one that was found times the arm's `of_rate`, to four digits. Found is the best
     trial's rate (the lowest if all diverged), the finder's, where its smoothed loss was lowest, or
@@ -222,8 +223,9 @@ def loss_after(trained: Trained, share: float) -> float:
     """Return the validation loss of a training, in nats per token, after the share `share`, 0 to 1,
     of its tokens.
 
-    The end is measured on the whole validation text; before it the loss is interpolated between
-    validations on a part. A training that diverged counts as the untrained model.
+    With `share` 1 it is measured on the whole validation text; before, it is interpolated between
+    validations on a part. A training that diverged has the loss of the untrained model at any
+    share.
     """
     if trained.is_diverged:
         return trained.losses[0]
