@@ -164,9 +164,9 @@ class Pipeline:
         return prepared
 
     def _check_malformed(self) -> None:
-        """Raise BadInput, with the first reasons, if more lines are malformed than the recipe
-        allows. All of them are then copied to `RUN.quarantine.jsonl` beside the run's directory
-        RUN."""
+        """Raise BadInput, with the first reasons, if the share of malformed lines is above the
+        recipe's `sources.max_bad_fraction`. All malformed lines are then copied to
+        `RUN.quarantine.jsonl` beside the run's directory RUN."""
         bad = self.ledger.malformed_lines
         lines = self.ledger.lines
         limit = self.config.sources.max_bad_fraction

@@ -125,7 +125,8 @@ class Claim(Config):
 
     @property
     def citation(self) -> str:
-        """Place at which the claim is printed: the document, and its table, figure or section."""
+        """The place at which the claim is printed, as a text: the document, then its table, figure
+        or section."""
         return f"{self.source} {self.where}"
 
     def record(self, experiment: str, x_name: str) -> Record:
@@ -273,9 +274,9 @@ class Arithmetic(Config):
     """Numerator and denominator of the power for `how` = "power"."""
 
     def worked_out(self, says: Says) -> Range:
-        """Return, as a Range, the number that follows from the printed digits of the claims that
-        `of` and `over` name, with the range that rounding allows. `says` is the class of the claim
-        that it answers.
+        """Return, as a Range, the number that follows by the operation `how` from the printed
+        digits of the claims that `of` and `over` name, with the range that rounding allows. `says`
+        is the class of the claim that it answers.
 
         Of several results, the classes "at least" and "for all" take the least, other classes the
         largest.

@@ -106,7 +106,7 @@ class KeptRun(FileSchema, extra="forbid"):
             if sealed != (None if content is None else sha256(content).hexdigest()):
                 raise IntegrityFailure(
                     f"{self.name}: its {name} is not the one that was sealed: the copy that the"
-                    " study keeps was changed"
+                    " study keeps was changed, so restore the study's files"
                 )
 
 
@@ -166,7 +166,7 @@ def _by_name(lines: Sequence[NamedT], study: Path) -> dict[str, NamedT]:
     if len(named) < len(lines):
         raise IntegrityFailure(
             f"{study}: the {len(lines)} lines of its runs.jsonl or evaluations.jsonl have only"
-            f" {len(named)} names: a line was copied"
+            f" {len(named)} names: a line was copied, so remove one of the two"
         )
     return named
 
@@ -220,9 +220,9 @@ class Comparison(FileSchema):
     high: Finite
 
     def sentence(self, names: Sequence[str]) -> str:
-        """Return the difference in words, with the ends of its interval, without a full stop; they
-        mention it if the interval contains zero. `names[index]` is the name of the model with this
-        index."""
+        """Return a sentence, without a full stop, on how many bits per byte more or fewer the
+        larger model takes than the smaller, with the ends of the 90 % interval and, if zero lies in
+        it, a remark. `names[index]` is the name of the model with this index."""
         least = -self.high
         size = -self.difference
         most = -self.low
@@ -331,6 +331,7 @@ class VerdictScore(FileSchema):
 
 
 def origin_of(manifest: Manifest) -> JSON:
-    """Return a dict of the fields of a record that name its run, `source` and `digest`, from the
-    run's manifest: NAME-IDENTITY, and the digest of its configuration."""
+    """Return a dict of the two fields of a record that name its run, from the run's manifest:
+    `source`, its name with the first eight characters of its identity, NAME-IDENTITY, and `digest`,
+    the digest of its configuration."""
     return {"source": f"{manifest.name}-{manifest.identity[:8]}", "digest": manifest.config_digest}

@@ -183,8 +183,9 @@ class FileSource:
 
     @cached_property
     def total_bytes(self) -> int:
-        """Approximate number of bytes of text in the source's files; compressed files and Parquet
-        tables count by their content."""
+        """Approximate number of bytes of text in all files of the source; compressed files and
+        Parquet tables count by their content. The files are looked up at first access, which raises
+        the errors of `files`."""
         return sum(
             (
                 _content_bytes(path)

@@ -27,8 +27,8 @@ COMPRESSIONS = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"BZh": ".bz2",
 
 
 class Cut(NamedTuple):
-    """A position at which a compressed file can be entered, the start of a frame; or, as the last
-    of a list, the end of the file."""
+    """A position at which a compressed file can be entered, the start of a frame, with the size of
+    the decompressed content before it; or, as the last of a list, the end of the file."""
 
     start: int
     """First byte of the frame in the compressed file."""
@@ -123,8 +123,9 @@ def compression(path: Path | Remote) -> str:
 
 
 class _Zstandard(io.RawIOBase):
-    """The content of a Zstandard file as a stream. A long window takes up to 2 GiB of memory.
-    Raises EOFError if the file is cut off."""
+    """The content of a Zstandard file as a stream that is read from front to back. A long window
+    takes up to 2 GiB of memory. Reading raises EOFError if the file is cut off, OSError if it is
+    damaged."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._content = _expand(iter(lambda: file.read(SMALL_CHUNK_BYTES), b""), ".zst")

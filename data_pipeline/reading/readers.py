@@ -66,8 +66,8 @@ class Damaged(BadInput):
 
 
 class Limit:
-    """Counter that admits documents within a largest number of documents and of UTF-8 bytes; None
-    stands for no limit."""
+    """Counter whose method `admits` lets documents pass up to a largest number of documents and of
+    their UTF-8 bytes; None stands for no limit."""
 
     def __init__(self, max_documents: int | None, max_bytes: int | None) -> None:
         self._max_documents = max_documents

@@ -125,8 +125,9 @@ class Remote:
 
     def files(self) -> list[tuple[str, "Remote"]]:
         """Return a list of pairs, the name and Remote of the file itself, or of all files that
-        match its pattern or lie below it, in order. Names are paths below the address, or below the
-        folder before a pattern."""
+        match its pattern or lie below it, in order of address. Names are paths below the address,
+        or below the folder before a pattern. The list is empty if nothing matches a pattern;
+        without a pattern BadInput is raised if nothing is at the address."""
         import fsspec
 
         if "*" in self.url:

@@ -53,7 +53,8 @@ class OpenedSources:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the sources, as the recipe or the fallback has them, in order."""
+        """A tuple of the names of the sources, in order: as in the recipe or, if the fallback
+        replaces its sources on the hub, the fallback and then the recipe's other sources."""
         return tuple(source.name for source in self.sources)
 
     @property

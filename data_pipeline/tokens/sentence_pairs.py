@@ -30,7 +30,8 @@ Tokens = NDArray[np.int64]
 
 
 class PairSample(NamedTuple):
-    """A BERT sample: two runs of sentences, masked and padded; arrays are [seq_length]."""
+    """A BERT sample: [CLS], then two runs of sentences with [SEP] after each, some tokens of them
+    masked, then padding; arrays are [seq_length]."""
 
     tokens: Tokens
     targets: Tokens

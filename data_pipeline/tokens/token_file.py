@@ -129,8 +129,8 @@ class TokenFile:
         return len(self.sizes)
 
     def __getitem__(self, sequence: int) -> NDArray[Any]:
-        """Return the tokens of one sequence, by its number in the file, as a view of the mapped
-        file."""
+        """Return the tokens of the sequence with the number `sequence`, from 0, as an array that is
+        a view of the mapped file."""
         start = int(self._offsets[sequence]) // self.dtype.itemsize
         return self.tokens[start : start + int(self.sizes[sequence])]
 

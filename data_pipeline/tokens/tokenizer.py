@@ -69,8 +69,10 @@ def padded_vocab_size(vocab_size: int, multiple: int = 128, tp: int = 1) -> int:
 
 
 class Tokenizer:
-    """Encodes text as token ids, and decodes them, by a tokenizer of the library, which is changed
-    for it. Raises BadInput if the vocabulary lacks `end_token`, the token that ends a text."""
+    """Encodes text as token ids, and decodes them, by `backend`, a tokenizer of the library
+    `tokenizers`, which from then on treats special tokens in a text like other characters and
+    neither cuts nor pads. Raises BadInput if the vocabulary lacks `end_token`, the token that ends
+    a text."""
 
     end_of_text: int
     """Id of the token that ends a document."""
@@ -299,8 +301,8 @@ class Tokenizer:
 
     @property
     def special_ids(self) -> tuple[int, ...]:
-        """Ids of [CLS], [SEP], [MASK] and [PAD], in this order: the tokenizer's own if it has all
-        four, else the ids after its last."""
+        """A tuple of the ids of [CLS], [SEP], [MASK] and [PAD], in this order: the tokenizer's own
+        if it has all four, else the four ids after its last."""
         return special_ids(self._backend)
 
     @property
@@ -358,8 +360,8 @@ def load_once(directory: Path, digest: str) -> Tokenizer:
 
 
 def _named_end(directory: Path) -> str | None:
-    """Return the text of the end-of-text token that a tokenizer_config.json or a
-    special_tokens_map.json in `directory` names, or None."""
+    """Return the text of the end-of-text token that tokenizer_config.json in `directory` names, or
+    else special_tokens_map.json there; None if neither names one."""
     for name in (CONFIG_NAME, "special_tokens_map.json"):
         if (directory / name).is_file() and (token := read_json(directory / name).get("eos_token")):
             return str(token["content"] if isinstance(token, dict) else token)
@@ -434,6 +436,6 @@ def _byte_level(
 
 @cache
 def _kinds() -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return two kinds of tokenizers, everything in them but their vocabulary: GPT-2's byte-level
-    BPE and a vocabulary of words."""
+    """Return a pair of kinds of tokenizers, each a tuple of everything in a tokenizer but its
+    vocabulary, as `_kind` returns it: of GPT-2's byte-level BPE, and of a vocabulary of words."""
     return _kind(_byte_level({}, [])), _kind(_byte_level({}, [], of_words=True))

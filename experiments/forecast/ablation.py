@@ -99,7 +99,7 @@ def searched_rates(
             if rate is None:
                 raise IntegrityFailure(
                     f"no learning rate can be chosen for the arm {arm.name!r}: its loss never fell"
-                    " in the training whose rate rises"
+                    " in the training whose rate rises; lower the rates of the ablation's `finder`"
                 )
         else:
             _, rate = min(
@@ -129,7 +129,8 @@ def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
         manifest.config[ABLATION],
     ):
         raise IntegrityFailure(
-            f"{FORECAST} of {folder.name} has another experiment or ablation than its {MANIFEST}"
+            f"{FORECAST} of {folder.name} has another experiment or ablation than its {MANIFEST}:"
+            " one of the two was changed, so restore both"
         )
     trained = Kept(folder)
     seeds = seeds_of(folder / FORECAST, ablation.seeds)

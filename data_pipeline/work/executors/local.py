@@ -127,7 +127,7 @@ def _is_done(future: "Future[Done]") -> bool:
 @contextlib.contextmanager
 def _not_interrupted() -> Iterator[None]:
     """Context manager: keep Ctrl-C from the processes that are started in the block; only this
-    process receives it."""
+    process receives it, at the end of the block if it comes during it."""
     resource_tracker.ensure_running()  # started in the block, it would unblock Ctrl-C
     with held_back({signal.SIGINT}):
         yield
