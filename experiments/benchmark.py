@@ -120,8 +120,9 @@ class Table:
 
 def share_of(name: str, distances: Sequence[float], allowed: Sequence[float]) -> Ratio:
     """Return a Ratio called `name` with the goal 1, of which less is better: the largest quotient
-    of a distance and the distance that is `allowed` at the same index. `MOST` (1e9) is the largest
-    quotient; it also stands for a NaN, and for any distance but 0 where none is allowed."""
+    of one of the `distances` and the distance that is `allowed` at the same index. `MOST` (1e9) is
+    the largest quotient; it also stands for a NaN, and for any distance but 0 where none is
+    allowed."""
     shares = [
         # min returns its first argument beside a NaN.
         min(MOST, distance / most) if most else MOST * bool(distance)
@@ -131,8 +132,9 @@ def share_of(name: str, distances: Sequence[float], allowed: Sequence[float]) ->
 
 
 def read_benchmark(path: Path) -> Benchmark:
-    """Return the Benchmark, a record, in a JSON file. Raises IntegrityFailure if the file cannot be
-    read or is not JSON, BadInput if the JSON is not a record."""
+    """Return the Benchmark, the record of a benchmark's run, in the JSON file at `path`. Raises
+    IntegrityFailure if the file is missing, cannot be read or is not JSON, BadInput if the JSON is
+    not such a record."""
     return parse_config(read_values(path), Benchmark, path.name)
 
 

@@ -114,8 +114,9 @@ def survey(
 
 
 def compression(path: Path | Remote) -> str:
-    """Return the kind of compression as an ending such as `.gz`: by the first bytes, else by the
-    ending of the name; "" if the file is not compressed or empty."""
+    """Open the file at `path`, and return its kind of compression as an ending such as `.gz`: by
+    its first bytes, else by the ending of its name; "" if it is not compressed or empty. Raises
+    OSError if it cannot be opened, for a remote file the errors of Remote."""
     with path.open("rb", 0) as file:
         head = file.read(8)
     ending = path.suffix.lower() if head and path.suffix.lower() in COMPRESSIONS.values() else ""
@@ -144,17 +145,19 @@ class _Zstandard(io.RawIOBase):
 
 @contextmanager
 def open_bytes(path: Path | Remote, start: int = 0) -> Iterator[BinaryIO]:
-    """Context manager: yield a file opened as a stream of its decompressed bytes, from the
+    """Context manager: yield the file at `path` as a stream of its decompressed bytes, from the
     compressed frame, or the byte of a plain file, at `start`. Reading a damaged or cut file raises
-    OSError, EOFError, zlib.error or lzma.LZMAError."""
+    OSError, EOFError, zlib.error or lzma.LZMAError, and opening a missing one OSError; remote files
+    raise the errors of Remote."""
     with path.open("rb", CHUNK_BYTES) as file:
         file.seek(start)
         yield _decompressed(file, compression(path))
 
 
 def expanded_bytes(path: Path | Remote) -> int:
-    """Return the size of a file's decompressed content in bytes: the file's own size if it is not
-    compressed, else an estimate from its first megabyte, at least its own size."""
+    """Return the size in bytes of the decompressed content of the file at `path`: its own size if
+    it is not compressed, else an estimate from its first megabyte, at least its own size. A damaged
+    beginning counts as far as it can be read."""
     size = path.stat().st_size
     kind = compression(path)
     content = 0

@@ -77,9 +77,9 @@ class Limit:
         """True once a document was refused."""
 
     def admits(self, item: Item) -> bool:
-        """Return True and count the document if it is within the limits, else False; a shorter
-        document may be admitted after it. Return True for malformed input and blank lines, which do
-        not count."""
+        """Return True and count `item`, a document, if it is within the limits with the ones
+        counted before, else False; a shorter document may be admitted after it. Return True for
+        malformed input and blank lines, which do not count."""
         if not isinstance(item, Document):
             return True
         documents = self.documents + 1
@@ -153,10 +153,11 @@ def _read_rows(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
 
 
 def _csv_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
-    """Yield pairs for the rows below the names of the columns: the line at which the row ends, and
-    a dict of its fields by column, or a reason if it has too many fields. Fields are texts, None
-    where the row is too short; the one under the text's key is bytes, because its UTF-8 is not
-    checked here. A file with `.tsv` in its name has tabs between columns."""
+    """Yield a pair for each row of a CSV file below the names of its columns: the number of the
+    line at which the row ends, from 1, and a dict of its fields by column, or a text that says why
+    it is malformed if it has too many fields. Fields are texts, None where the row is too short;
+    the one under the text's key is bytes, because its UTF-8 is not checked here. A file with `.tsv`
+    in its name has tabs between columns. Raises csv.Error for a field with wrong quotes."""
     delimiter = "\t" if ".tsv" in piece.path.lower().rpartition("/")[2] else ","
     # csv refuses fields of over 128 kB, and a text may be longer; `_read_rows` checks its length.
     csv.field_size_limit(1 << 62)

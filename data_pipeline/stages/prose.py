@@ -51,7 +51,8 @@ def function_words(words: Iterable[str]) -> int:
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """Yield the paragraphs that are laid out as prose, whatever their words, each as one line.
+    """Yield the paragraphs of `text` that are laid out as prose, whatever their words, in order,
+    each as one line.
 
     Blank lines divide paragraphs, and so do lines of signs such as the one below a title. The lines
     of prose begin in the same column; the first may be indented further. None begins like an item

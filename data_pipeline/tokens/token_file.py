@@ -135,8 +135,9 @@ class TokenFile:
         return self.tokens[start : start + int(self.sizes[sequence])]
 
     def _check(self, bin_path: Path, idx_path: Path) -> None:
-        """Raise IntegrityFailure unless sequences lie back to back, fill the `.bin`, and are
-        covered by the documents in order."""
+        """Raise IntegrityFailure, which names the file, unless the sequences that the `.idx` lists
+        lie back to back from the first byte of the `.bin` to its last, and are covered by the
+        documents in order. The tokens themselves are not read."""
         end = 0
         starts = self.document_index
         for low in range(0, len(self), CHECKED_AT_ONCE):
@@ -189,8 +190,8 @@ class TokenFileWriter:
         return self
 
     def add_document(self, ids: ArrayLike) -> None:
-        """Append one document's tokens, as one sequence. Raises ValueError for a token the dtype
-        cannot hold."""
+        """Append the token ids `ids` of one document, as one sequence; no end-of-text token is
+        added. Raises ValueError for a token the dtype cannot hold."""
         tokens = np.asarray(ids)
         self.add_documents(tokens, [tokens.size])
 
@@ -289,8 +290,8 @@ def merge_token_files(prefixes: Sequence[Path], out: Path) -> None:
 
 
 def join_files(paths: Iterable[Path], out: BinaryIO) -> None:
-    """Append the content of files, one after the other, to the open binary file `out`, in bounded
-    memory."""
+    """Append the content of the files at `paths`, one after the other, to the open binary file
+    `out`, a megabyte at a time. Raises OSError for a file that is missing."""
     for path in paths:
         with path.open("rb") as file:
             shutil.copyfileobj(file, out, 1 << 20)

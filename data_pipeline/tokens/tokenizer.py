@@ -181,9 +181,10 @@ class Tokenizer:
     def from_gpt2_files(
         cls, vocab_json: Path, merges_txt: Path, *, end_token: str = END_OF_TEXT
     ) -> Self:
-        """Return the tokenizer of a `vocab.json` (token to id) and a `merges.txt` (one merge a
-        line, after a version line). Texts end with `end_token`, which the vocabulary must have.
-        Raises BadInput or IntegrityFailure if they are not a byte-level BPE vocabulary."""
+        """Return the tokenizer of GPT-2's two files, a `vocab.json` (token to id) and a
+        `merges.txt` (one merge a line, after a version line). Texts end with `end_token`, which the
+        vocabulary must have. Raises BadInput or IntegrityFailure if a file is missing or they are
+        not a byte-level BPE vocabulary."""
         try:
             vocabulary = read_json(vocab_json)
             _, *lines = merges_txt.read_text(encoding="utf-8").split("\n")
@@ -343,8 +344,9 @@ class Tokenizer:
 
 
 def special_ids(backend: Any) -> tuple[int, ...]:
-    """Return a tuple of the ids of [CLS], [SEP], [MASK] and [PAD], in this order, in a tokenizer of
-    the library: its own if it has all four, else the ids after its last."""
+    """Return a tuple of four ids, of [CLS], [SEP], [MASK] and [PAD] in this order, for `backend`, a
+    tokenizer of the library `tokenizers`: its own if it has all four, else the four ids after its
+    last; it is not changed."""
     own_ids = tuple(map(backend.token_to_id, SPECIAL_TOKENS))
     size = max(backend.get_vocab().values()) + 1
     return tuple(range(size, size + len(SPECIAL_TOKENS))) if None in own_ids else own_ids
@@ -369,9 +371,9 @@ def _named_end(directory: Path) -> str | None:
 
 
 def _without_extras(content: JSON) -> Backend | None:
-    """Return a GPT-2-style tokenizer, given as the values of a tokenizer.json, rebuilt from its
-    vocabulary, its added tokens and its merges alone, which decide its ids. Return None for a
-    tokenizer of another kind."""
+    """Return a tokenizer of GPT-2's kind, given as `content`, the values of a tokenizer.json,
+    rebuilt as one of the library from its vocabulary, its added tokens and its merges alone, which
+    decide its ids. Return None for a tokenizer of another kind."""
     model = content["model"]
     before = content.get("pre_tokenizer") or {}
     added = content.get("added_tokens") or []
@@ -393,9 +395,9 @@ def _without_extras(content: JSON) -> Backend | None:
 
 
 def _check_ids(backend: Backend, path: Path) -> None:
-    """Raise IntegrityFailure, which names the file `path`, if an id occurs twice, or if the ids of
-    a tokenizer of GPT-2's kind have gaps. Tokenizers of other kinds may lack at most as many ids as
-    they have."""
+    """Raise IntegrityFailure, which names the file `path`, if an id of the tokenizer `backend`
+    occurs twice, or if the ids of a tokenizer of GPT-2's kind have gaps. Tokenizers of other kinds
+    may lack at most as many ids as they have."""
     ids = sorted(backend.get_vocab().values())
     count = len(ids)
     size = ids[-1] + 1

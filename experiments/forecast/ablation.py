@@ -24,11 +24,13 @@ from mlm_repro.lineage.run import MANIFEST
 def ablation_config(
     experiment: str, ablation: Ablation, arm: Arm, seed: int, rate: float, dataset: Path = Path()
 ) -> RunConfig:
-    """Return the RunConfig of an arm's training with a seed and a learning rate. With seed 0
-    (`SEARCH_SEED`) it is a trial of the rate, with `search_share` of the iterations. `experiment`
-    is a name, `dataset` a directory.
+    """Return the RunConfig of an arm's training with the seed `seed` and the learning rate `rate`:
+    the recipe of `ablation` with the arm's changes. With seed 0 (`SEARCH_SEED`) it is a trial of
+    the rate, with `search_share` of the iterations, rounded up. `experiment` is a name, `dataset` a
+    directory.
 
-    The rate is constant unless the recipe states a final rate.
+    The rate is constant unless the recipe states a final rate. Raises BadInput if the recipe is not
+    valid.
     """
     values = {"min_learning_rate": rate, **ablation.train, **arm.train}
     is_trial = seed == SEARCH_SEED
@@ -47,8 +49,9 @@ def ablation_config(
 def trials_of(
     experiment: str, ablation: Ablation, arm: Arm, dataset: Path = Path()
 ) -> list[RunConfig]:
-    """Return a list with a RunConfig for the trial of each learning rate of an arm, in the order of
-    the rates; empty if a finder or another arm gives the rate."""
+    """Return a list with a RunConfig, of `experiment` on `dataset`, for the trial of each learning
+    rate of an arm of the ablation, in the order of the rates; empty if a finder or another arm
+    gives the rate."""
     rates = () if ablation.finder or arm.rate_of else arm.rates or ablation.rates
     return [
         ablation_config(experiment, ablation, arm, SEARCH_SEED, rate, dataset) for rate in rates
@@ -56,8 +59,9 @@ def trials_of(
 
 
 def sweep_config(experiment: str, ablation: Ablation, arm: Arm, dataset: Path) -> RunConfig:
-    """Return the RunConfig of an arm's training, as long as a trial, whose rate rises exponentially
-    between the ends of the ablation's finder (Smith 2017). The ablation must have a finder."""
+    """Return the RunConfig of an arm's training on the directory `dataset`, as long as a trial,
+    whose learning rate rises exponentially from the lower to the higher end of the ablation's
+    finder (Smith 2017). The ablation must have a finder. `experiment` is a name."""
     assert ablation.finder
     low, high = ablation.finder
     config = ablation_config(experiment, ablation, arm, SEARCH_SEED, high, dataset)
