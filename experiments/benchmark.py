@@ -100,8 +100,8 @@ class Benchmark(Config):
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text cells under their heads. The first `words` columns hold words, the others
-    numbers."""
+    """A table with a title: rows of text cells under their heads. The first `words` columns hold
+    words, the others numbers."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -119,10 +119,9 @@ class Table:
 
 
 def share_of(name: str, distances: Sequence[float], allowed: Sequence[float]) -> Ratio:
-    """Return a Ratio called `name` with the goal 1, of which less is better: the largest quotient
-    of one of the `distances` and the distance that is `allowed` at the same index. `MOST` (1e9) is
-    the largest quotient; it also stands for a NaN, and for any distance but 0 where none is
-    allowed."""
+    """Return a Ratio called `name` with the goal 1 as an upper bound: the largest quotient of one
+    of the `distances` and the distance that is `allowed` at the same index. `MOST` (1e9) is the
+    largest quotient; it also stands for a NaN, and for any distance but 0 where none is allowed."""
     shares = [
         # min returns its first argument beside a NaN.
         min(MOST, distance / most) if most else MOST * bool(distance)

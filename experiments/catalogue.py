@@ -125,8 +125,7 @@ class Claim(Config):
 
     @property
     def citation(self) -> str:
-        """The place at which the claim is printed, as a text: the document, then its table, figure
-        or section."""
+        """The origin of the claim as a text: the document, then its table, figure or section."""
         return f"{self.source} {self.where}"
 
     def record(self, experiment: str, x_name: str) -> Record:
@@ -147,7 +146,8 @@ class Claim(Config):
 
     @property
     def relation(self) -> str:
-        """The relation that our number must have to the published value: =, <= or >=."""
+        """The relation that our number must have to the published value, as one of the texts =, <=
+        and >=."""
         return SAYS[self.says]["relation"]
 
     @property
@@ -337,7 +337,8 @@ class Arm(Config):
 
 
 class Effect(Config):
-    """A claim about the difference of a quantity between two arms."""
+    """A claim about the difference of a quantity between two arms of an ablation, with its
+    bounds."""
 
     claim: str
     """Id of the published claim that it answers; a question of our own has an id that no claim
@@ -465,11 +466,8 @@ def load_claims(folder: Path) -> tuple[Claim, ...]:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return a list of the rows of a CSV file as dicts of texts by column name; the first line has
-    the names.
-
-    Raises BadInput if it cannot be read.
-    """
+    """Return a list of the rows of the CSV file at `path` as dicts of texts by column name; the
+    first line has the names. Raises BadInput if the file is missing or cannot be read."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             return list(csv.DictReader(file, skipinitialspace=True))

@@ -53,7 +53,8 @@ HELD_OUT = "held out of the fit"
 
 
 class KeptRun(FileSchema, extra="forbid"):
-    """A line of runs.jsonl: the parts of a run that a study keeps."""
+    """A line of runs.jsonl: the parts of a run that a study keeps, its name, manifest, completion
+    marker, summary and metrics as JSON values. A part that the run lacks is None or empty."""
 
     name: str
     """Name of the run in the study, of its directory or, in a reproduction, of the model."""
@@ -207,7 +208,8 @@ class RateSweep(FileSchema):
 
 
 class Comparison(FileSchema):
-    """Difference in bits per byte between two models on the same articles of a text."""
+    """Difference in bits per byte between two models on the same articles of a text, the larger
+    model's minus the smaller's, with its 90 % interval."""
 
     text: str
     smaller: int
@@ -240,7 +242,8 @@ class Comparison(FileSchema):
 
 
 class TextScore(FileSchema):
-    """A model's bits per byte on a text, with the loss and the number of words of each article."""
+    """A model's bits per byte on a text, with the loss of each article, in nats summed over its
+    tokens, and its number of words."""
 
     bits_per_byte: Finite
     nll: list[Finite]

@@ -114,7 +114,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 @dataclass(frozen=True)
 class Location:
-    """Repository, subset and revision of a corpus on the hub."""
+    """Repository, OWNER/NAME, subset and revision of a corpus on the Hugging Face hub; a subset or
+    a revision of None stands for the hub's default."""
 
     repository: str
     subset: str | None

@@ -67,7 +67,7 @@ class Damaged(BadInput):
 
 class Limit:
     """Counter whose method `admits` lets documents pass up to a largest number of documents and of
-    their UTF-8 bytes; None stands for no limit."""
+    their UTF-8 bytes; a limit that is None does not count."""
 
     def __init__(self, max_documents: int | None, max_bytes: int | None) -> None:
         self._max_documents = max_documents

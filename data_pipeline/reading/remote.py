@@ -146,5 +146,6 @@ class Remote:
 
 
 def place_of(path: str) -> Path | Remote:
-    """Return a path as a Path, or an address with `://` as a Remote."""
+    """Return the text `path` as a Remote if it has `://` in it, else as a Path. Nothing is looked
+    up."""
     return Remote(path) if "://" in path else Path(path)

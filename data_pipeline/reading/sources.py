@@ -22,8 +22,9 @@ Source = FileSource | HubSource | InstalledDocs
 
 @dataclass
 class OpenedSources:
-    """The sources of one build, in order, each read up to the recipe's limits, and the datasets
-    that it compares with."""
+    """The opened sources of one build, in order, each read up to the recipe's limits, and the
+    datasets that it compares with; `shards` gives the pieces to read. The files of all sources but
+    `documents` are looked up when it is made, which raises BadInput for one without files."""
 
     sources: tuple[Source, ...]
     config: SourcesConfig

@@ -7,7 +7,8 @@ from mlm_repro.data_pipeline.stages.stage import Example, TokenFilter
 
 
 class Length(TokenFilter):
-    """Drop documents with too few tokens."""
+    """Drop documents with too few tokens. A document is kept if it has at least `min_tokens`, its
+    end-of-text token included."""
 
     name = verb = "length"
     examples = (

@@ -45,7 +45,8 @@ class PairSample(NamedTuple):
 
 
 class Masking:
-    """Masks runs of whole words in token sequences, for a BERT to predict them."""
+    """Masks runs of whole words in token sequences, for a BERT to predict them: the method `apply`
+    returns a masked copy of a sequence and the original ids of its masked tokens."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary

@@ -26,7 +26,8 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Flags of each token from which words and sentences are found; each array is [vocabulary]."""
+    """Flags of each token of a vocabulary, boolean arrays [vocabulary], from which words and
+    sentences are found, and the ids of end-of-text and of BERT's special tokens."""
 
     begins_in_word: Flags
     """True for a token whose text begins with a letter, a digit or a part of a character."""
@@ -40,8 +41,8 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self:
-        """Return the Vocabulary of a tokenizer: flags of its tokens, found by decoding each of
-        them, and its special ids."""
+        """Return the Vocabulary of a tokenizer: flags of its tokens, found by decoding each of them
+        alone, its end-of-text id and its special ids."""
         texts = [tokenizer.text_of(token) for token in range(tokenizer.vocab_size)]
 
         def flags(test: Any) -> Flags:
@@ -71,8 +72,8 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Sentences:
-    """Starts and ends of a token file's sentences, and the sentences that belong to each
-    document."""
+    """The sentences of a token file: the index of each one's first token and of the token after its
+    last, counted through the file, and the index of each document's first sentence."""
 
     starts: NDArray[np.int64]
     """Index of the first token of each sentence among the file's tokens, [sentences]."""

@@ -169,9 +169,9 @@ class TokenFile:
 
 class TokenFileWriter:
     """Context manager that writes a token file, `<prefix>.bin` and `<prefix>.idx`, of tokens of
-    `dtype`, one of the values of DTYPES. Both files appear, in place of earlier ones, when the
-    block ends without an error; after an error earlier ones stay. The folder is made if it is
-    missing."""
+    `dtype`, one of the values of DTYPES; the methods `add_document`, `add_documents` and `add_file`
+    append to it. Both files appear, in place of earlier ones, when the block ends without an error;
+    after an error earlier ones stay. The folder is made if it is missing."""
 
     def __init__(self, prefix: Path, dtype: "np.dtype[Any]") -> None:
         self._paths = token_paths(prefix)
@@ -259,7 +259,8 @@ class TokenFileWriter:
         sync(directory)
 
     def _write_index(self) -> None:
-        """Write the `.idx` under its temporary name and flush it to disk."""
+        """Write the index of all sequences and documents that were added, the `.idx`, under its
+        temporary name and flush it to disk."""
         sizes = np.frombuffer(self._sizes, np.int32)
         offsets = np.cumsum(sizes, dtype=np.int64)
         offsets -= sizes

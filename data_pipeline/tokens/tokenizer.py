@@ -261,8 +261,9 @@ class Tokenizer:
         write_json(directory / CONFIG_NAME, config | {"split_special_tokens": True})
 
     def changes(self) -> str:
-        """Return a sentence on the first of some built-in texts, CHECKED_TEXTS, that changes when
-        it is encoded and decoded; an empty text if none does."""
+        """Encode and decode some built-in texts, CHECKED_TEXTS, and return a sentence on the first
+        that does not come back as it was, with 20 characters of it and of its result; an empty text
+        if all come back."""
         texts = ((text, self.decode(self.encode(text))) for text in CHECKED_TEXTS)
         return next(
             (f"{text[:20]!r} comes back as {back[:20]!r}" for text, back in texts if text != back),
@@ -410,15 +411,16 @@ def _check_ids(backend: Backend, path: Path) -> None:
 
 
 def _growth(step: JSON) -> int:
-    """Return an upper bound on the number of characters that a normalizer makes of one. `step` is
-    the normalizer as JSON, which may contain others."""
+    """Return an upper bound on the number of characters that a normalizer makes of one character,
+    at least 1. `step` is the normalizer as JSON, which may contain others."""
     factor = max(1, len(step.get("content", "")), len(step.get("prepend", "")))
     return factor * math.prod(map(_growth, step.get("normalizers", [])))
 
 
 def _kind(backend: Any) -> tuple[Any, ...]:
-    """Return everything in a tokenizer of the library but its vocabulary, as a tuple that equals
-    another tokenizer's if they are of the same kind."""
+    """Return all settings and the added tokens of a tokenizer of the library `tokenizers`, without
+    its vocabulary and merges, as a tuple that equals another tokenizer's if they are of the same
+    kind."""
     # Compared part by part: serializing the whole tokenizer doubled the time to open GPT-2's.
     steps = backend.normalizer, backend.pre_tokenizer, backend.post_processor, backend.decoder
     model = [getattr(backend.model, name, None) for name in (*OTHER_IDS, "unk_token", "fuse_unk")]

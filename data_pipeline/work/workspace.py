@@ -17,8 +17,8 @@ Executor = LocalExecutor | RayExecutor | PartExecutor
 
 @dataclass(frozen=True)
 class Finished:
-    """The finished tasks of a stage, with their digests and counts; task `n` left its files in
-    `path/n`, written with five digits."""
+    """The finished tasks of a stage: the stage's directory, and the digest and the counts of each
+    task, in order; task `n` left its files in `path/n`, written with five digits."""
 
     path: Path
     digests: list[str]
@@ -44,8 +44,8 @@ Job = tuple[Settings, tuple[Input, ...]]
 
 
 class Workspace:
-    """A directory in which the tasks of a build run, stage by stage, on an executor; task number N
-    writes to `path/STAGE/N`, with five digits."""
+    """A directory in which the tasks of a build run, stage by stage, on an executor, by the methods
+    `each`, `all` and `one`; task number N writes to `path/STAGE/N`, with five digits."""
 
     def __init__(self, path: Path, executor: Executor) -> None:
         self.path = path

@@ -33,8 +33,8 @@ AHEAD = 4
 
 
 class LocalExecutor:
-    """Context manager that runs tasks in at most `count` processes, 0 meaning one for each core.
-    With one, tasks run in this process itself.
+    """Context manager whose method `run` runs tasks in at most `count` processes, 0 meaning one for
+    each core. With one, tasks run in this process itself.
 
     The processes are forked from a server that has imported PRELOADED and the modules `preload`.
     They are killed when the block ends.
