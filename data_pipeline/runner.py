@@ -629,10 +629,11 @@ def _help(
 def _workspace(
     run: RunDirectory, workers: LocalExecutor | RayExecutor, room: int
 ) -> Iterator[Workspace]:
-    """Context manager: make a run's hidden directory for tasks and its workspace, yield the
-    workspace, and end its worker processes after the block. Raises BadInput if the disk has less
-    free space than the work needs, `room` bytes without those that the directory already has;
-    Interrupted for an OSError within the block, such as a full disk."""
+    """Context manager: make a run's hidden directory for tasks, yield a Workspace there, whose
+    tasks run on the executor `workers`, and end the worker processes after the block. Raises
+    BadInput if the disk has less free space than the work needs, `room` bytes without the bytes
+    that the directory already has; Interrupted for an OSError within the block, such as a full
+    disk."""
     work = run.path / FOLDER
     try:
         work.mkdir(mode=0o700, exist_ok=True)

@@ -145,8 +145,8 @@ def write_benchmark(path: Path, result: Benchmark) -> None:
 
 
 def setting_lines(result: Benchmark) -> list[str]:
-    """Return a list with a line `key: value` for each of the record's own settings, which all its
-    cases share; a dict is written as names and values."""
+    """Return a list with a line `key: value` for each setting of the record `result` that all its
+    cases share, in order; a dict is written as names and values."""
     return [
         f"{key}: {named(value) if isinstance(value, dict) else value}"
         for key, value in result.setting.items()

@@ -356,10 +356,11 @@ class FileSource:
     def _survey(
         self, name: str, path: Path | Remote, progress: Progress
     ) -> tuple[Piece, list[int], list[Cut]]:
-        """Read the file at `path` once, and return a triple: a Piece with its SHA-256, and two
-        lists of the positions at which the file can be cut, the number of newlines before each
-        grain of GRAIN_BYTES and the Cuts of its compressed frames; a list is empty where there are
-        none. `progress` counts the bytes. Raises IntegrityFailure for a file of `documents` that
+        """Read the file at `path` once, and return a triple: a Piece of the whole file with its
+        SHA-256, and two lists of the positions at which the file can be cut, the number of newlines
+        before each grain of GRAIN_BYTES and the Cuts of its compressed frames; a list is empty
+        where there are none. `name` is the file's name in the source, by which its documents are
+        called. `progress` counts the bytes. Raises IntegrityFailure for a file of `documents` that
         differs from the seal of its directory."""
         size = path.stat().st_size
         split = name.split("/")[0] if self.kind == "documents" and "/" in name else ""

@@ -70,10 +70,11 @@ def _expand(chunks: Iterable[bytes], kind: str) -> Iterator[tuple[bytes, int]]:
 def survey(
     path: Path | Remote, is_of_lines: bool, advance: Callable[[int], object]
 ) -> tuple[str, list[int], list[Cut]]:
-    """Return three values for a file, which is read once: its SHA-256; for an uncompressed file of
-    lines, the list of the numbers of newlines before each grain of GRAIN_BYTES; for one compressed
-    by gzip or Zstandard, the list of its Cuts. A list is empty where it does not apply; without
-    `is_of_lines` both are. `advance` is called with the number of bytes of each read.
+    """Return three values for the file at `path`, which is read once: its SHA-256; for an
+    uncompressed file of lines, the list of the numbers of newlines before each grain of
+    GRAIN_BYTES; for one compressed by gzip or Zstandard, the list of its Cuts. A list is empty
+    where it does not apply; without `is_of_lines` both are. `advance` is called with the number of
+    bytes of each read.
 
     The first cut is the start of the file, the last its end; the others are starts of frames,
     CHUNK_BYTES or more of content apart. A file that has no such frame, such as one of a single

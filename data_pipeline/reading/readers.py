@@ -128,9 +128,10 @@ def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -
 
 
 def _read_rows(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
-    """Yield the documents and malformed rows of a table, CSV file or archive; a text of more than
-    `max_line_bytes` characters is malformed. Raises Damaged for content that its library cannot
-    read; errors of reading and decompressing the file, and UserErrors, are passed on."""
+    """Yield the documents and malformed rows of the table, CSV file or archive of `piece`, in
+    order; a text of more than `max_line_bytes` characters is malformed. Raises Damaged for content
+    that its library cannot read; errors of reading and decompressing the file, and UserErrors, are
+    passed on."""
     try:
         for number, row in {"csv": _csv_rows, "warc": _warc_rows}.get(piece.kind, _table_rows)(
             piece
@@ -273,9 +274,9 @@ def _read_lines(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
 
 
 def _parse(piece: Piece, number: int, line: bytes, row: JSON | None = None) -> Item:
-    """Return a Document of `line`, JSON in bytes, or of `row` if one is given; or a Malformed with
-    the reason if that is not possible. `number` is the line's or row's number in the file. A
-    harvested line may also be a stored Malformed, which is returned."""
+    """Return a Document of `line`, JSON in bytes, or of `row` if one is given, by the keys in
+    `piece`; or a Malformed with the reason if that is not possible. `number` is the line's or row's
+    number in the file. A harvested line may also be a stored Malformed, which is returned."""
     value: Any = ""
     try:
         value = (

@@ -124,13 +124,13 @@ class Tokenizer:
 
     @classmethod
     def open(cls, path: Path, end_token: str | None = None) -> Self:
-        """Return the tokenizer at `path`: a dataset's, a `tokenizer.json`, or a Hugging Face
-        directory with one or with GPT-2's `merges.txt` and `vocab.json`. Texts end with
-        `end_token`, else with the token that a `tokenizer.json` or the files beside it name, else
-        with `<|endoftext|>`.
+        """Return the tokenizer at `path`: the directory of a dataset, a `tokenizer.json`, or a
+        Hugging Face directory with one or with GPT-2's `merges.txt` and `vocab.json`. Texts end
+        with `end_token`, else with the token that tokenizer_config.json or special_tokens_map.json
+        beside a `tokenizer.json` names, else with `<|endoftext|>`.
 
-        Raises BadInput for anything else, and for a tokenizer that lacks the token that ends a
-        text.
+        Raises BadInput for anything else, for a damaged file, and for a tokenizer that lacks the
+        token that ends a text.
         """
         candidates = [path, path / "tokenizer" / FILE_NAME, path / FILE_NAME, path / "merges.txt"]
         file = next((candidate for candidate in candidates if candidate.is_file()), None)
@@ -154,9 +154,10 @@ class Tokenizer:
 
     @classmethod
     def _read(cls, path: Path, end_token: str | None = None) -> Self:
-        """Return the tokenizer in a `tokenizer.json`. Texts end with `end_token`, else with the
-        token that the files beside it name, else with `<|endoftext|>`. Raises BadInput without that
-        token, IntegrityFailure if the file is unreadable or makes a text many times longer."""
+        """Return the tokenizer in the `tokenizer.json` at `path`. Texts end with `end_token`, else
+        with the token that the files beside it name, else with `<|endoftext|>`. Raises BadInput
+        without that token in the vocabulary, IntegrityFailure if the file is unreadable, its ids
+        have gaps, or it may make a text many times longer."""
         try:
             content = read_bytes(path, MOST_BYTES).decode("utf-8")
             backend = _without_extras(parse_json(content)) or Backend.from_str(content)

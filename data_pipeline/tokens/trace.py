@@ -75,7 +75,7 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
         raise BadInput(
             f"metrics.jsonl of {run} cannot be right: after iteration {iteration:,} with a batch of"
             f" {step.batch_size:,} it counts {step.samples:,} samples, and {taken:,} in the whole"
-            " training"
+            " training; restore that file from a copy"
         )
     for index in range(step.batch_size):
         number = step.samples - step.batch_size + index
