@@ -254,7 +254,8 @@ def promise(
 
 def _crowded(rehearsed: "Rehearsed", times: float) -> float:
     """Return by how many seconds comparing documents takes longer, all processes together, than in
-    proportion to their number, in a corpus of `times` as many documents as the sample.
+    proportion to their number, in a corpus of `times` as many documents as the sample that
+    `rehearsed` measured.
 
     Buckets grow with the corpus until they are full, each in its own time, and so does the number
     of documents that each offers. The number of compared texts is extrapolated from the two
@@ -464,9 +465,9 @@ def _run_stages(
 
 
 def _made_by(config: DataConfig) -> dict[str, str]:
-    """Return a dict name → text of the facts that decide the bytes of a dataset beside its settings
-    and input: facts of the recipe's stages, digests of the source code, and versions of
-    libraries."""
+    """Return a dict name → text of the facts that decide the bytes of a dataset beside the settings
+    and the input of the recipe `config`: facts of its stages, digests of the source code, also of
+    the user's own stages, and versions of libraries."""
     stated = {}
     for name in config.stages:
         for key, value in BY_NAME[name].made_with().items():
@@ -475,9 +476,9 @@ def _made_by(config: DataConfig) -> dict[str, str]:
 
 
 def _workers(executor: str, config: DataConfig) -> LocalExecutor | RayExecutor:
-    """Return the executor of that name, "ray" or "local", with the recipe's number of workers.
-    Local processes start with the tables of cleaning and languages if both stages run. Raises
-    BadInput if Ray is wanted and not installed."""
+    """Return the executor called `executor`, "ray" or "local", with the number of workers of the
+    recipe `config`; it does not run yet. Local processes start with the tables of cleaning and
+    languages if both stages run. Raises BadInput if Ray is wanted and not installed."""
     if executor == "ray":
         return RayExecutor(config.workers)
     # Making the tables takes time, which a build without these stages need not spend.
@@ -601,10 +602,11 @@ def _help(
     meeting: Meeting,
     room: int,
 ) -> RunDirectory:
-    """Do the work of a part that is not the first: wait until the first part has begun, do this
-    part's share of the tasks by `executor`, a PartExecutor on `workers`, wait until the first part
-    has sealed the run, and return the run. A UserError, such as Interrupted for a part that has
-    ended, is raised only if the run is not sealed."""
+    """Do the work of a part that is not the first: wait in the `meeting` until the first part has
+    begun, do this part's share of the tasks of `build` by `executor`, a PartExecutor on `workers`,
+    wait until the first part has sealed the run, and return the run. `room` is the disk space in
+    bytes that the work may take. A UserError, such as Interrupted for a part that has ended, is
+    raised only if the run is not sealed."""
     work = run.path / FOLDER
     try:
         meeting.wait_for(
@@ -627,10 +629,11 @@ def _help(
 def _workspace(
     run: RunDirectory, workers: LocalExecutor | RayExecutor, room: int
 ) -> Iterator[Workspace]:
-    """Context manager: make a run's hidden directory for tasks and its workspace, yield the
-    workspace, and end its worker processes after the block. Raises BadInput if the disk has less
-    free space than the work needs, `room` bytes without those that the directory already has;
-    Interrupted for an OSError within the block, such as a full disk."""
+    """Context manager: make a run's hidden directory for tasks, yield a Workspace there, whose
+    tasks run on the executor `workers`, and end the worker processes after the block. Raises
+    BadInput if the disk has less free space than the work needs, `room` bytes without the bytes
+    that the directory already has; Interrupted for an OSError within the block, such as a full
+    disk."""
     work = run.path / FOLDER
     try:
         work.mkdir(mode=0o700, exist_ok=True)
@@ -658,9 +661,9 @@ def _workspace(
 
 
 def _put_away(work: Path, shelf: Path | None) -> None:
-    """Remove the directory `work` of a run that has ended. With a `shelf`, first move it there
-    without the results of quick stages, in place of earlier ones, for the next build of that
-    name."""
+    """Remove the directory `work` of a run that has ended; a missing one is no error. With a
+    `shelf`, a path, first move the directory there without the results of quick stages, in place of
+    earlier ones, for the next build of that name."""
     if shelf and work.is_dir():
         for path in work.iterdir():
             if not path.name.startswith(DEAR):
@@ -672,8 +675,8 @@ def _put_away(work: Path, shelf: Path | None) -> None:
 
 
 def _found(run: RunDirectory) -> RunDirectory:
-    """Print a note to standard error that the run is complete already, renew the link by its name
-    to it, and return it."""
+    """Print to standard error that `run`, a complete run, was found, let the symbolic link with its
+    name beside its directory point to it, and return `run`."""
     print(f"already complete: {run.path}", file=sys.stderr)
     run.link()
     return run

@@ -51,10 +51,10 @@ def count_overlap(texts: Iterable[str], test_set: Path, words: int) -> tuple[int
 
 
 def overlap(found: set[str], test_set: Path, words: int) -> JSON:
-    """Return the statistic of a test-set file as a dict, from the n-grams of it, of `words` words
-    each, that were `found` in all shards. `percent` and `occurrences` count every n-gram in the
-    test set, as the papers do: `occurrences` has how many there are, `ngrams`, and how many of them
-    were found, `found`.
+    """Return the statistic of the test-set file `test_set` as a dict, from the n-grams of it, of
+    `words` words each, that were `found` in all shards. `percent` and `occurrences` count every
+    n-gram in the test set, as the papers do: `occurrences` has how many there are, `ngrams`, and
+    how many of them were found, `found`; `percent` is 0 if there are no n-grams.
 
     `distinct` has these two numbers for different n-grams, and `documents` the pair [ngrams, found]
     for each document of the test set, in order. Raises BadInput if the test set cannot be read.
@@ -86,11 +86,11 @@ def measure_overlap(
     workspace: Workspace,
     directory: Path,
 ) -> None:
-    """Search the sources for the n-grams of the test sets, a dict name → path, in tasks of the
-    workspace; an n-gram has the number of words of `config.overlap`. Write `overlap.json`, which
-    has the share of each test set's n-grams that the sources contain, to `directory`. Raises
-    BadInput if the sources have no documents or a test set cannot be read, and the errors of
-    reading the sources."""
+    """Search the sources for the n-grams of the test sets in `test_sets`, a dict name → path, in
+    tasks of the workspace; an n-gram has the number of words of `config.overlap`. Write
+    `overlap.json`, which has for each test set the share of its n-grams that the sources contain,
+    to `directory`. Raises BadInput if the sources have no documents or a test set cannot be read,
+    and the errors of reading the sources."""
     shards = sources.shards(workspace, choose_shard_bytes(config.shard_bytes, sources.total_bytes))
     words = config.overlap.ngram_words
     results: JSON = {}

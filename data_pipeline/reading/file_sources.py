@@ -89,7 +89,8 @@ class FileSource:
 
     @property
     def _root(self) -> Path:
-        """The path in the source's name, with `~` expanded."""
+        """The path in the source's name as a Path, with the home directory in place of a leading
+        `~/`. It need not exist."""
         return Path.home() / self._path[2:] if self._path.startswith("~/") else Path(self._path)
 
     @cached_property
@@ -182,8 +183,9 @@ class FileSource:
 
     @cached_property
     def total_bytes(self) -> int:
-        """Approximate number of bytes of text in the source's files; compressed files and Parquet
-        tables count by their content."""
+        """Approximate number of bytes of text in all files of the source; compressed files and
+        Parquet tables count by their content. The files are looked up at first access, which raises
+        the errors of `files`."""
         return sum(
             (
                 _content_bytes(path)
@@ -354,10 +356,11 @@ class FileSource:
     def _survey(
         self, name: str, path: Path | Remote, progress: Progress
     ) -> tuple[Piece, list[int], list[Cut]]:
-        """Read the file at `path` once, and return a triple: a Piece with its SHA-256, and two
-        lists of the positions at which the file can be cut, the number of newlines before each
-        grain of GRAIN_BYTES and the Cuts of its compressed frames; a list is empty where there are
-        none. `progress` counts the bytes. Raises IntegrityFailure for a file of `documents` that
+        """Read the file at `path` once, and return a triple: a Piece of the whole file with its
+        SHA-256, and two lists of the positions at which the file can be cut, the number of newlines
+        before each grain of GRAIN_BYTES and the Cuts of its compressed frames; a list is empty
+        where there are none. `name` is the file's name in the source, by which its documents are
+        called. `progress` counts the bytes. Raises IntegrityFailure for a file of `documents` that
         differs from the seal of its directory."""
         size = path.stat().st_size
         split = name.split("/")[0] if self.kind == "documents" and "/" in name else ""

@@ -111,8 +111,10 @@ class Remote:
         return SimpleNamespace(st_ino=mark, st_size=int(facts["size"]), st_ctime_ns=0)
 
     def open(self, mode: str = "rb", buffering: int = RANGE_BYTES) -> BinaryIO:
-        """Return the file opened as a binary stream, whose bytes are fetched as they are read,
-        `buffering` bytes ahead."""
+        """Return the remote file, opened for reading, as a binary stream, whose bytes are requested
+        as they are read, `buffering` bytes ahead. `mode` must be "rb". Opening and reading raise
+        BadInput if there is no such file, Interrupted if the server does not answer, ExtraMissing
+        without a library that the address needs."""
         import fsspec
 
         file = fsspec.spec.AbstractBufferedFile(
@@ -123,8 +125,9 @@ class Remote:
 
     def files(self) -> list[tuple[str, "Remote"]]:
         """Return a list of pairs, the name and Remote of the file itself, or of all files that
-        match its pattern or lie below it, in order. Names are paths below the address, or below the
-        folder before a pattern."""
+        match its pattern or lie below it, in order of address. Names are paths below the address,
+        or below the folder before a pattern. The list is empty if nothing matches a pattern;
+        without a pattern BadInput is raised if nothing is at the address."""
         import fsspec
 
         if "*" in self.url:
@@ -143,5 +146,6 @@ class Remote:
 
 
 def place_of(path: str) -> Path | Remote:
-    """Return a path as a Path, or an address with `://` as a Remote."""
+    """Return the text `path` as a Remote if it has `://` in it, else as a Path. Nothing is looked
+    up."""
     return Remote(path) if "://" in path else Path(path)

@@ -186,7 +186,7 @@ def known_tokens(tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64
 
 
 def normalized(weights: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the weights divided by their sum, as a new array."""
+    """Return `weights`, a sequence of numbers, divided by their sum, as a new float64 array."""
     array = np.array(weights, np.float64)
     return array / array.sum()
 

@@ -30,7 +30,8 @@ Tokens = NDArray[np.int64]
 
 
 class PairSample(NamedTuple):
-    """A BERT sample: two runs of sentences, masked and padded; arrays are [seq_length]."""
+    """A BERT sample: [CLS], then two runs of sentences with [SEP] after each, some tokens of them
+    masked, then padding; arrays are [seq_length]."""
 
     tokens: Tokens
     targets: Tokens
@@ -44,7 +45,8 @@ class PairSample(NamedTuple):
 
 
 class Masking:
-    """Masks runs of whole words in token sequences, for a BERT to predict them."""
+    """Masks runs of whole words in token sequences, for a BERT to predict them: the method `apply`
+    returns a masked copy of a sequence and the original ids of its masked tokens."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
