@@ -149,8 +149,9 @@ def open_checkpoint(
     weights are laid out for one row at a time.
 
     Without a backend the engine computes each GPT-2 that it can, transformers every other model.
-    Raises the errors of `native_checkpoint`, `load_checkpoint`, `Pretrained` and `probe`, and
-    BadInput for settings that the backend does not take.
+    Raises BadInput for files that are no checkpoint, a model that cannot be scored and settings
+    that the backend does not take, IntegrityFailure for damaged files, and HardwareMissing if
+    transformers is to load a model larger than memory.
     """
     evaluated = _load(place, settings, row_by_row)
     try:

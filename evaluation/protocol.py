@@ -211,7 +211,8 @@ class Task(ABC):
 
     @property
     def is_partial(self) -> bool:
-        """True if requests of the whole test are left out of this task, as `limited` does."""
+        """True if this task has fewer requests than the whole test, as the copy that `limited`
+        returns may have."""
         return len(self.chosen) < self.whole
 
     @property
