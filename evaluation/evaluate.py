@@ -205,9 +205,9 @@ def _shown(directory: Path, place: Place) -> str:
 
 
 def share(tasks: Sequence[Sequence[Request]]) -> tuple[list[Request], list[Tokens]]:
-    """Return a pair: a list of the distinct requests of all tasks, and a list with an int64 array
-    for each task, the index of each of its requests in the first list. `tasks` has a list of
-    requests for each task.
+    """Return a pair: a list of the distinct requests of all tasks, in the order in which they first
+    occur, and a list with an int64 array for each task, the index of each of its requests in the
+    first list. `tasks` has a list of requests for each task.
 
     Requests of equal tokens are one, with the largest number of scored tokens.
     """

@@ -505,7 +505,9 @@ class Pretrained:
                 f" ({len(left)} such)"
             )
             if any(name.startswith(f"{model.base_model_prefix}.") for name in left):
-                raise IntegrityFailure(f"{self.directory}: {unused}")
+                raise IntegrityFailure(
+                    f"{self.directory}: {unused}, so the two do not belong together"
+                )
             self._say("weights", f"{unused}; it is left out")
         if scheme := scheme or model.config.to_dict().get("quantization_config"):
             is_read = all(parameter.dtype == dtype for parameter in model.parameters())

@@ -261,8 +261,8 @@ def _train(config: RunConfig, runs: Path) -> None:
 
 
 def _begin_alone() -> None:
-    """Set up this process, which was forked for trainings: one thread, quiet mode, handlers of
-    stops, and an end with its parent."""
+    """Set up this process, which was forked for trainings: torch uses one thread, quiet mode is
+    on, stop signals are handled, and SIGTERM comes when the parent process ends."""
     end_with_parent(signal.SIGTERM)
     torch.set_num_threads(1)
     os.environ[QUIET] = "1"

@@ -330,7 +330,7 @@ def slurm_script(job: Job, out: Path) -> str:
     Before the time limit Slurm signals only the batch shell. The script passes the signal on with
     `scancel`, because `srun` itself would kill the ranks. They write a checkpoint and end with exit
     code 7, and the job is queued again. Raises BadInput for a folder whose name a batch script
-    cannot carry.
+    cannot carry, or the job's container cannot mount.
     """
     folder = str(out.resolve())
     if any(not character.isprintable() for character in folder):

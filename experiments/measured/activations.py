@@ -90,8 +90,8 @@ class PlainLayer(nn.Module):
         return x + _dropped(self.down(F.gelu(self.up(self.norms[1](x)), approximate="tanh")))
 
     def attend(self, qkv: torch.Tensor) -> torch.Tensor:
-        """Return the heads' outputs [s, b, h/t] of causal attention with dropout, from queries,
-        keys and values [s, b, 3h/t]."""
+        """Return the heads' outputs [s, b, h/t] of causal attention with dropout. `qkv`
+        [s, b, 3h/t] has, head after head, the head's query, key and value."""
         s, b, columns = qkv.shape
         # Each [b·a/t, s, d].
         query, key, value = qkv.view(s, b * self.heads, 3, -1).permute(2, 1, 0, 3).unbind(0)

@@ -420,8 +420,8 @@ def _shown_command(plan: Plan) -> str:
 
 
 def shape_of(config: RunConfig) -> ModelShape:
-    """Return a ModelShape: the shape and size of a recipe's model, and the length and learning rate
-    of its training."""
+    """Return a ModelShape of `config`: the shape and number of parameters of its model, and the
+    length and learning rate of its training."""
     values = (
         config.model.model_dump()
         | config.train.model_dump()
