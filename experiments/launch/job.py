@@ -229,7 +229,7 @@ def saved_seconds(job: Job) -> float:
     states, else the one that loses the least, which is infinite for a job that never fails.
 
     Raises BadInput if the stated interval is so long that a rank fails, on average, before the next
-    checkpoint is written, and as `Job.config` does.
+    checkpoint is written, or if the job's model, an override or the layout is not valid.
     """
     failures = failures_of(job)
     interval = 60 * job.checkpoint_minutes if job.checkpoint_minutes else failures.best_interval
