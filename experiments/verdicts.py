@@ -118,7 +118,8 @@ class Verdict:
 
     @property
     def is_against(self) -> bool:
-        """True if a number contradicts the claim. A number at reduced scale never does."""
+        """True for a verdict whose outcome is "contradicted" and whose scale is not "reduced"; a
+        missed prediction is not against its claim."""
         return self.outcome == "contradicted" and self.scale != "reduced"
 
 
