@@ -131,8 +131,8 @@ def _score_all(
 ) -> list[Scores]:
     """Score the tasks' requests and return a list of the Scores of each task, in order. Tasks
     without memory share one pass over the model, in which the tokens of the first task that bans
-    any are banned for all; tasks with memory are scored one by one. Every rank calls it. Raises the
-    errors of `score`."""
+    any are banned for all; tasks with memory are scored one by one. Every rank calls it.
+    Raises BadInput if there is no request or one is longer than the model's context."""
     plain = [task for task in tasks if not task.with_memory]
     banned = next((task.banned for task in plain if task.banned is not None), None)
     if len(tasks) == 1:
