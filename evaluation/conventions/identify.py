@@ -186,8 +186,9 @@ def find(claimed: str, conventions: Sequence[Convention], unit: str | None = Non
     is the numbers' unit; without it every one of `UNITS` is tried.
 
     A convention is as likely as it is common. A number that no convention in the table gives may be
-    any number nearby, so with more digits an accidental match is less likely. Raises BadInput as
-    `parse_claims` does, and for an unknown text.
+    any number nearby, so with more digits an accidental match is less likely. Raises BadInput for a
+    claim of another form, a number that is negative, not finite or has an ambiguous comma, and a
+    text that no convention has a value on.
     """
     known = sorted(set[str]().union(*(convention.values for convention in conventions)))
     claims = parse_claims(claimed)
