@@ -72,8 +72,8 @@ def evaluate(
     first ones; `window` is the longest input. The first rank prints tasks' notes to standard error.
 
     A task whose data or kind of model is missing is left out, and stands with the reason under
-    `missing`. Raises DataMissing or NoMemory if no task is left, and the errors of
-    `open_checkpoint` and of tasks.
+    `missing`. Raises DataMissing or NoMemory if no task is left, BadInput for a checkpoint that
+    cannot be scored, and IntegrityFailure for a damaged one or an implausible loss.
     """
     started = time.monotonic()
     ready = {}
@@ -165,8 +165,9 @@ def score_shared(
 ) -> list[Scores]:
     """Score lists of requests and return a list with the Scores of each list, in order. A request
     in several lists is scored once; scores that an earlier evaluation stored are read, and new ones
-    are stored. Every rank of the model's mesh calls it. Raises the errors of `score`, such as
-    BadInput for a request longer than the model's context.
+    are stored. Every rank of the model's mesh calls it. Without lists the result is empty. Raises
+    BadInput if no list has a request, or one is longer than the model's context, and
+    HardwareMissing if a single request does not fit into memory.
 
     Tokens that are `banned` do not count as answers in the column `greedy_allowed`. The cost is
     announced and the progress is shown under `title`, with `unit` as the plural noun for requests.

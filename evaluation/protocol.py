@@ -264,7 +264,7 @@ class Task(ABC):
         the text, and warnings for an oddity of the text or an implausible loss. `scores` are those
         of `requests`.
 
-        Raises IntegrityFailure as the function `perplexity` does.
+        Raises IntegrityFailure if the mean loss of a sub-word is not finite or implausibly large.
         """
         num_scored = len(scores.log_probabilities)
         subword = perplexity(math.fsum(scores.nll), num_scored)

@@ -467,8 +467,9 @@ class Pretrained:
         the weights cannot be read, and BadInput if a package is missing or the model needs code of
         its own.
 
-        Names that torch.compile prefixed are read without the prefix: `renamed` has the argument
-        for that. Unused tensors and quantisation are noted in `checked` and `warnings`.
+        Names that torch.compile prefixed are read without the prefix: this method then calls itself
+        with `renamed`, which other callers leave out. Unused tensors and quantisation are noted in
+        `checked` and `warnings`.
         """
         # Read now, because the library may remove it while loading.
         scheme = self._settings["config"].to_dict().get("quantization_config")
@@ -521,8 +522,8 @@ class Pretrained:
         and return the model; without an adapter return it as it is.
 
         The merged model's logits are compared with the unmerged one's. Raises BadInput if they
-        differ or peft cannot merge the adapter. An output layer that shares the embedding's weights
-        gets its own first, since an adapter may change one of the two.
+        differ by more than rounding, or peft cannot merge the adapter. An output layer that shares
+        the embedding's weights gets its own first, since an adapter may change one of the two.
         """
         if not self._adapter:
             return model

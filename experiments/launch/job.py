@@ -211,7 +211,8 @@ def predicted_iteration(job: Job) -> Prediction | None:
 
 def failures_of(job: Job) -> Failures:
     """Return a Failures: the job's mean time between failures, and how long its checkpoints, their
-    copies and its restarts take, all in seconds."""
+    copies and its restarts take, all in seconds. Raises BadInput if the job's model, an override or
+    the layout is not valid."""
     config = job.config()
     dp = layout_of(config, job.ranks).dp
     written = written_bytes(config.model, config.train.precision, config.parallel, dp)
@@ -249,9 +250,10 @@ def describe_job(job: Job) -> str:
     checkpoints and the share of time that failures leave; with a named cluster also the simulated
     time and number of attempts.
 
-    Raises BadInput as `saved_seconds` and `predicted_iteration` do, and if two checkpoints, with a
-    cluster also an iteration, do not fit between the stop signal and the time limit. With a cluster
-    it is also raised if a rank fails, on average, before an iteration and a checkpoint end.
+    Raises BadInput for a job that is not valid or does not fit its cluster, for a stated interval
+    in which a rank fails on average, and if two checkpoints, with a cluster also an iteration, do
+    not fit between the stop signal and the time limit. With a cluster it is also raised if a rank
+    fails, on average, before an iteration and a checkpoint end.
     """
     config = job.config()
     failures = failures_of(job)

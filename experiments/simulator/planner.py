@@ -233,8 +233,8 @@ def format_plan(
     """Return a text on the first ten (`SHOWN`) of `choices`, which are best first and not empty: a
     table with the time of the whole run, and a line on failures; every number is simulated.
 
-    `price`, of a GPU-hour, adds the cost; `days` add the tokens that are trained in that time; 0
-    adds nothing.
+    `price`, of a GPU-hour, adds a column with the cost; `days` adds a line with the tokens that the
+    first layout trains in that time. Either adds nothing if it is 0.
     """
     model = run.config.model
     first = choices[0]
