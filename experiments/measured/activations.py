@@ -226,9 +226,10 @@ def _kept(shape: str) -> list[Line]:
 
 
 def _flops(shape: str) -> list[Line]:
-    """Return a list of lines, dicts with a record's fields, with the FLOP coefficients of an
-    iteration and of recomputation. They come from products that torch counts, in a layer of the
-    published shape and in a model of four layers. `shape` is a key of `SHAPES`."""
+    """Return a list of lines, dicts with a record's fields: the FLOP coefficients of an iteration
+    and of a layer with full recomputation, the percentage of FLOPs that selective recomputation
+    adds, and the second coefficient in this engine's model of four layers. They come from products
+    that torch counts without computing. `shape` is a key of `SHAPES`."""
     s, heads, h, _ = SHAPES[shape]
     layers = 4
     config = ModelConfig(

@@ -28,7 +28,8 @@ class ModelShape(FileSchema):
 
     @property
     def tokens_per_parameter(self) -> float | None:
-        """Training tokens per parameter; None if the length or the size is not known."""
+        """Training tokens, iterations × global batch size × sequence length, per parameter; None if
+        one of the four numbers is not known."""
         if not (self.iterations and self.global_batch_size and self.seq_length and self.parameters):
             return None
         return self.iterations * self.global_batch_size * self.seq_length / self.parameters

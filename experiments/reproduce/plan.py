@@ -53,8 +53,8 @@ days."""
 
 @dataclass(frozen=True)
 class Size:
-    """One scale of the twins of a reproduction, smoke or twin: the data recipe, the overrides, how
-    much is evaluated and how many seeds are trained."""
+    """One scale, smoke or twin, of the small copies of published models that a reproduction trains:
+    the data recipe, the overrides, how much is evaluated and how many seeds are trained."""
 
     recipe: Path
     suffix: str
