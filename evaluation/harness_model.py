@@ -200,8 +200,9 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
     def _generate(self, prompts: Sequence[Sequence[int]], settings: JSON) -> list[str]:
         """Return a list of the continuation of each prompt, given as token ids, as text, without
         end-of-text and cut before its first stop. `settings` of one request hold for all prompts:
-        the stops in `until`, the number of new tokens in `max_gen_toks`, and the sampling. All
-        prompts have one length."""
+        the stops in `until`, the number of new tokens in `max_gen_toks`, by default 256, and
+        `temperature`, `top_k` and `top_p`; without a temperature decoding is greedy. All prompts
+        have one length."""
         until = settings.get("until") or []
         end = self.eot_token_id
         temperature = float(settings.get("temperature") or 0.0)

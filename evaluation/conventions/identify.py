@@ -138,8 +138,9 @@ class Identified:
 
 
 def _with_point(number: str) -> str:
-    """Return the text of a number with a decimal point, and without commas between thousands.
-    Raises BadInput if a comma may separate thousands or decimals."""
+    """Return the text of a number with a decimal point, and without commas between thousands:
+    `1,234.5` becomes `1234.5`, `0,95` becomes `0.95`. Raises BadInput if a comma may separate
+    thousands or decimals, as in `1,234`."""
     if re.fullmatch(r"[1-9]\d{0,2},\d{3}", number):
         raise BadInput(
             f"the claim {number} can be {number.replace(',', '')} or {number.replace(',', '.')}:"

@@ -168,8 +168,8 @@ class PretrainedModel(nn.Module):
 
     @property
     def kernel(self) -> str:
-        """Name of the model's class and of its attention kernel, as text: the last bits of scores
-        depend on both."""
+        """Name of the model's class and of its implementation of attention, as one text such as
+        `GPT2LMHeadModel, sdpa attention`: the last bits of scores depend on both."""
         return (
             f"{type(self.theirs).__name__}, {getattr(self.config, '_attn_implementation', None)}"
             " attention"

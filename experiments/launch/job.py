@@ -331,8 +331,9 @@ def slurm_script(job: Job, out: Path) -> str:
 
     Before the time limit Slurm signals only the batch shell. The script passes the signal on with
     `scancel`, because `srun` itself would kill the ranks. They write a checkpoint and end with exit
-    code 7, and the job is queued again. Raises BadInput for a folder whose name a batch script
-    cannot carry, or the job's container cannot mount.
+    code 7, and the job is queued again. Raises BadInput for a job or a file of hosts that is not
+    valid, and for a folder whose name a batch script cannot carry, or the job's container cannot
+    mount.
     """
     folder = str(out.resolve())
     if any(not character.isprintable() for character in folder):
@@ -380,8 +381,8 @@ def slurm_script(job: Job, out: Path) -> str:
 def _mounted(job: Job, out: Path) -> list[Path]:
     """Return a list, resolved and sorted, of the folders that the job's ranks read or write: runs,
     launch files (`out`), dataset, the run they start from, the working directory and the folder of
-    the model's file. A folder inside another one of them is left out. Raises BadInput for a name
-    that pyxis cannot mount."""
+    the model's file. A folder inside another one of them is left out. Raises BadInput for a path
+    with a comma or a colon, which a container cannot mount."""
     origin = job.config().train.init_from
     needed = {
         path.resolve() for path in (job.runs, out, job.dataset, *([Path(origin)] if origin else ()))
@@ -398,8 +399,8 @@ def _mounted(job: Job, out: Path) -> list[Path]:
 
 def torchrun_script(job: Job, out: Path) -> str:
     """Return the text of the job's script that is started on every node, or once if the job names
-    its hosts; `out` is the folder of its files. Nothing is written. Raises BadInput if the job's
-    file of hosts is not valid.
+    its hosts; `out` is the folder of its files. Nothing is written. Raises BadInput if the job or
+    its file of hosts is not valid.
 
     SIGTERM and Ctrl-C stop the ranks after the iteration in progress, with a checkpoint.
     """
