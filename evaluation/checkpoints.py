@@ -149,8 +149,9 @@ def open_checkpoint(
     weights are laid out for one row at a time.
 
     Without a backend the engine computes each GPT-2 that it can, transformers every other model.
-    Raises the errors of `native_checkpoint`, `load_checkpoint`, `Pretrained` and `probe`, and
-    BadInput for settings that the backend does not take.
+    Raises BadInput for files that are no checkpoint, a model that cannot be scored and settings
+    that the backend does not take, IntegrityFailure for damaged files, and HardwareMissing if
+    transformers is to load a model larger than memory.
     """
     evaluated = _load(place, settings, row_by_row)
     try:
@@ -168,7 +169,8 @@ def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckp
     """Load a checkpoint as `open_checkpoint` does, and return it as an EvaluatedCheckpoint that is
     not probed. If its directory was removed meanwhile, the run's newest checkpoint is loaded. The
     first rank prints a warning to standard error if transformers computes a GPT-2 that the engine
-    cannot. Raises the errors of `open_checkpoint`."""
+    cannot. Raises BadInput for unfit settings or files that are no checkpoint, IntegrityFailure for
+    damaged files, HardwareMissing for a model of transformers larger than memory."""
     mesh = build_mesh(settings.layout)
     directory = place.directory
     dtype = DTYPES[settings.dtype] if settings.dtype else None

@@ -50,8 +50,8 @@ def generate_text(
     return prompt and continuation as a Generated. An empty text begins a document. Without
     `sampling` decoding is greedy.
 
-    Every rank of the settings' layout calls it. Raises BadInput for data-parallel ranks, and the
-    errors of `open_checkpoint` and `generate`.
+    Every rank of the settings' layout calls it. Raises BadInput for data-parallel ranks and for a
+    checkpoint that is missing or cannot generate, and IntegrityFailure for a damaged one.
     """
     if settings.layout.dp > 1:
         raise BadInput(

@@ -64,8 +64,8 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
 
         lm-evaluation-harness always passes a device and a largest batch size. The latter is
         ignored, and so is the device `cuda` on a machine without a GPU. Raises BadInput for an
-        unknown argument or number format, or a `max_length` that the model does not take, and the
-        errors of `Place.find` and `open_checkpoint`.
+        unknown argument or number format, a `max_length` that the model does not take, or a
+        checkpoint that is missing or cannot be scored, and IntegrityFailure for a damaged one.
         """
         super().__init__()
         is_auto = batch_size is None or str(batch_size).startswith("auto")
@@ -132,12 +132,12 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Return a list of the continuation of each request's prompt as text, in the requests'
         order. A request's `args` are its prompt and its settings. A continuation ends before a stop
-        or end-of-text, or after a number of tokens. Decoding is greedy unless a task asks for
-        sampling.
+        or end-of-text, or after the settings' `max_gen_toks` tokens, by default 256. Decoding is
+        greedy unless the settings have a temperature.
 
         Greedy prompts of one length and the same settings are continued together. The answers also
         go into lm-evaluation-harness's cache. Raises BadInput if the new tokens leave no room for a
-        prompt, and the errors of `generate`.
+        prompt, or the model is one that cannot generate.
         """
         prompts = [self._prompt(*request.args) for request in requests]
         alike: dict[tuple[int, str], list[int]] = defaultdict(list)
@@ -200,8 +200,9 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
     def _generate(self, prompts: Sequence[Sequence[int]], settings: JSON) -> list[str]:
         """Return a list of the continuation of each prompt, given as token ids, as text, without
         end-of-text and cut before its first stop. `settings` of one request hold for all prompts:
-        the stops in `until`, the number of new tokens in `max_gen_toks`, and the sampling. All
-        prompts have one length."""
+        the stops in `until`, the number of new tokens in `max_gen_toks`, by default 256, and
+        `temperature`, `top_k` and `top_p`; without a temperature decoding is greedy. All prompts
+        have one length."""
         until = settings.get("until") or []
         end = self.eot_token_id
         temperature = float(settings.get("temperature") or 0.0)

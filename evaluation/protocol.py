@@ -211,7 +211,8 @@ class Task(ABC):
 
     @property
     def is_partial(self) -> bool:
-        """True if requests of the whole test are left out of this task, as `limited` does."""
+        """True if this task has fewer requests than the whole test, as the copy that `limited`
+        returns may have."""
         return len(self.chosen) < self.whole
 
     @property
@@ -263,7 +264,7 @@ class Task(ABC):
         the text, and warnings for an oddity of the text or an implausible loss. `scores` are those
         of `requests`.
 
-        Raises IntegrityFailure as the function `perplexity` does.
+        Raises IntegrityFailure if the mean loss of a sub-word is not finite or implausibly large.
         """
         num_scored = len(scores.log_probabilities)
         subword = perplexity(math.fsum(scores.nll), num_scored)

@@ -174,9 +174,9 @@ def order_findings(records: Iterable[Record]) -> list[Finding]:
 def order_verdict(
     records: Sequence[Record], scores: ReproductionScores | None, labels: Mapping[str, str]
 ) -> str:
-    """Return a sentence on the order of the sizes: whether larger models end lower in both
-    measures, in every seed and beyond chance, or that only one size was trained. Without `scores`
-    there is one measure, the validation perplexity.
+    """Return a sentence on the order of the sizes: whether larger models end lower in validation
+    perplexity and, with `scores`, in bits per byte too, in every seed and beyond chance; or that
+    only one size was trained.
 
     The records of models must come smallest first; `labels` gives the names that the sentence uses.
     """

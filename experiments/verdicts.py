@@ -118,7 +118,8 @@ class Verdict:
 
     @property
     def is_against(self) -> bool:
-        """True if a number contradicts the claim. A number at reduced scale never does."""
+        """True for a verdict whose outcome is "contradicted" and whose scale is not "reduced"; a
+        missed prediction is not against its claim."""
         return self.outcome == "contradicted" and self.scale != "reduced"
 
 
@@ -311,7 +312,8 @@ def counted(verdicts: Sequence[Verdict], outcome: Outcome) -> str:
     """Return a count of the verdicts with this outcome as a text: independent facts and, in
     brackets, claims, as in `3 (5)`; empty if there are none.
 
-    Predictions that came true are counted as `3 of 4 (5 of 7)`, out of all predictions.
+    The outcome `predicted` is counted among all predictions, `predicted` or `missed`, as in
+    `3 of 4 (5 of 7)`; a fact with a missed claim is not among the 3.
     """
     mine = [verdict for verdict in verdicts if verdict.outcome == outcome]
     facts = len({verdict.fact for verdict in mine})

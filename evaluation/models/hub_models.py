@@ -57,10 +57,11 @@ def fetch_model(name: str, out: Path) -> Path:
     """Download the files of the hub's model `name` to the folder of `out` that has the model's name
     without owner and revision, write fetched.json there, and return the folder's path.
 
-    Files that an earlier fetch left there unchanged are not downloaded again. fetched.json lists
-    every other file of the folder with its SHA-256. Raises the errors of `cached_model`,
-    Interrupted also if the hub cannot be reached, and IntegrityFailure for a file with another
-    digest than the hub's.
+    Files that an earlier fetch left there unchanged are not downloaded again. fetched.json has the
+    repository, the commit and every other file of the folder with its SHA-256. Raises BadInput for
+    a name of another form or several GGUF files, DataMissing if the hub does not have the model or
+    gates it, Interrupted if the hub cannot be reached or stops answering, and IntegrityFailure for
+    a file with another digest than the hub's.
     """
     repository, short, revision = _parse(name)
     _, described = _download(name, repository, revision, local_dir=out / short)

@@ -154,6 +154,6 @@ def _read(run: KeptRun) -> Trained:
 
 def seeds_of(forecast: Path, count: int) -> list[int]:
     """Return a list of the seeds that the file `forecast` gives: the first `count` 32-bit words of
-    its SHA-256, at most eight."""
+    its SHA-256. `count` is at most eight, since there are no more words."""
     digest = sha256_file(forecast)
     return [int(digest[8 * index : 8 * index + 8], 16) for index in range(count)]

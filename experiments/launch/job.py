@@ -211,7 +211,8 @@ def predicted_iteration(job: Job) -> Prediction | None:
 
 def failures_of(job: Job) -> Failures:
     """Return a Failures: the job's mean time between failures, and how long its checkpoints, their
-    copies and its restarts take, all in seconds."""
+    copies and its restarts take, all in seconds. Raises BadInput if the job's model, an override or
+    the layout is not valid."""
     config = job.config()
     dp = layout_of(config, job.ranks).dp
     written = written_bytes(config.model, config.train.precision, config.parallel, dp)
@@ -229,7 +230,7 @@ def saved_seconds(job: Job) -> float:
     states, else the one that loses the least, which is infinite for a job that never fails.
 
     Raises BadInput if the stated interval is so long that a rank fails, on average, before the next
-    checkpoint is written, and as `Job.config` does.
+    checkpoint is written, or if the job's model, an override or the layout is not valid.
     """
     failures = failures_of(job)
     interval = 60 * job.checkpoint_minutes if job.checkpoint_minutes else failures.best_interval
@@ -249,9 +250,10 @@ def describe_job(job: Job) -> str:
     checkpoints and the share of time that failures leave; with a named cluster also the simulated
     time and number of attempts.
 
-    Raises BadInput as `saved_seconds` and `predicted_iteration` do, and if two checkpoints, with a
-    cluster also an iteration, do not fit between the stop signal and the time limit. With a cluster
-    it is also raised if a rank fails, on average, before an iteration and a checkpoint end.
+    Raises BadInput for a job that is not valid or does not fit its cluster, for a stated interval
+    in which a rank fails on average, and if two checkpoints, with a cluster also an iteration, do
+    not fit between the stop signal and the time limit. With a cluster it is also raised if a rank
+    fails, on average, before an iteration and a checkpoint end.
     """
     config = job.config()
     failures = failures_of(job)
@@ -329,8 +331,9 @@ def slurm_script(job: Job, out: Path) -> str:
 
     Before the time limit Slurm signals only the batch shell. The script passes the signal on with
     `scancel`, because `srun` itself would kill the ranks. They write a checkpoint and end with exit
-    code 7, and the job is queued again. Raises BadInput for a folder whose name a batch script
-    cannot carry.
+    code 7, and the job is queued again. Raises BadInput for a job or a file of hosts that is not
+    valid, and for a folder whose name a batch script cannot carry, or the job's container cannot
+    mount.
     """
     folder = str(out.resolve())
     if any(not character.isprintable() for character in folder):
@@ -378,8 +381,8 @@ def slurm_script(job: Job, out: Path) -> str:
 def _mounted(job: Job, out: Path) -> list[Path]:
     """Return a list, resolved and sorted, of the folders that the job's ranks read or write: runs,
     launch files (`out`), dataset, the run they start from, the working directory and the folder of
-    the model's file. A folder inside another one of them is left out. Raises BadInput for a name
-    that pyxis cannot mount."""
+    the model's file. A folder inside another one of them is left out. Raises BadInput for a path
+    with a comma or a colon, which a container cannot mount."""
     origin = job.config().train.init_from
     needed = {
         path.resolve() for path in (job.runs, out, job.dataset, *([Path(origin)] if origin else ()))
@@ -396,8 +399,8 @@ def _mounted(job: Job, out: Path) -> list[Path]:
 
 def torchrun_script(job: Job, out: Path) -> str:
     """Return the text of the job's script that is started on every node, or once if the job names
-    its hosts; `out` is the folder of its files. Nothing is written. Raises BadInput if the job's
-    file of hosts is not valid.
+    its hosts; `out` is the folder of its files. Nothing is written. Raises BadInput if the job or
+    its file of hosts is not valid.
 
     SIGTERM and Ctrl-C stop the ranks after the iteration in progress, with a checkpoint.
     """

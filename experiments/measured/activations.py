@@ -90,8 +90,8 @@ class PlainLayer(nn.Module):
         return x + _dropped(self.down(F.gelu(self.up(self.norms[1](x)), approximate="tanh")))
 
     def attend(self, qkv: torch.Tensor) -> torch.Tensor:
-        """Return the heads' outputs [s, b, h/t] of causal attention with dropout, from queries,
-        keys and values [s, b, 3h/t]."""
+        """Return the heads' outputs [s, b, h/t] of causal attention with dropout. `qkv`
+        [s, b, 3h/t] has, head after head, the head's query, key and value."""
         s, b, columns = qkv.shape
         # Each [b·a/t, s, d].
         query, key, value = qkv.view(s, b * self.heads, 3, -1).permute(2, 1, 0, 3).unbind(0)
@@ -226,9 +226,10 @@ def _kept(shape: str) -> list[Line]:
 
 
 def _flops(shape: str) -> list[Line]:
-    """Return a list of lines, dicts with a record's fields, with the FLOP coefficients of an
-    iteration and of recomputation. They come from products that torch counts, in a layer of the
-    published shape and in a model of four layers. `shape` is a key of `SHAPES`."""
+    """Return a list of lines, dicts with a record's fields: the FLOP coefficients of an iteration
+    and of a layer with full recomputation, the percentage of FLOPs that selective recomputation
+    adds, and the second coefficient in this engine's model of four layers. They come from products
+    that torch counts without computing. `shape` is a key of `SHAPES`."""
     s, heads, h, _ = SHAPES[shape]
     layers = 4
     config = ModelConfig(
@@ -269,9 +270,9 @@ def _counted(run: Callable[..., torch.Tensor], *inputs: Any) -> int:
 
 
 def _checkpoint() -> list[Line]:
-    """Return a list of one line, a dict with a record's fields: the terabytes of a checkpoint of
-    the 1T model, from the bytes per parameter of a small model's checkpoint, which is written to a
-    temporary folder."""
+    """Return a list of one line, a dict with a record's fields: the terabytes (10¹² bytes) of a
+    checkpoint of the model of a trillion parameters, from the bytes per parameter of a small
+    model's checkpoint, which is written to a temporary folder."""
     train = TrainConfig(precision="fp16")
     mesh = serial_mesh()
     model = MODEL.model_copy(update={"hidden_size": 256})

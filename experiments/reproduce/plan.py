@@ -53,8 +53,8 @@ days."""
 
 @dataclass(frozen=True)
 class Size:
-    """One scale of the twins of a reproduction, smoke or twin: the data recipe, the overrides, how
-    much is evaluated and how many seeds are trained."""
+    """One scale, smoke or twin, of the small copies of published models that a reproduction trains:
+    the data recipe, the overrides, how much is evaluated and how many seeds are trained."""
 
     recipe: Path
     suffix: str
@@ -244,8 +244,8 @@ def twin_rule(config: RunConfig) -> str:
 def training_job(config: RunConfig, runs: Path, dataset: Path = Path()) -> Job:
     """Return the Job that trains the published model of the configuration `config` on one node,
     with as many ranks as `default_ranks` gives on this machine, from its shipped manifest without
-    the cluster and the overrides. `runs` is the folder of runs, `dataset` a directory. Only the
-    models of `manifest_file` have a manifest."""
+    the cluster and the overrides. `runs` is the folder of runs, `dataset` a directory. Only `355m`,
+    `2.5b` and `8.3b` have a manifest; another name raises BadInput."""
     here = {
         "runs": runs,
         "dataset": dataset,

@@ -37,7 +37,8 @@ it."""
 
 
 class Choice(NamedTuple):
-    """A layout that can run, as a workload, with its predicted time and memory."""
+    """A layout, as a workload, with its predicted time and memory, or the reason in `prediction`
+    why it cannot run."""
 
     workload: Workload
     prediction: Prediction
@@ -193,9 +194,9 @@ def reasons(choices: Sequence[Choice]) -> str:
 
 
 def explain(cluster: Cluster, choice: Choice) -> str:
-    """Return a text with a line for each part of an iteration's time in a layout, seconds and
-    share, the largest first, without parts that take none. Every number is simulated; the bubble is
-    its closed form.
+    """Return a text with a heading and a line for each part of an iteration's time in a layout,
+    seconds and share, the largest first, without parts that take none. Every number is simulated;
+    the bubble is its closed form.
 
     Tensor-parallel communication is the time that the iteration would save if it were free.
     """
@@ -232,8 +233,8 @@ def format_plan(
     """Return a text on the first ten (`SHOWN`) of `choices`, which are best first and not empty: a
     table with the time of the whole run, and a line on failures; every number is simulated.
 
-    `price`, of a GPU-hour, adds the cost; `days` add the tokens that are trained in that time; 0
-    adds nothing.
+    `price`, of a GPU-hour, adds a column with the cost; `days` adds a line with the tokens that the
+    first layout trains in that time. Either adds nothing if it is 0.
     """
     model = run.config.model
     first = choices[0]

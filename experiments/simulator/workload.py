@@ -174,7 +174,8 @@ def flops_of(workload: Workload) -> float:
     iteration, on all GPUs together; layers that are computed again count only if the workload has
     full recomputation.
 
-    Raises BadInput as `checked_config` does.
+    Raises BadInput for a workload that the engine would refuse, and NotCosted for a family that is
+    not costed.
     """
     config = checked_config(workload)
     return flops_per_iteration(config.model, config.train, recompute=workload.recompute == "full")
