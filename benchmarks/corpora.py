@@ -116,9 +116,9 @@ def write_corpus(path: Path, name: str, documents: int) -> Path:
 
 
 def write_recipe(folder: Path, corpus: Path) -> Path:
-    """Write into `folder` the file `recipe.toml`, with which `mlm-data` builds a dataset from
-    `corpus`, a file of JSON lines, and the tokenizer of bytes that the recipe names; return the
-    recipe's path."""
+    """Write into `folder` a tokenizer of bytes, as the directory `tokenizer`, and the file
+    `recipe.toml`, with which `mlm-data` builds a dataset from `corpus`, a file of JSON lines, and
+    that tokenizer. Return the recipe's path."""
     Tokenizer.train(["any"], 257).save(folder / "tokenizer")
     path = folder / "recipe.toml"
     path.write_text(RECIPE.format(corpus, folder / "tokenizer"), encoding="utf-8")

@@ -171,8 +171,9 @@ def _gradients(
     """Yield (parameters, others, ratio, kind) for each group of gradients that are wrong in the
     same way: the parameters, others whose gradients differ as they do behind a wrong one, the first
     one's ratio to the serial gradient, and the kind of fault in words. `names` are the parameters
-    with a wrong gradient, in the order of the backward pass; `fold` describes the other
-    arguments."""
+    with a wrong gradient, `backward` all parameters, both in the order of the backward pass. By
+    parameter, `serial` has the serial run's gradient and `shares` that gradient as accumulated
+    after each microbatch; `gradients` has the parts of gradients on each rank."""
     if not names:
         return
     explained = {}
