@@ -108,8 +108,8 @@ def texts(name: str, documents: int) -> Iterator[str]:
 
 
 def write_corpus(path: Path, name: str, documents: int) -> Path:
-    """Write the first `documents` texts of the shape `name` into the file `path` as JSON lines, and
-    return `path`."""
+    """Write the first `documents` texts of the shape `name`, a key of SHAPES, into the file `path`
+    as JSON lines, each under the key `text`, and return `path`."""
     with path.open("w", encoding="utf-8") as file:
         file.writelines(f"{json.dumps({'text': text})}\n" for text in texts(name, documents))
     return path

@@ -244,7 +244,7 @@ def ratio_of(value: Array, serial: Array) -> float:
 
 def is_near(value: Array, serial: Array) -> bool:
     """Return True if the difference of a tensor from the serial one has a norm below `CLOSE`, a
-    thousandth, of the serial one's norm."""
+    thousandth, of the serial one's norm; False if the serial one is 0."""
     return bool(np.linalg.norm(value - serial) < CLOSE * np.linalg.norm(serial))
 
 

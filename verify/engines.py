@@ -155,7 +155,7 @@ class Engine:
     @classmethod
     def release(cls) -> str:
         """Return the version that the engine's package states of itself. A subclass must implement
-        it if it is compared by name."""
+        it if it is compared by name: by default it raises NotImplementedError."""
         raise NotImplementedError
 
     def parameters(self) -> Named:

@@ -566,8 +566,9 @@ def _planted(layout: str, ranks: Sequence[Computed], weights: Weights) -> Iterat
 
 
 def _masks(layout: ParityLayout, ranks: Sequence[Computed]) -> Iterator[LayoutFinding]:
-    """Yield a finding where dropout masks of tensor-parallel ranks differ although they drop copies
-    of one tensor, or are equal for different parts."""
+    """Yield a finding for each dropout mask of a rank that differs from the mask of its group's
+    first tensor-parallel rank although both drop copies of one tensor, or is the same although they
+    drop different parts."""
     for number, rank in enumerate(ranks):
         first = number - number % layout.tp
         for (name, x, mask), (_, other_x, other_mask) in zip(

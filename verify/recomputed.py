@@ -242,8 +242,8 @@ def report(run: Path) -> Comparisons:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file below a folder by its relative path, except the seal's own
-    file."""
+    """Return a dict path relative to `folder` → hexadecimal SHA-256 of each file at any depth below
+    `folder`, except the seal's own file."""
     return {
         str(path.relative_to(folder)): sha256_file(path)
         for path in folder.rglob("*")

@@ -117,8 +117,8 @@ def join_rows(text: str) -> str:
 
 
 def lm_eval_words(document: str) -> int:
-    r"""Return the number of pieces between runs of white space, the empty ones at the ends included
-    (`len(re.split(r"\s+", page))`)."""
+    r"""Return the number of pieces of `document` between runs of white space, the empty ones at the
+    ends included (`len(re.split(r"\s+", document))`)."""
     return len(re.split(r"\s+", document))
 
 
