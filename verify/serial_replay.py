@@ -182,10 +182,10 @@ class SerialReplay(Trainer, Guard):
         fault.plant(self)
 
     def numbers(self, iteration: int) -> Numbers:
-        """Train a recorded iteration again, or nothing for iteration 0. Return a dict name →
-        number: the iteration's numbers such as the loss, infinity for one that it lacks, and the
-        loss of each validation that the run recorded after it. Call it for each iteration in
-        order."""
+        """Train a recorded iteration again, or nothing for iteration 0. Return a dict name → number
+        of this replay: the iteration's numbers such as the loss, infinity for one that it lacks,
+        and the loss in each validation that the run made after the iteration. Call it for each
+        iteration in order."""
         numbers = {}
         if now := self.recorded.steps.get(iteration):
             train = self.recorded.config.train
