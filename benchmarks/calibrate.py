@@ -315,10 +315,10 @@ def interval_of(held: HeldOut, source: str) -> ErrorInterval:
 
 
 def _tried(folds: Floats, ratios: Floats) -> tuple[float, float]:
-    """Return two numbers: the share of all ratios that lie in the interval that judges them, and
-    the mean interval score of the logarithms of the ratios. Each ratio is judged by the interval of
-    the ratios of the other folds, or of all if there is one fold; `folds` has the number of each
-    ratio's fold, [n]."""
+    """Return two numbers on `ratios`, [n]: the share of them that lie in the interval that judges
+    them, and the mean interval score of their logarithms. Each ratio is judged by the interval of
+    the ratios of the other folds, or of all if there is one fold; `folds`, [n], has the number of
+    each ratio's fold."""
     inside = np.empty(len(ratios))
     scores = np.empty(len(ratios))
     for number in np.unique(folds):

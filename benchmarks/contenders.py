@@ -87,8 +87,8 @@ class TrainingSize:
 
     @property
     def setting(self) -> JSON:
-        """A dict of settings for a record: under `model` and `train` the values that differ from
-        the defaults, and `warm_up`, its iterations."""
+        """Return a new dict of settings for a record: `model` and `train`, dicts of the values that
+        differ from the defaults, and `warm_up`, the number of iterations that are not timed."""
         return {
             "model": self.model.model_dump(exclude_defaults=True),
             "train": self.train.model_dump(exclude_defaults=True),

@@ -71,7 +71,7 @@ class Work:
 
     def rate(self, iteration: int) -> float:
         """Return the learning rate of the update in an iteration, counted from 0, by the
-        configuration's schedule."""
+        configuration's schedule, at its step `iteration + first_rate`."""
         return learning_rate(self.config.train, iteration + self.first_rate)
 
 
@@ -89,7 +89,8 @@ class Shard(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """Loss, gradient norm and learning rate that an engine reports for an iteration."""
+    """Numbers that an engine reports for an iteration: the mean loss before the update, the
+    gradient's norm before clipping, and the learning rate."""
 
     loss: float
     """Mean loss over the global batch, before the update."""
@@ -155,7 +156,7 @@ class Engine:
     @classmethod
     def release(cls) -> str:
         """Return the version that the engine's package states of itself. A subclass must implement
-        it if it is compared by name."""
+        it if it is compared by name: by default it raises NotImplementedError."""
         raise NotImplementedError
 
     def parameters(self) -> Named:
@@ -210,8 +211,9 @@ class Engine:
         raise NotImplementedError
 
     def norm(self) -> float:
-        """Return the norm of the current gradient as the program's own step finds it. By default an
-        update is made, which changes the weights, so the training cannot continue afterwards."""
+        """Return the norm, before clipping, of the whole gradient that the ranks hold now, as the
+        program's own step computes it. Every rank calls it. By default an update is made for it,
+        which changes the weights, so the training cannot continue afterwards."""
         return self.update(0)[0]
 
     def gradient_of(self, parameter: str) -> Tensor:
@@ -302,8 +304,8 @@ class Engine:
 
     @torch.no_grad()
     def assign(self, value_of: Callable[[Shard], Tensor]) -> None:
-        """Copy into each shard of this rank's parameters the tensor that `value_of` returns for the
-        shard, which has its present value."""
+        """Call `value_of` with each shard of this rank's parameters, whose `value` is the present
+        one, and copy the tensor of the same shape that it returns into the parameter."""
         named = dict(self.parameters())
         # Into copies first: an engine's shards may be views of a transformed tensor, not of the
         # parameter itself.
@@ -359,9 +361,10 @@ class Ours(Engine):
             group.master.copy_(group.flat[group.own])
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
-        """Run an iteration, forward and backward, and return the mean loss of its global batch;
-        with a recorder, outputs and losses are recorded. Recording relies on every schedule taking
-        a chunk through its microbatches in order."""
+        """Run an iteration, counted from 0, forward and backward, and return the mean loss of its
+        global batch. The reduced gradient is kept for `gradients` and `update`. With a recorder,
+        outputs and losses are recorded, which relies on every schedule taking a chunk through its
+        microbatches in order."""
         microbatches = self.inputs.of(iteration)
         firsts = list(
             chain.from_iterable(microbatch.places[:: self.at_once] for microbatch in microbatches)
@@ -413,7 +416,8 @@ class Ours(Engine):
 
 def with_vocabulary(config: RunConfig) -> RunConfig:
     """Return the configuration with the vocabulary sizes of its dataset in its model, or as it is
-    if it has no dataset."""
+    if it has no dataset. Raises DataMissing or IntegrityFailure for a dataset that is missing or
+    incomplete."""
     if not config.data.dataset:
         return config
     return config.model_copy(
@@ -425,7 +429,8 @@ def with_vocabulary(config: RunConfig) -> RunConfig:
 def with_samples(config: RunConfig, iterations: int) -> Iterator[Work]:
     """Context manager: yield the Work that trains the configuration for `iterations` on its
     dataset's training files, or else on random tokens. These, and the Work's scratch folder, are
-    removed at the end."""
+    removed at the end. Raises DataMissing or IntegrityFailure for a dataset that is missing or
+    incomplete."""
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         facts = DatasetFacts.read(config.data.dataset) if config.data.dataset else None

@@ -139,7 +139,9 @@ class Judged:
             self._take_checkpoint(iteration)
 
     def end(self) -> None:
-        """Judge the last `SEEN_AHEAD` iterations, after which no iteration follows."""
+        """Judge the last `SEEN_AHEAD` iterations, which `iterate` has left: it judges an iteration
+        only when so many later ones were replayed. The first number at fault becomes `number`, if
+        there was none before. Call it after the last iteration."""
         for iteration in sorted(self.numbers)[-SEEN_AHEAD:]:
             self._judge(iteration)
 
@@ -148,8 +150,9 @@ class Judged:
             self.number = next(self.beyond(iteration, self.numbers[iteration]), None)
 
     def beyond(self, iteration: int, numbers: Numbers) -> Iterator[Beyond]:
-        """Yield a `Beyond` for each recorded number of an iteration that is farther from `numbers`
-        than rounding explains. `iterate` must have replayed the iteration before."""
+        """Yield a `Beyond` for each recorded number of an iteration that is farther from `numbers`,
+        which have the names of the recorded ones, than rounding explains. `iterate` must have been
+        called for that iteration already."""
         recorded = self.run.numbers(iteration)
         bounds = self.bounds[min(iteration + SEEN_AHEAD, self.last)]
         for name in [name for name in numbers if name in recorded]:

@@ -61,7 +61,8 @@ class LayoutsReport(Config):
 
 
 def write_files(report: LayoutsReport, directory: Path) -> list[Path]:
-    """Write `junit.xml` and `findings.sarif` into `directory`; return their paths."""
+    """Write a LayoutsReport into `directory` twice, as `junit.xml` and as `findings.sarif`; return
+    a list of these two paths in this order."""
     paths = [directory / "junit.xml", directory / "findings.sarif"]
     write_text(paths[0], junit(report))
     write_text(paths[1], sarif(report))

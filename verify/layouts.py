@@ -194,8 +194,8 @@ def probe(
 
 def _keep(outputs: dict[str, Array], name: str, *called: Any) -> None:
     """Put a copy of the tensor that a call of the module `name` returned, or of the first of
-    several, into `outputs`, in fp32, if it is the module's first call. The output is the last of
-    `called`, as torch gives it to a hook."""
+    several, into `outputs`, in fp32, if it is the module's first call; another output is passed
+    over. The output is the last of `called`, as torch gives it to a hook."""
     first = called[-1][0] if isinstance(called[-1], tuple) else called[-1]
     if type(first) is torch.Tensor and name not in outputs:
         outputs[name] = first.detach().float().numpy().copy()
@@ -488,8 +488,10 @@ def _finding(
 
 
 def _differs(layout: str, row: TensorDifference) -> LayoutFinding:
-    """Return the finding for a tensor that differs from the serial run's. A gradient, a moment or a
-    weight gives the parameter's name; a loss or an output gives its own."""
+    """Return the LayoutFinding for a tensor that differs from the serial run's. Its probe is `loss`
+    for a loss or an output, `gradient` for a gradient or the gradient norm, else `step`. Its
+    `parameter` is the name of the parameter whose gradient, moment or weight the tensor is, or else
+    the tensor's own name."""
     probe = "gradient" if row.tensor.startswith("gradient") else "step"
     name = parameter_of(row.tensor)
     if "loss" in row.tensor or row.tensor.startswith("output"):
@@ -501,9 +503,10 @@ def _differs(layout: str, row: TensorDifference) -> LayoutFinding:
 def _equal_parts(
     layout: str, ranks: Sequence[Sequence[TensorPart]], weights: Weights
 ) -> Iterator[LayoutFinding]:
-    """Yield a finding for two parts of a parameter, at different indices of the whole, that begin
-    with the same bits, although the serial weights differ there. Parts of one value alone, or of
-    equal values, are passed over."""
+    """Yield a finding for each part of a parameter whose initial values have the same bits as an
+    earlier part at other indices of the whole, although the serial weights differ there. `ranks`
+    has a list of initial parts for each rank. Parts of one value alone, or of equal values, are
+    passed over."""
     seen: dict[tuple[str, bytes], tuple[int, TensorPart]] = {}
     for number, parts in enumerate(ranks):
         for part in parts:
@@ -525,8 +528,10 @@ def _unequal_copies(
     ranks: Sequence[Sequence[TensorPart]],
     allowed: Mapping[Key, float] = MappingProxyType({}),
 ) -> Iterator[LayoutFinding]:
-    """Yield a finding for copies of a part whose bits differ between ranks by more than is allowed
-    for the tensor, 0 by default. `ranks` has the parts on each rank."""
+    """Yield a finding of the kind `probe` for each copy of a part whose bits differ from the copy
+    of the first rank that has one, by more than is allowed for the tensor, 0 by default. `ranks`
+    has a list of the parts of each rank, `allowed` the largest difference by iteration and
+    tensor."""
     first: dict[Any, tuple[int, Array]] = {}
     for number, parts in enumerate(ranks):
         for iteration, tensor, start, value in parts:
@@ -561,8 +566,9 @@ def _planted(layout: str, ranks: Sequence[Computed], weights: Weights) -> Iterat
 
 
 def _masks(layout: ParityLayout, ranks: Sequence[Computed]) -> Iterator[LayoutFinding]:
-    """Yield a finding where dropout masks of tensor-parallel ranks differ although they drop copies
-    of one tensor, or are equal for different parts."""
+    """Yield a finding for each dropout mask of a rank that differs from the mask of its group's
+    first tensor-parallel rank although both drop copies of one tensor, or is the same although they
+    drop different parts."""
     for number, rank in enumerate(ranks):
         first = number - number % layout.tp
         for (name, x, mask), (_, other_x, other_mask) in zip(

@@ -125,9 +125,9 @@ def plain_layer_norm(
 
 
 def plain_attention(self: Any, make: Any, *args: Any, v_channels: int = 0, **kwargs: Any) -> None:
-    """Initialise Megatron-Core's core attention by `make`, its own `__init__`, for the whole
+    """Initialise Megatron-Core's core attention `self` by `make`, its own `__init__`, for the whole
     sequence on every context-parallel rank. Values have the head size `v_channels` if it is not 0,
-    which may differ from that of keys."""
+    which may differ from that of keys; `k_channels` is ignored."""
     kwargs.pop("k_channels", None)
     whole = kwargs["config"] = copy.copy(kwargs["config"])
     whole.context_parallel_size = 1
@@ -162,8 +162,9 @@ def places_of(length: int, ranks: int, rank: int) -> Tensor:
 
 
 def listed(exchange: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return `exchange(...)` with the same arguments, but with each keyword argument that is a
-    tensor, such as sizes, turned into a list."""
+    """Call the function `exchange` with the other arguments and return its result; a keyword
+    argument that is a tensor, such as the sizes of an exchange between ranks, is given to it as a
+    list."""
     return exchange(
         *args,
         **{

@@ -44,7 +44,8 @@ class ParityLayout(ParallelConfig):
 
     @property
     def world_size(self) -> int:
-        """Number of ranks of the layout."""
+        """Number of ranks of the layout, tp · pp · dp · cp · fsdp; experts are divided over ranks
+        that these already count."""
         return self.tp * self.pp * self.dp * self.cp * self.fsdp
 
     @property
@@ -101,7 +102,7 @@ SERIAL = ParityLayout()
 def parse_layout(text: str) -> ParityLayout:
     """Return the layout that a name such as `tp2-sp` stands for. Without `dp` or `fsdp` in the
     name, `ep` is the number of data-parallel ranks too. Raises BadInput for a part that is unknown
-    or given twice."""
+    or given twice, and for chunks with a schedule that is not interleaved."""
     if text == "serial":
         return SERIAL
     values: JSON = {}
@@ -126,11 +127,12 @@ def parse_layout(text: str) -> ParityLayout:
 
 
 def all_layouts(ranks: int) -> Iterator[ParityLayout]:
-    """Yield every tp × pp × dp of at most `ranks`, with every schedule and option that changes
-    something. If `ranks` is above 8, sizes are powers of 2.
+    """Yield a ParityLayout for every tp × pp × dp of at most `ranks`, with every schedule and
+    option that changes something there; no model is asked whether it fits. If `ranks` is above 8,
+    sizes are powers of 2.
 
-    The serial run is left out. The interleaved schedule has two chunks per rank; `selective`
-    recomputation and more chunks are available by name.
+    The serial run is left out. Axes such as `cp` stay 1, the interleaved schedule has two chunks
+    per rank; `selective` recomputation and more chunks are available by name.
     """
     sizes = [size for size in range(1, ranks + 1) if ranks <= 8 or size.bit_count() == 1]
     orders = ("1f1b", 1), ("gpipe", 1), ("interleaved", 2)

@@ -156,7 +156,7 @@ class Program(Engine):
 
 class InDouble(TorchFunctionMode):
     """Function mode of torch that computes in float64 where a program asks for fp32, as norms do,
-    so that nothing rounds."""
+    so that nothing rounds: `Tensor.float` and an argument `torch.float32` give float64."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         wide: list[Any] = [torch.float64 if each is torch.float32 else each for each in args]
@@ -171,7 +171,7 @@ class InDouble(TorchFunctionMode):
 @dataclass(frozen=True)
 class HeldTraining:
     """A function that builds a model for a layout, with the batch and loss of its training. A call
-    of it builds the engine of one rank."""
+    with a Work and a layout, on each rank of it, returns the Program of that rank."""
 
     build: Callable[[ParityLayout], Any]
     """Function that is given a layout and returns a model, a model and its optimizer, or a

@@ -120,8 +120,9 @@ class Decoder(nn.Module):
 
 def training(texts: Mapping[str, str], seed: int, microbatches: int) -> HeldTraining:
     """Return the HeldTraining of the small model of torch's blocks on a batch of random tokens, in
-    `microbatches` on every rank; `seed` decides weights and tokens. `texts` maps names of its
-    `Fields` to texts. Raises BadInput for an unknown field or an unfit value."""
+    `microbatches` on every rank; `seed` decides weights and tokens. `texts` maps fields of the
+    class `Fields` by name to their values as text. Raises BadInput for an unknown field or an unfit
+    value."""
     fields = parse_config(dict(texts), Fields, "--with")
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(WORDS, (ROWS, LENGTH + 1), generator=generator)
@@ -165,7 +166,8 @@ def clip(own: Mapping[str, nn.Parameter], stages: bool = False) -> Tensor:
 
 @dataclass(frozen=True)
 class Builder:
-    """Function that builds the small model of this rank, with its training step, for a layout."""
+    """Function that is called on every rank with a layout, and builds this rank's part of the small
+    model with its training step."""
 
     fields: Fields
     seed: int
@@ -243,8 +245,10 @@ class Builder:
         parallelize_module(model, mesh, plan)
 
     def shard(self, model: Decoder, mesh: Any) -> None:
-        """Divide a model's parameters in place with FSDP2, layer by layer, over the `fsdp` ranks of
-        `mesh`; if it also has the axis `dp`, before that one, each of its ranks has a copy."""
+        """Wrap each layer of a model, then the model, with FSDP2 in place, so that the ranks of an
+        axis of `mesh` share the parameters. On a mesh of `dp` and `fsdp` the ranks of `fsdp` share
+        them, and each rank of `dp` has a copy. The fields `reduce_dtype` and
+        `gradient_divide_factor` apply."""
         more = {
             "mp_policy": MixedPrecisionPolicy(reduce_dtype=KINDS.get(self.fields.reduce_dtype)),
             "mesh": mesh,

@@ -113,7 +113,8 @@ def literal(text: str) -> Any:
 
 
 class Loaded:
-    """Function that loads this rank's part of the model saved in a folder, for a layout."""
+    """Function that is called on every rank with a layout, and loads this rank's part of the model
+    that is saved in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -179,8 +180,9 @@ def batch_of(seed: int) -> dict[str, torch.Tensor]:
 
 
 def token_loss(model: torch.nn.Module, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the sum of the rows' token losses, divided by the number of labels that this number of
-    rows has on average in the batch."""
+    """Return the loss of a microbatch `rows`, a scalar to differentiate: the sum of its labels'
+    cross-entropies in nats, divided by the number of labels that so many rows have on average in
+    the whole batch. The mean of it over equal microbatches is the mean over the batch's labels."""
     logits = model(
         input_ids=rows["input_ids"], attention_mask=rows["attention_mask"], use_cache=False
     ).logits

@@ -114,7 +114,8 @@ def score(
     the data-parallel ranks. Otherwise, on a CPU, batches are dealt to `workers` processes of one
     thread each (by default all available cores). Raises BadInput if there is no request, for a
     request longer than the model's context, an unknown token, or several workers on a GPU or beside
-    several ranks, and the errors of `in_workers` and `score_in_memory`.
+    several ranks, UserError if a worker ends early, and HardwareMissing if a row does not fit into
+    memory.
     """
     mesh = model.mesh
     if not requests:
@@ -206,7 +207,8 @@ def describe(model: ScoringModel) -> dict[str, Any]:
 @cache
 def installed_packages() -> list[str]:
     """Return a sorted list of `name-version` of every package installed in the folder of torch or
-    of transformers: any may compute a model.
+    of transformers: any may compute a model. The list is kept for further calls, so it must not be
+    changed.
 
     The import path itself is no guide: setuptools, once it is imported, adds a folder of packages
     of its own.
@@ -539,8 +541,8 @@ def score_with_memory(
     Scores for all, in which no token is banned. Each request must score all its tokens but the
     first, which is the last one of the request before. `on_progress` gets 1 after each segment.
 
-    Raises the NoMemory of `remembering`, and BadInput for a segment longer than the model's
-    context.
+    Raises NoMemory for a model without memory or on several ranks, and BadInput for a segment
+    longer than the model's context.
     """
     network = remembering(model)
     if max(len(request.tokens) for request in segments) - 1 > model.seq_length:

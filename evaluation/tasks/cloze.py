@@ -197,7 +197,8 @@ class ClozeTask(Task):
     def result(self, scores: Scores, provenance: Provenance) -> ClozeResult:
         """Return this task's ClozeResult: accuracy over examples, perplexity of whole targets,
         their standard errors, the text's counts and the checkpoint's provenance. `scores` has the
-        scores of `requests`. Raises IntegrityFailure as the function `perplexity` does."""
+        scores of `requests`. Raises IntegrityFailure for a loss that is not finite or too large for
+        a perplexity."""
         losses = scores.nll
         correct = self.correct(scores)
         counts = self.counts
@@ -227,7 +228,7 @@ def cloze_numbers(losses: Floats, correct: Flags) -> JSON:
     """Return a dict name of the result's field → number: accuracy and perplexity with their
     standard errors, and counts. They come from each target's loss in nats, [examples], and whether
     it is right, [examples]. The perplexity's standard error is None for one example. Raises
-    IntegrityFailure as the function `perplexity` does."""
+    IntegrityFailure for a loss that is not finite or too large for a perplexity."""
     target = perplexity(math.fsum(losses), len(losses))
     spread = mean_standard_error(losses)
     return accuracy_numbers(int(correct.sum()), len(losses)) | {

@@ -36,7 +36,8 @@ def openai_lambada(
 ) -> ClozeTask:
     """Return the ClozeTask of predicting the last words of the passages in OpenAI's file at `path`
     (lm-evaluation-harness's `lambada_openai`) by a rule. `name` is the task's; a passage longer
-    than `context` inputs loses its beginning. Raises the errors of `openai_passages`."""
+    than `context` inputs loses its beginning. Raises IntegrityFailure for a file of other content,
+    BadInput for one that cannot be read."""
     source = SourceText(name, "LAMBADA test file (OpenAI)", TEST_SETS["lambada"].sha256)
     return ClozeTask(source, openai_passages(path), rule, tokenizer, context)
 

@@ -146,9 +146,10 @@ def sliding_stream(
 
 
 def stretches(num_targets: int, num_words: int, window: int) -> list[Block]:
-    """Return a list of the Blocks of a text without articles: stretches of one window each, or
-    longer ones so that there are at most MOST_STRETCHES, with words in proportion to targets.
-    `window` and the numbers of targets and words are the text's."""
+    """Return a list of the Blocks of a text without articles, of which `num_targets` sub-words are
+    scored and which has `num_words` words: stretches of `window` targets each, or longer ones so
+    that there are at most MOST_STRETCHES; the last may be shorter. Each has words in proportion to
+    its targets."""
     size = max(window, -(-num_targets // MOST_STRETCHES))
     blocks = []
     for at in range(0, num_targets, size):
@@ -226,7 +227,7 @@ class PerplexityTask(Task):
         `requests`.
 
         A text of too few words has no number by words, and a warning says why. Raises
-        IntegrityFailure as the function `perplexity` does.
+        IntegrityFailure for a loss that is not finite or too large for a perplexity.
         """
         facts = self.facts(scores, provenance)
         text = self.running_text
