@@ -35,7 +35,8 @@ repository's name here."""
 
 
 class Edit(Config):
-    """A part of a file as a fix wrote it (`now`), and what stood there before (`was`)."""
+    """Change that an upstream fix made to one file, as three texts: the file's path in the
+    package's tree, the passage as the fix wrote it (`now`), and the passage before it (`was`)."""
 
     file: str
     now: str
@@ -189,10 +190,10 @@ def examine(clone: Path, case: Case, beside: Path, folder: Path) -> Row:
 
 
 def extract(clone: Path, repository: str, commit: str, folder: Path) -> Path:
-    """Write the package of the repository called `repository`, as `clone` has it at a commit, into
-    a directory of `folder` that is named after the commit, unless it is there; return the path of
-    that directory. Metadata give the commit as the package's release. Raises BadInput if git
-    fails."""
+    """Write the package of the repository called `repository`, a key of PACKAGES, as the git clone
+    `clone` has it at a commit, into the directory of `folder` that is named after the commit's
+    first ten or more digits, unless it is there; return the path of that directory. Metadata give
+    the commit as the package's release. Raises BadInput if git fails."""
     name, package = PACKAGES[repository]
     release = _git(clone, "rev-parse", "--short=10", commit).decode().strip()
     if not (directory := folder / release).exists():

@@ -113,10 +113,10 @@ class Worker:
     _pipe: Connection
 
     def answer(self, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call `function` with the arguments in the process, which is started if there is none,
-        wait for its result and return it. Raises UserError if the function fails, takes longer than
-        `seconds` or ends the process; the process is then killed. Function, arguments and result
-        must be picklable."""
+        """Call `function` with the arguments in this worker's own process, which is started if
+        there is none, wait for its result and return it. Raises UserError if the function fails,
+        takes longer than `seconds` or ends the process; in each case the process is then killed.
+        Function, arguments and result must be picklable."""
         if self._process is None:
             spawn = multiprocessing.get_context("spawn")
             self._pipe, child_end = spawn.Pipe()
@@ -283,10 +283,10 @@ def built(name: str) -> TrainingStep:
 
 
 def train_alone(name: str, b: int, dropout: float = DROPOUT, is_captured: bool = False) -> Result:
-    """Train the published model `name` at full size with 8 microbatches of `b` sequences, for one
-    iteration and three timed ones. Return a list of two cases: its speed, and what the GPU does in
-    one more iteration. Raises UserError if the microbatch was to be captured as a CUDA graph and
-    could not be."""
+    """Train the published model `name` at full size, with 8 microbatches of `b` sequences and the
+    given probability of dropout, for one iteration that warms up and three timed ones. Return a
+    list of two cases: its speed, and what the GPU does in one more iteration. Raises UserError if
+    `is_captured` is set and the microbatch could not be captured as a CUDA graph."""
     training = built(name)
     size = full_size(name, b * MICROBATCHES, 3, 1)
     training.model.graphs = None

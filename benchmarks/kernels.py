@@ -122,11 +122,12 @@ def time_kernel(case: KernelCase, device: str, rounds: int) -> Times:
 
 
 def time_in_turn(runs: Mapping[str, Callable[[], object]], rounds: int) -> Times:
-    """Call every function of `runs` in turn, once a round, for `rounds` rounds after two that warm
-    up; if the first function fails, its error is raised, and another is dropped when it fails.
+    """Call the functions `runs`, which are given by name, in turn, each once a round, for `rounds`
+    rounds after two more that warm up and are not counted. If the first function fails, its error
+    is raised; any other one that fails is dropped.
 
-    Returns two dicts by name: a list of the seconds of each round, and why others could not be
-    measured: out of memory, not compiled.
+    Returns a pair of dicts by name: a list of the seconds of each round, for every function that
+    never failed, and the error as one line, such as out of memory, for every dropped one.
     """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     missing = {}

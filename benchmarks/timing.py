@@ -200,8 +200,9 @@ def failure(error: BaseException) -> str:
 
 
 def gpu_facts() -> dict[str, str]:
-    """Return a dict by name, as texts, of driver, clocks, power and temperature of the first GPU,
-    and the versions of torch's CUDA and cuDNN; an empty dict without nvidia-smi."""
+    """Return a dict of texts: driver, clocks, power and temperature of the first GPU under the
+    names of `GPU_FACTS`, which are nvidia-smi's, and the versions of torch's CUDA and cuDNN under
+    `cuda` and `cudnn`. The dict is empty without nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return {}
     import torch

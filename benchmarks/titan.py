@@ -103,9 +103,10 @@ class Model(nn.Module):
 
 
 def build(layout: Any, score_before_experts: bool = True) -> nn.Module:
-    """Return this rank's model: experts divided over the layout's tp by torchtitan's plan, other
-    layers as its models divide them; the whole model if tp is 1. Every rank calls it. Seeds torch's
-    generator."""
+    """Return this rank's share of a small language model, on the CPU: `layout.tp` ranks divide the
+    experts by torchtitan's plan, and the other layers as its models divide them. It is the whole
+    model if `layout.tp` is 1. Scores multiply the experts' inputs or, if `score_before_experts` is
+    false, their outputs. Every rank calls it. Seeds torch's generator."""
     torch.manual_seed(1)
     model = Model(score_before_experts)
     if layout.tp > 1:

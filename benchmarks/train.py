@@ -132,11 +132,12 @@ def read_size(name: str, precision: Precision = "fp32") -> TrainingSize:
 def size_of(
     model: ModelConfig, batch: int, precision: Precision, iterations: int, warm_up: int
 ) -> TrainingSize:
-    """Return the TrainingSize of a model with a recipe of one microbatch of `batch` sequences an
-    iteration; `iterations` includes the warm-up.
+    """Return the TrainingSize of `model`, trained in the number format `precision` with one
+    microbatch of `batch` sequences an iteration. `iterations` includes the first `warm_up` ones,
+    which are not timed.
 
-    Every vocabulary row is a real word, so that no contender masks padding. During the warm-up the
-    heap grows until it holds the needs of an iteration.
+    The vocabulary is enlarged to its padded size, so that every row is a real word and no contender
+    masks padding. During the warm-up the heap grows until it holds the needs of an iteration.
     """
     train = TrainConfig(
         iterations=iterations,

@@ -263,7 +263,8 @@ def _check_weights(checkpoints: list[Path]) -> Iterator[str]:
 
 
 def _weights(checkpoint: Path) -> str:
-    """Return a hexadecimal digest of a sealed checkpoint's weights, its files `model-*`, from the
-    digests in its seal."""
+    """Return one hexadecimal digest of the weights, the files `model-*`, in the directory of a
+    sealed checkpoint, from the digests in its seal; the files are not read. Raises IntegrityFailure
+    if there is no readable seal."""
     others = {name for name in sealed_files(checkpoint) if not name.startswith("model-")}
     return content_digest(checkpoint, without=others)

@@ -20,8 +20,8 @@ LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def end_with_parent(number: int = signal.SIGKILL) -> None:
-    """Let this process be sent the signal `number` when its parent ends. Does nothing except on
-    Linux."""
+    """Let this process be sent the signal `number`, by default SIGKILL, when its parent ends. Does
+    nothing except on Linux."""
     if LIBC:
         LIBC.prctl(PR_SET_PDEATHSIG, number)
 

@@ -73,7 +73,8 @@ class RunDirectory:
     def find(cls, root: Path, manifest: Manifest) -> "RunDirectory":
         """Return the RunDirectory for the work of a manifest, at `<root>/<name>-<first 8 of
         identity>`, whether it was begun or not; nothing is written. Raises BadInput if the name is
-        too long or `<root>/<name>` leads to a run of another kind."""
+        too long or `<root>/<name>` leads to a run of another kind, and IntegrityFailure if the
+        manifest of that run cannot be read."""
         if (length := len(os.fsencode(manifest.name))) > LONGEST_NAME:
             raise BadInput(
                 f"the run's name has {length} bytes: give it one of at most {LONGEST_NAME}, which"
@@ -279,8 +280,8 @@ class RunDirectory:
         return digest
 
     def link(self, yields: bool = False) -> None:
-        """Make `<root>/<name>` a link to this run's directory, unless anything but a link has that
-        name. A link to another run is replaced.
+        """Make `<root>/<name>` a symbolic link to this run's directory, unless anything but a link
+        has that name. A link to another run is replaced.
 
         If `yields`, a link to a complete run stays as it is. Prints a note to standard error if the
         file system has no links. Raises BadInput if this user may not write there.

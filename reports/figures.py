@@ -27,8 +27,9 @@ points get a band."""
 
 @dataclass(frozen=True)
 class Point:
-    """Number at an x, with its interval if it has one, or the mean of `count` numbers with the
-    least and the greatest."""
+    """Value drawn at the position `x` of a chart: one number, with the ends `low` and `high` of its
+    interval if it has one, or the mean of `count` numbers, with the least and the greatest of
+    them."""
 
     x: float
     value: float
