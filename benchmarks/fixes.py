@@ -117,10 +117,10 @@ class Fixes(Config):
 def measure(
     clones: Mapping[str, Path], only: Sequence[str], record: Path | None, cases: Path = CASES
 ) -> Fixes:
-    """Run the cases of the table `cases`, a TOML file, whose repository has a clone in `clones`, by
-    repository, by default all and else those named in `only`; print a line for each, and return the
-    Fixes. Rows that the file `record` has are kept and not run again; `record`, if given, is
-    written after each case.
+    """Run the cases of the table `cases`, a TOML file, whose repository, `megatron` or
+    `torchtitan`, has a clone's path in `clones`: all of them if `only` is empty, else the ones that
+    it names. Print a line for each, and return the Fixes. Rows that the JSON file `record` has are
+    kept and not run again; `record`, if given, is written after each case.
 
     Raises BadInput for an unknown case, a path that is no repository or a repository that lacks a
     commit, Diverged if a tree after its fix gives a finding that the table does not explain.

@@ -160,9 +160,10 @@ class ItemRecord:
     with the items that it has from before."""
 
     def __init__(self, out: Path | None, deadline: float | None) -> None:
-        """Continue the record in the folder `out`, which is made if it is not there; without a
-        folder nothing is written. `deadline` is in seconds from now, None for none. Raises BadInput
-        if the folder cannot be made."""
+        """Continue the record gpu.json of the folder `out`, if there is one; the folder is made if
+        it is missing. If `out` is None, nothing is written. `deadline` is in seconds from now, None
+        for none. Raises BadInput if the folder cannot be made or gpu.json is not a record, and
+        IntegrityFailure if gpu.json cannot be read."""
         self.out = out
         self.worker = Worker()
         self._ends = time.monotonic() + (deadline or float("inf"))
@@ -347,7 +348,7 @@ def busy_and_idle(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
 def compare_peers(name: str, b: int) -> Result:
     """Train the published model `name` at full size with every contender, one after the other, in
     batches of `b` sequences. Return a list: the case, and a sentence for each contender whose first
-    losses differ. Drops the model that `built` keeps."""
+    losses differ from this engine's. Drops the model that `built` keeps."""
     # The model that an earlier item built would leave less memory to the contenders.
     built.cache_clear()
     size = full_size(name, b)

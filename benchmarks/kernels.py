@@ -41,8 +41,8 @@ measured."""
 
 @dataclass(frozen=True)
 class KernelShape:
-    """The sizes that kernels are measured at: sequence, microbatch, heads, head dim and vocabulary;
-    by default one microbatch of the 2.5b model."""
+    """The sizes that kernels are measured at: sequence `s`, microbatch `b`, heads `n`, head's width
+    `d` and vocabulary `v`; by default one microbatch of the 2.5b model."""
 
     s: int = 1024
     b: int = 8
@@ -170,9 +170,10 @@ def seconds_of(run: Callable[[], object]) -> float:
 
 
 def times_case(name: str, times: Times, goals: Mapping[str, float] | None = None) -> Case:
-    """Return a Case of the benchmark's record: one series in milliseconds for each contender, and
-    the ratio of the time of every other one to that of the first. `times` is what `time_in_turn`
-    returns. `goals` has by contender what that ratio should reach."""
+    """Return the Case called `name` of a benchmark's record: a series of times in milliseconds for
+    each contender, the ratio of every other one's time to the first one's, and the reasons why
+    others were not measured. `times` is what `time_in_turn` returns. `goals` has, by contender,
+    what that ratio should reach."""
     seconds, missing = times
     (first, ours), *others = seconds.items()
     return Case(

@@ -44,8 +44,8 @@ def carry_out(measure: Callable[[], Benchmark], json: Path | None) -> None:
     """Call `measure`, print the Benchmark that it returns, with the machine and its load, to
     standard output, and write it to the file `json` if given.
 
-    Raises BadInput if the file cannot be written, Diverged, after all this, if contenders' answers
-    differ.
+    Raises BadInput if the file cannot be written or is another kind of file, before the call where
+    that can be told; Diverged, after all this, if contenders' answers differ.
     """
     check_place("--json", json, '"benchmark"')
     before = os.getloadavg()[0]
@@ -149,7 +149,8 @@ def series(
     kind: Literal["measured", "computed"] = "measured",
 ) -> Series:
     """Return a Series of a benchmark's record: a contender's samples of a measure, mostly one for
-    each round, rounded to six digits. They are measured, or of the kind `kind`."""
+    each round, rounded to six significant digits, with their unit. They are measured, or of the
+    kind `kind`."""
     return Series(
         contender=contender, measure=measure, unit=unit, samples=[*map(rounded, samples)], kind=kind
     )

@@ -35,8 +35,9 @@ batch = torch.randint(0, WORDS, (8, 17), generator=torch.Generator().manual_seed
 
 
 def loss(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
-    """Return a model's mean cross-entropy of each row's next words, in nats, as a tensor with a
-    gradient. `rows` are token ids [b, s + 1]."""
+    """Return one number, the mean over all rows and positions of a model's cross-entropy for the
+    next word, in nats, as a tensor with a gradient. `rows` are token ids [b, s + 1]: the model is
+    given all but the last of each row, and is to predict all but the first."""
     return F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
 
 

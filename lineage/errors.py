@@ -13,8 +13,8 @@ could continue."""
 
 
 def afterwards() -> str:
-    """Return the end of a message about an interruption: that the same command begins anew if
-    `MLM_KEEPS_NOTHING` is set, else that it continues."""
+    """Return the words for what the same command does after an interruption: `begins anew` if
+    `MLM_KEEPS_NOTHING` is set, else `continues from what was finished`."""
     return "begins anew" if KEEPS_NOTHING in os.environ else "continues from what was finished"
 
 

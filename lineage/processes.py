@@ -61,8 +61,9 @@ def exit_code_of(status: int, stopped: bool = False) -> int:
 
 
 def ended_by(status: int) -> str:
-    """Return the words for how a child process ended, by its status as Python gives it: by which
-    signal, if it is negative, or with which exit code."""
+    """Return the words for how a child process ended, by its status as Python gives it: `was ended
+    by SIGKILL`, with the signal's name, if the status is negative, else `ended with exit code 3`,
+    with the status."""
     return (
         f"was ended by {signal.Signals(-status).name}"
         if status < 0

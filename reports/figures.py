@@ -73,7 +73,8 @@ class Layer:
 
     @property
     def has_marker(self) -> bool:
-        """True if this layer's points have markers; a limit is drawn as a line without them."""
+        """True if this layer's points are drawn with markers; False for the kind `tolerance`, which
+        is drawn as a line alone."""
         return LINES[self.kind]["markersize"] > 0
 
 
