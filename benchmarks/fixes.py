@@ -249,8 +249,9 @@ def ask(tree: Path, case: Case, beside: Path) -> Said:
 
 def _answer(tree: Path, case: Case, beside: Path, send: Connection) -> None:
     """Run `mlm-verify layouts` on the package below the directory `tree` and send one pair (state,
-    list of sentences) through `send`: the findings, or why a layout cannot run. For a process of
-    its own: its imports, stdout and stderr are changed."""
+    list of sentences) through `send`: `finding` with the findings, `cannot run` with the reasons,
+    or `silent` with no sentence. For a process of its own: its imports, stdout and stderr are
+    changed."""
     sys.path.insert(0, str(tree))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     program = str(beside / case.program) if ".py:" in case.program else case.program

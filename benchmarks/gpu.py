@@ -106,8 +106,8 @@ Result = Sequence[Case | str]
 
 
 class Worker:
-    """A spawned process that runs the functions it is given, one after another. After a function
-    that fails or takes too long a new process is started."""
+    """A spawned process that runs the functions it is given, one after another. If a function fails
+    or takes too long, the process is killed, and the next function gets a new one."""
 
     _process: SpawnProcess | None = None
     _pipe: Connection
@@ -276,9 +276,9 @@ def versions() -> Result:
 
 @lru_cache(1)
 def built(name: str) -> TrainingStep:
-    """Return the TrainingStep of the published model `name` at full size with its optimizer, on the
-    GPU. The last one is kept for further calls in this process, so a training goes on where the
-    last one ended."""
+    """Return the TrainingStep of the published model `name` at full size, with its optimizer, on
+    the GPU. This process keeps the last one: another call with that name returns it as it was left,
+    so its training goes on, and a call with another name builds anew."""
     keep_large_buffers()
     return EAGER.training(full_size(name, MICROBATCHES))
 

@@ -107,10 +107,11 @@ def all_of(outputs: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tens
 
 
 def time_kernel(case: KernelCase, device: str, rounds: int) -> Times:
-    """Time forward and backward of a case's kernel on a kind of device ("cpu" or "cuda"), where the
-    case's tensors must be, of its reference and of the reference under torch.compile, in turn,
-    `rounds` times. Return two dicts by `ours`, `reference` and `torch.compile`: a list of the
-    seconds of each round, and why one was not measured."""
+    """Time, in turn and `rounds` times, forward and backward of three forms of a case's kernel:
+    ours for the kind of device `device` ("cpu" or "cuda"), where the case's tensors must be, its
+    reference, and the reference under torch.compile. Return two dicts by `ours`, `reference` and
+    `torch.compile`: a list of the seconds of each round, and why one was not measured. An error of
+    ours is raised."""
     functions = {
         OURS: implementation(case.name, device),
         "reference": implementation(case.name, REFERENCE),

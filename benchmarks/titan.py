@@ -134,6 +134,6 @@ def build(layout: Any, score_before_experts: bool = True) -> nn.Module:
 
 
 def build_late(layout: Any) -> nn.Module:
-    """Return this rank's model as `build` does, but with scores that multiply the experts' outputs.
-    Every rank calls it."""
+    """Return this rank's share of a small language model, as the function `build` makes it, but
+    with scores that multiply the experts' outputs, not their inputs. Every rank calls it."""
     return build(layout, score_before_experts=False)

@@ -74,7 +74,8 @@ def ended_by(status: int) -> str:
 @contextmanager
 def when_stopped(handler: Callable[[int], None]) -> Iterator[None]:
     """Context manager: call `handler` once, with the number of the first stop signal that comes
-    during the block; later ones do nothing. Restore the former handlers at the end of the block.
+    during the block; later ones do nothing. A stop signal that this process ignores stays ignored.
+    Restore the former handlers at the end of the block.
 
     Only the main thread can set signal handlers; in another thread nothing changes.
     """
