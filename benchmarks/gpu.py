@@ -156,8 +156,8 @@ def _serve(pipe: Connection) -> None:
 
 
 class ItemRecord:
-    """Measures items of the GPU benchmark and keeps their record, gpu.json in a folder, together
-    with the items that it has from before."""
+    """Record of the GPU benchmark's items, which measures them and keeps their results in gpu.json
+    in a folder, together with the items that were there before."""
 
     def __init__(self, out: Path | None, deadline: float | None) -> None:
         """Continue the record gpu.json of the folder `out`, if there is one; the folder is made if

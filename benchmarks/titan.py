@@ -42,9 +42,9 @@ def loss(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
 
 
 def experts(score_before_experts: bool) -> Any:
-    """Return a new layer of four experts, built by torchtitan's older or newer interface, whichever
-    is installed. If `score_before_experts` is true, scores multiply the experts' inputs, else their
-    outputs."""
+    """Return a new layer of four experts, two for each word, on the CPU, built by torchtitan's
+    older or newer interface, whichever is installed. If `score_before_experts` is true, scores
+    multiply the experts' inputs, else their outputs. The weights are drawn by torch's generator."""
     settings = {
         "num_experts": 4,
         "score_before_experts": score_before_experts,

@@ -231,8 +231,8 @@ class RunDirectory:
 
     @property
     def other_code(self) -> str:
-        """Sentence that says so if the run was last worked on under other code than this; an empty
-        text if not, or if the run has not begun."""
+        """Sentence that the run was last worked on under other code than this, naming both; an
+        empty text if the code is the same, or if the run has not begun."""
         if not (self.path / MANIFEST).is_file():
             return ""
         began = Manifest(**self.manifest)
@@ -324,9 +324,14 @@ def asked_for(
     settings: JSON | None = None,
     schema: int = 1,
 ) -> Manifest:
-    """Return the Manifest, with its identity, of the run that these arguments describe: its name,
-    kind, configuration, inputs and schema's version, as in `RunDirectory.begin`. Time and
-    environment of its beginning are left empty. Nothing is written."""
+    """Return the Manifest, with its identity, of the run of this name, kind, configuration and
+    inputs, which `parents` gives as the digest of each by name. Time and environment of its
+    beginning are left empty. Nothing is written.
+
+    `settings` are the values of `config` that differ from their defaults, or None for all of
+    `config`. The identity covers the kind, its schema's version `schema`, the inputs, and the
+    settings without the sections named in `without`.
+    """
     everything = config if settings is None else settings
     manifest = Manifest(
         name=name,
