@@ -157,9 +157,9 @@ def _text(record: Record) -> str:
 
 
 def _repeats(layers: Iterable[Layer]) -> list[str]:
-    """Return a list of sentences such as `Measured: 3 at a place.`, one for each of the kinds
-    measured, counted and scaled that `layers` has: the number of our runs behind a point, or the
-    least and the greatest number if they differ."""
+    """Return a list of sentences, one for each of the kinds measured, counted and scaled that
+    `layers` has: the number of our runs behind a point, or the least and the greatest number if
+    they differ."""
     sentences = []
     counts = defaultdict[str, set[int]](set)
     for layer in layers:
