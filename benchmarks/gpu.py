@@ -477,7 +477,8 @@ def full_size(
     name: str, batch: int, iterations: int = ITERATIONS, warm_up: int = WARM_UP
 ) -> TrainingSize:
     """Return a TrainingSize: the published model `name` with `batch` sequences an iteration in
-    bf16, `warm_up` iterations, and `iterations` timed ones after them."""
+    bf16, `warm_up` iterations, and `iterations` timed ones after them. Raises BadInput for a name
+    that is no shipped model's."""
     return size_of(
         read_run_config(model_file(name)).model, batch, "bf16", warm_up + iterations, warm_up
     )
