@@ -35,7 +35,8 @@ repository's name here."""
 
 
 class Edit(Config):
-    """A part of a file as a fix wrote it (`now`), and what stood there before (`was`)."""
+    """Change that an upstream fix made to one file, as three texts: the file's path in the
+    package's tree, the passage as the fix wrote it (`now`), and the passage before it (`was`)."""
 
     file: str
     now: str
@@ -116,10 +117,10 @@ class Fixes(Config):
 def measure(
     clones: Mapping[str, Path], only: Sequence[str], record: Path | None, cases: Path = CASES
 ) -> Fixes:
-    """Run the cases of the table `cases`, a TOML file, whose repository has a clone in `clones`, by
-    repository, by default all and else those named in `only`; print a line for each, and return the
-    Fixes. Rows that the file `record` has are kept and not run again; `record`, if given, is
-    written after each case.
+    """Run the cases of the table `cases`, a TOML file, whose repository, `megatron` or
+    `torchtitan`, has a clone's path in `clones`: all of them if `only` is empty, else the ones that
+    it names. Print a line for each, and return the Fixes. Rows that the JSON file `record` has are
+    kept and not run again; `record`, if given, is written after each case.
 
     Raises BadInput for an unknown case, a path that is no repository or a repository that lacks a
     commit, Diverged if a tree after its fix gives a finding that the table does not explain.
@@ -189,10 +190,10 @@ def examine(clone: Path, case: Case, beside: Path, folder: Path) -> Row:
 
 
 def extract(clone: Path, repository: str, commit: str, folder: Path) -> Path:
-    """Write the package of the repository called `repository`, as `clone` has it at a commit, into
-    a directory of `folder` that is named after the commit, unless it is there; return the path of
-    that directory. Metadata give the commit as the package's release. Raises BadInput if git
-    fails."""
+    """Write the package of the repository called `repository`, a key of PACKAGES, as the git clone
+    `clone` has it at a commit, into the directory of `folder` that is named after the commit's
+    first ten or more digits, unless it is there; return the path of that directory. Metadata give
+    the commit as the package's release. Raises BadInput if git fails."""
     name, package = PACKAGES[repository]
     release = _git(clone, "rev-parse", "--short=10", commit).decode().strip()
     if not (directory := folder / release).exists():
@@ -248,8 +249,9 @@ def ask(tree: Path, case: Case, beside: Path) -> Said:
 
 def _answer(tree: Path, case: Case, beside: Path, send: Connection) -> None:
     """Run `mlm-verify layouts` on the package below the directory `tree` and send one pair (state,
-    list of sentences) through `send`: the findings, or why a layout cannot run. For a process of
-    its own: its imports, stdout and stderr are changed."""
+    list of sentences) through `send`: `finding` with the findings, `cannot run` with the reasons,
+    or `silent` with no sentence. For a process of its own: its imports, stdout and stderr are
+    changed."""
     sys.path.insert(0, str(tree))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     program = str(beside / case.program) if ".py:" in case.program else case.program

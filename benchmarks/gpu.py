@@ -106,17 +106,17 @@ Result = Sequence[Case | str]
 
 
 class Worker:
-    """A spawned process that runs the functions it is given, one after another. After a function
-    that fails or takes too long a new process is started."""
+    """A spawned process that runs the functions it is given, one after another. If a function fails
+    or takes too long, the process is killed, and the next function gets a new one."""
 
     _process: SpawnProcess | None = None
     _pipe: Connection
 
     def answer(self, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call `function` with the arguments in the process, which is started if there is none,
-        wait for its result and return it. Raises UserError if the function fails, takes longer than
-        `seconds` or ends the process; the process is then killed. Function, arguments and result
-        must be picklable."""
+        """Call `function` with the arguments in this worker's own process, which is started if
+        there is none, wait for its result and return it. Raises UserError if the function fails,
+        takes longer than `seconds` or ends the process; in each case the process is then killed.
+        Function, arguments and result must be picklable."""
         if self._process is None:
             spawn = multiprocessing.get_context("spawn")
             self._pipe, child_end = spawn.Pipe()
@@ -156,13 +156,14 @@ def _serve(pipe: Connection) -> None:
 
 
 class ItemRecord:
-    """Measures items of the GPU benchmark and keeps their record, gpu.json in a folder, together
-    with the items that it has from before."""
+    """Record of the GPU benchmark's items, which measures them and keeps their results in gpu.json
+    in a folder, together with the items that were there before."""
 
     def __init__(self, out: Path | None, deadline: float | None) -> None:
-        """Continue the record in the folder `out`, which is made if it is not there; without a
-        folder nothing is written. `deadline` is in seconds from now, None for none. Raises BadInput
-        if the folder cannot be made."""
+        """Continue the record gpu.json of the folder `out`, if there is one; the folder is made if
+        it is missing. If `out` is None, nothing is written. `deadline` is in seconds from now, None
+        for none. Raises BadInput if the folder cannot be made or gpu.json is not a record, and
+        IntegrityFailure if gpu.json cannot be read."""
         self.out = out
         self.worker = Worker()
         self._ends = time.monotonic() + (deadline or float("inf"))
@@ -275,18 +276,18 @@ def versions() -> Result:
 
 @lru_cache(1)
 def built(name: str) -> TrainingStep:
-    """Return the TrainingStep of the published model `name` at full size with its optimizer, on the
-    GPU. The last one is kept for further calls in this process, so a training goes on where the
-    last one ended."""
+    """Return the TrainingStep of the published model `name` at full size, with its optimizer, on
+    the GPU. This process keeps the last one: another call with that name returns it as it was left,
+    so its training goes on, and a call with another name builds anew."""
     keep_large_buffers()
     return EAGER.training(full_size(name, MICROBATCHES))
 
 
 def train_alone(name: str, b: int, dropout: float = DROPOUT, is_captured: bool = False) -> Result:
-    """Train the published model `name` at full size with 8 microbatches of `b` sequences, for one
-    iteration and three timed ones. Return a list of two cases: its speed, and what the GPU does in
-    one more iteration. Raises UserError if the microbatch was to be captured as a CUDA graph and
-    could not be."""
+    """Train the published model `name` at full size, with 8 microbatches of `b` sequences and the
+    given probability of dropout, for one iteration that warms up and three timed ones. Return a
+    list of two cases: its speed, and what the GPU does in one more iteration. Raises UserError if
+    `is_captured` is set and the microbatch could not be captured as a CUDA graph."""
     training = built(name)
     size = full_size(name, b * MICROBATCHES, 3, 1)
     training.model.graphs = None
@@ -347,7 +348,7 @@ def busy_and_idle(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
 def compare_peers(name: str, b: int) -> Result:
     """Train the published model `name` at full size with every contender, one after the other, in
     batches of `b` sequences. Return a list: the case, and a sentence for each contender whose first
-    losses differ. Drops the model that `built` keeps."""
+    losses differ from this engine's. Drops the model that `built` keeps."""
     # The model that an earlier item built would leave less memory to the contenders.
     built.cache_clear()
     size = full_size(name, b)
@@ -476,7 +477,8 @@ def full_size(
     name: str, batch: int, iterations: int = ITERATIONS, warm_up: int = WARM_UP
 ) -> TrainingSize:
     """Return a TrainingSize: the published model `name` with `batch` sequences an iteration in
-    bf16, `warm_up` iterations, and `iterations` timed ones after them."""
+    bf16, `warm_up` iterations, and `iterations` timed ones after them. Raises BadInput for a name
+    that is no shipped model's."""
     return size_of(
         read_run_config(model_file(name)).model, batch, "bf16", warm_up + iterations, warm_up
     )

@@ -41,8 +41,8 @@ measured."""
 
 @dataclass(frozen=True)
 class KernelShape:
-    """The sizes that kernels are measured at: sequence, microbatch, heads, head dim and vocabulary;
-    by default one microbatch of the 2.5b model."""
+    """The sizes that kernels are measured at: sequence `s`, microbatch `b`, heads `n`, head's width
+    `d` and vocabulary `v`; by default one microbatch of the 2.5b model."""
 
     s: int = 1024
     b: int = 8
@@ -107,10 +107,11 @@ def all_of(outputs: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tens
 
 
 def time_kernel(case: KernelCase, device: str, rounds: int) -> Times:
-    """Time forward and backward of a case's kernel on a kind of device ("cpu" or "cuda"), where the
-    case's tensors must be, of its reference and of the reference under torch.compile, in turn,
-    `rounds` times. Return two dicts by `ours`, `reference` and `torch.compile`: a list of the
-    seconds of each round, and why one was not measured."""
+    """Time, in turn and `rounds` times, forward and backward of three forms of a case's kernel:
+    ours for the kind of device `device` ("cpu" or "cuda"), where the case's tensors must be, its
+    reference, and the reference under torch.compile. Return two dicts by `ours`, `reference` and
+    `torch.compile`: a list of the seconds of each round, and why one was not measured. An error of
+    ours is raised."""
     functions = {
         OURS: implementation(case.name, device),
         "reference": implementation(case.name, REFERENCE),
@@ -122,11 +123,12 @@ def time_kernel(case: KernelCase, device: str, rounds: int) -> Times:
 
 
 def time_in_turn(runs: Mapping[str, Callable[[], object]], rounds: int) -> Times:
-    """Call every function of `runs` in turn, once a round, for `rounds` rounds after two that warm
-    up; if the first function fails, its error is raised, and another is dropped when it fails.
+    """Call the functions `runs`, which are given by name, in turn, each once a round, for `rounds`
+    rounds after two more that warm up and are not counted. If the first function fails, its error
+    is raised; any other one that fails is dropped.
 
-    Returns two dicts by name: a list of the seconds of each round, and why others could not be
-    measured: out of memory, not compiled.
+    Returns a pair of dicts by name: a list of the seconds of each round, for every function that
+    never failed, and the error as one line, such as out of memory, for every dropped one.
     """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     missing = {}
@@ -169,9 +171,10 @@ def seconds_of(run: Callable[[], object]) -> float:
 
 
 def times_case(name: str, times: Times, goals: Mapping[str, float] | None = None) -> Case:
-    """Return a Case of the benchmark's record: one series in milliseconds for each contender, and
-    the ratio of the time of every other one to that of the first. `times` is what `time_in_turn`
-    returns. `goals` has by contender what that ratio should reach."""
+    """Return the Case called `name` of a benchmark's record: a series of times in milliseconds for
+    each contender, the ratio of every other one's time to the first one's, and the reasons why
+    others were not measured. `times` is what `time_in_turn` returns. `goals` has, by contender,
+    what that ratio should reach."""
     seconds, missing = times
     (first, ours), *others = seconds.items()
     return Case(

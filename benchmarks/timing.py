@@ -44,8 +44,8 @@ def carry_out(measure: Callable[[], Benchmark], json: Path | None) -> None:
     """Call `measure`, print the Benchmark that it returns, with the machine and its load, to
     standard output, and write it to the file `json` if given.
 
-    Raises BadInput if the file cannot be written, Diverged, after all this, if contenders' answers
-    differ.
+    Raises BadInput if the file cannot be written or is another kind of file, before the call where
+    that can be told; Diverged, after all this, if contenders' answers differ.
     """
     check_place("--json", json, '"benchmark"')
     before = os.getloadavg()[0]
@@ -130,7 +130,7 @@ def ratio(
 ) -> Ratio:
     """Return a Ratio of a benchmark's record: in `rounds` the ratios of numerators to denominators,
     which have one number a round, in which a slow round cancels, and as its value the median of
-    these. `goal` is the least value wanted, or the greatest if less is better."""
+    these. `goal` is the least value wanted, or the greatest with `less_is_better`, or None."""
     rounds = [a / b for a, b in zip(numerators, denominators, strict=True)]
     return Ratio(
         name=name,
@@ -149,7 +149,8 @@ def series(
     kind: Literal["measured", "computed"] = "measured",
 ) -> Series:
     """Return a Series of a benchmark's record: a contender's samples of a measure, mostly one for
-    each round, rounded to six digits. They are measured, or of the kind `kind`."""
+    each round, rounded to six significant digits, with their unit. They are measured, or of the
+    kind `kind`."""
     return Series(
         contender=contender, measure=measure, unit=unit, samples=[*map(rounded, samples)], kind=kind
     )
@@ -200,8 +201,9 @@ def failure(error: BaseException) -> str:
 
 
 def gpu_facts() -> dict[str, str]:
-    """Return a dict by name, as texts, of driver, clocks, power and temperature of the first GPU,
-    and the versions of torch's CUDA and cuDNN; an empty dict without nvidia-smi."""
+    """Return a dict of texts: driver, clocks, power and temperature of the first GPU under the
+    names of `GPU_FACTS`, which are nvidia-smi's, and the versions of torch's CUDA and cuDNN under
+    `cuda` and `cudnn`. The dict is empty without nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return {}
     import torch

@@ -41,8 +41,8 @@ def grouped_product(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> tor
 def count(
     of: torch.Tensor, *args: Any, kept: Callable[..., torch.Tensor] = torch.histc, **named: Any
 ) -> torch.Tensor:
-    """Return `torch.histc` of a tensor, computed in float64, because it takes no integers on a CPU;
-    the result has the tensor's type."""
+    """Return `torch.histc` of the tensor `of`, with the other arguments passed on, computed in
+    float64, because it takes no integers on a CPU; the result has the tensor's type."""
     return kept(of.double(), *args, **named).to(of.dtype)
 
 

@@ -69,8 +69,9 @@ class CommandLine(typer.Typer):
     def command(  # type: ignore[override]  # the settings depend on typer's version
         self, name: str | None = None, **settings: Any
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Return a decorator that registers a function as a verb, by default under the function's
-        name, and adds the common options to the verb's help; `settings` are typer's."""
+        """Return a decorator that adds a function to this application as the subcommand `name`, by
+        default called after the function. The subcommand's help ends with the options that are
+        common to all; `settings`, other than `epilog`, are passed on to typer."""
         options = "; ".join(f"{option}: {meaning}" for option, meaning in COMMON_OPTIONS.items())
         return super().command(name, epilog=f"Every verb takes {options}.", **settings)
 

@@ -182,8 +182,9 @@ class Absent(NamedTuple):
 
 
 class Parent(NamedTuple):
-    """Mark that a check of a run yields for a directory to check in turn, down to its leaves: one
-    that the run was made from, or one that lies in the run or in a folder of runs."""
+    """Item that a check of a run yields to name a further directory that is to be checked in the
+    same way, with all that it was made from in turn: an input of the run, or a directory inside the
+    run or inside a folder of runs."""
 
     place: Path
     name: str = ""

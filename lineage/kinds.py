@@ -161,9 +161,9 @@ def _repeated(path: Path, where: str) -> Iterator[str]:
 
 
 def hidden(directory: Path) -> list[str]:
-    """Return a sorted list, each name once, of the top-level names in the directory of files that
-    no seal covers, or of folders with such files in them: hidden files and folders of logging
-    libraries. The lock is left out."""
+    """Return a sorted list of names in the directory, each once: hidden files and folders, folders
+    of logging libraries, and other folders that hold hidden files at any depth. No seal covers
+    those files. The lock is left out."""
     paths = (path.relative_to(directory) for path in directory.rglob("*") if path.is_file())
     return sorted(
         {

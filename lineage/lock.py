@@ -137,8 +137,9 @@ def claim(path: Path) -> None:
 
 @contextmanager
 def claimed(path: Path) -> Iterator[None]:
-    """Context manager: reserve the output path `path` during the block, as `claim` does, with its
-    errors. The end of the block releases the path even if it was claimed before."""
+    """Context manager: reserve the output path `path` during the block, as `claim` does. Raises
+    BadInput if another command of this user has reserved it. The end of the block releases the path
+    even if it was claimed before."""
     claim(path)
     try:
         yield

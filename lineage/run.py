@@ -73,7 +73,8 @@ class RunDirectory:
     def find(cls, root: Path, manifest: Manifest) -> "RunDirectory":
         """Return the RunDirectory for the work of a manifest, at `<root>/<name>-<first 8 of
         identity>`, whether it was begun or not; nothing is written. Raises BadInput if the name is
-        too long or `<root>/<name>` leads to a run of another kind."""
+        too long or `<root>/<name>` leads to a run of another kind, and IntegrityFailure if the
+        manifest of that run cannot be read."""
         if (length := len(os.fsencode(manifest.name))) > LONGEST_NAME:
             raise BadInput(
                 f"the run's name has {length} bytes: give it one of at most {LONGEST_NAME}, which"
@@ -230,8 +231,8 @@ class RunDirectory:
 
     @property
     def other_code(self) -> str:
-        """Sentence that says so if the run was last worked on under other code than this; an empty
-        text if not, or if the run has not begun."""
+        """Sentence that the run was last worked on under other code than this, naming both; an
+        empty text if the code is the same, or if the run has not begun."""
         if not (self.path / MANIFEST).is_file():
             return ""
         began = Manifest(**self.manifest)
@@ -279,8 +280,8 @@ class RunDirectory:
         return digest
 
     def link(self, yields: bool = False) -> None:
-        """Make `<root>/<name>` a link to this run's directory, unless anything but a link has that
-        name. A link to another run is replaced.
+        """Make `<root>/<name>` a symbolic link to this run's directory, unless anything but a link
+        has that name. A link to another run is replaced.
 
         If `yields`, a link to a complete run stays as it is. Prints a note to standard error if the
         file system has no links. Raises BadInput if this user may not write there.
@@ -323,9 +324,14 @@ def asked_for(
     settings: JSON | None = None,
     schema: int = 1,
 ) -> Manifest:
-    """Return the Manifest, with its identity, of the run that these arguments describe: its name,
-    kind, configuration, inputs and schema's version, as in `RunDirectory.begin`. Time and
-    environment of its beginning are left empty. Nothing is written."""
+    """Return the Manifest, with its identity, of the run of this name, kind, configuration and
+    inputs, which `parents` gives as the digest of each by name. Time and environment of its
+    beginning are left empty. Nothing is written.
+
+    `settings` are the values of `config` that differ from their defaults, or None for all of
+    `config`. The identity covers the kind, its schema's version `schema`, the inputs, and the
+    settings without the sections named in `without`.
+    """
     everything = config if settings is None else settings
     manifest = Manifest(
         name=name,

@@ -170,8 +170,9 @@ def paper_parts(
     page's order. An exhibit belongs to the paper that most of its experiment's claims are from or,
     without claims, to the one that begins the experiment's name.
 
-    `drawn` has exhibits by the experiment's name, `experiments` all experiments by name,
-    `elsewhere` the ids of exhibits in other parts of the page.
+    `drawn` has exhibits by the experiment's name, `experiments` all experiments by name.
+    `elsewhere` are the ids of exhibits in other parts of the page; a part whose exhibit is there
+    leads to it.
     """
     ids = {*elsewhere, *(exhibit.name for exhibit in drawn.values())}
     homes = {

@@ -126,7 +126,8 @@ class Report:
     def headlines(self) -> list[str]:
         """List of sentences that explain the counts of outcomes: the meaning of an outcome, how
         good the predictions are, claims that were not tried. The last ones say how many verdicts
-        could have failed, from files beside the runs, which are read at each access."""
+        could have failed, from files beside the runs, which are read at each access. Raises
+        IntegrityFailure if one of these files is damaged."""
         beside = dict.fromkeys(path.parent / VERDICTS for path in self.inputs.runs)
         scores = [read_document(path, VerdictScore).sentence for path in beside if path.is_file()]
         return [*headlines(self.claims), *scores]

@@ -63,7 +63,8 @@ class Training:
         share in it, if that is here, and the results of `mlm-eval` in the run's parent folder.
 
         Raises BadInput if the directory holds no training, IntegrityFailure if a file is damaged or
-        the run was changed after it was sealed.
+        the run was changed after it was sealed, DataMissing if the manifest does not name its
+        datasets.
         """
         directory = RunDirectory.open(run, "training")
         self.path = path = directory.path
@@ -175,7 +176,8 @@ def _curve(name: str, title: str, label: str, curves: list[Layer]) -> Exhibit:
 
 def _scores(run: Path) -> dict[str, list[Point]]:
     """Return a dict protocol and number, such as `lambada accuracy` → list of Points over
-    iterations, from the files that a run's directory has of the scores of its checkpoints."""
+    iterations, from the files that a run's directory has of the scores of its checkpoints; empty
+    without such files. Raises IntegrityFailure if one cannot be read."""
     curves: dict[str, list[Point]] = defaultdict(list)
     for path in sorted((run / SCORES).glob("*/*.json")):
         result = read_object(path)
