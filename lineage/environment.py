@@ -81,7 +81,8 @@ def source_state() -> JSON:
         copied = os.environ.get("MLM_COMMIT")
         return wheel_state() or ({"commit": copied, "dirty": None} if copied else {})
     commit = _output("git", "-C", str(HOME), "rev-parse", "HEAD")
-    status = _output("git", "-C", str(HOME), "status", "--porcelain")
+    # `status` would otherwise write the index, under a lock that stays there if a stop ends it.
+    status = _output("git", "--no-optional-locks", "-C", str(HOME), "status", "--porcelain")
     return {"commit": commit or None, "dirty": None if status is None else bool(status)}
 
 

@@ -107,10 +107,10 @@ def misfits(directory: Path, kind: Kind, values: JSON) -> Iterator[str]:
     yield from (f"{directory.name} has no {name}" for name in sorted(missing))
     if not values:
         return
-    if not set(values["outside_identity"]) <= kind.outside:
+    if set(values["outside_identity"]) != kind.outside:
         yield (
-            f"{MANIFEST} of {directory.name} was edited: its `outside_identity` names sections that"
-            " the identity of such a run covers"
+            f"{MANIFEST} of {directory.name} was edited: its `outside_identity` does not name the"
+            " sections that the identity of such a run leaves out"
         )
     # Under another version of the schema the settings cannot be recomputed by this program.
     if values.get("schema_version") == kind.schema:
