@@ -488,9 +488,10 @@ def h100_fit(a100: Machine) -> Fit:
 
 
 def v100_fit(a100: Machine) -> Fit:
-    """Return the Fit of Megatron of 2019 on V100s. Nothing is fitted here but the constants of
-    all-reduces inside a node. The fit starts from the constants of `a100`, the fitted A100 machine.
-    Rows of ratios refer to the first row, which has no weight."""
+    """Return the Fit of Megatron of 2019 on V100s, not yet carried out; it fits the constants of
+    SOFTWARE_OF_2019. Here only latency and bandwidth of all-reduces inside a node are fitted. All
+    others come from `a100`, the fitted A100 machine, but two are 0: softmax on the host and the
+    latency per rank inside a node. Rows of ratios refer to the first row, which has no weight."""
     rows = v100_rows()
     apart = [row for row in megatron_2019() if "figure" in row.experiment and row.value != 100]
     shared = {name: getattr(a100, name) for name in CONSTANTS}

@@ -272,9 +272,9 @@ def time_contender(
     training: TrainingStep | None = None,
 ) -> Timed:
     """Train a contender for the iterations of `size`, one round, the warm-up first. Return a Timed:
-    the seconds by `clock` of the iterations after the warm-up, all losses and the peak memory. This
-    engine goes on with the already built `training`, if given; else a new model is built before the
-    clock runs. A tuned contender changes this process's allocator."""
+    the seconds by `clock` of each iteration after the warm-up, all losses and the peak memory. An
+    OurLayout goes on with the already built `training`, if given; without it, and for a Peer, a new
+    model is built before the clock runs. A tuned contender changes this process's allocator."""
     if contender.is_tuned:
         keep_large_buffers()
     memory = PeakMemory(local_device())

@@ -342,9 +342,10 @@ class TrainedOn(NamedTuple):
 
 def named_datasets(run: Path) -> list[TrainedOn]:
     """Return the datasets that the run in the directory `run` was trained on, a list of TrainedOn
-    in the order of the run's configuration. Each says where the dataset is now. Raises BadInput if
-    there is no run, IntegrityFailure if its manifest is damaged, DataMissing if its manifest does
-    not name its datasets."""
+    in the order of the run's configuration. Each says where the dataset is now; one that is not
+    found is listed too, with `is_here` False and a likely directory. Raises BadInput if there is no
+    run, IntegrityFailure if its manifest is damaged, DataMissing if its manifest does not name its
+    datasets."""
     manifest = RunDirectory.open(run).manifest
     try:
         named = manifest["config"]["data"]["dataset"]

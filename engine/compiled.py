@@ -48,8 +48,9 @@ class Compiled:
 
 
 def array(tensor: torch.Tensor) -> Array:
-    """Return the memory of a contiguous CPU tensor as a numpy array for a compiled loop. It is no
-    copy. A bf16 tensor gives an int16 array with the same bits."""
+    """Return a contiguous CPU tensor as a numpy array of the same shape for a compiled loop. It is
+    no copy: what the loop writes is in the tensor. A bf16 tensor gives an int16 array with the same
+    bits."""
     detached = tensor.detach()
     detached = detached.view(torch.int16) if detached.dtype == torch.bfloat16 else detached
     # `numpy()` would keep a parameter's memory from being freed, and ZeRO stage 3 frees a layer

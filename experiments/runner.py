@@ -92,7 +92,8 @@ def _measured(
     experiment: Experiment, runs: Path, limit: int | None, may_lack: bool
 ) -> Iterator[RunDirectory]:
     """Make the experiment's measurement on this machine, print its numbers and yield the
-    RunDirectory of their sealed run, below the folder `runs`.
+    RunDirectory of their sealed run, below the folder `runs`. `limit` is the most windows of each
+    test for released weights, None for all; other measurements ignore it.
 
     With `may_lack`, a measurement that takes long, or lacks files or a library, is skipped with a
     message. Otherwise raises DataMissing or ExtraMissing if files or a library are missing.

@@ -53,12 +53,16 @@ show."""
 
 
 class Examined(NamedTuple):
-    """The results of one layout: its comparison with the serial run, and the findings of all
-    probes, one for each cause."""
+    """The results of one layout: its comparison with the serial run, and the findings of all probes
+    that could be made, one for each cause. Without findings the layout has passed only if
+    `cannot_run` and `not_asked` are empty too."""
 
     outcome: Outcome
     findings: list[LayoutFinding]
     not_asked: str = ""
+    """Reason that trainings across a checkpoint were not compared, in the program's own words or,
+    where a rank was lost, in a sentence about that. Empty if they were, and if the layout did not
+    run or its training differed already."""
     lost: bool = False
     """True if a rank was lost, on the layout or while its checkpoints were compared."""
 

@@ -105,7 +105,9 @@ def run_forked(
         raise RanksFailed(f"rank {rank} failed: {line}", text)
     if silent := sorted(set(range(world_size)) - answers.keys()):
         raise RanksFailed(
-            f"rank {silent[0]} did not answer within {timeout_seconds:.0f} s", "", lost=True
+            f"rank {silent[0]} was not done after {timeout_seconds:.0f} s and was ended",
+            "",
+            lost=True,
         )
     return [answers[rank].value for rank in range(world_size)]
 

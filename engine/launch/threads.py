@@ -102,7 +102,7 @@ def run_threads(
         stack = traceback.format_stack(
             sys._current_frames().get(threads[world.computing].ident or 0)
         )
-        sentence = f"rank {world.computing} did not answer within {timeout_seconds:.0f} s"
+        sentence = f"rank {world.computing} was not done after {timeout_seconds:.0f} s"
         world.failure = RanksFailed(sentence, "".join(stack))
     if world.failure is not None:  # ranks that wait end when they wake
         raise world.failure

@@ -147,7 +147,7 @@ class PretrainedModel(nn.Module):
     @torch.inference_mode()
     def pack_weights(self) -> None:
         """Put float32 weights of this model's plain linear layers, except the output layer, into
-        oneDNN's order, in place, if they lie on a CPU and oneDNN is there. If the model then fails,
+        oneDNN's order, in place, on a CPU with AVX-512 and oneDNN. If the model then fails,
         because it reads a weight itself, all weights stay as they were. Products of several rows
         get faster, products of a single row slower. The last bits change."""
         modules = [
@@ -259,8 +259,9 @@ class PretrainedModel(nn.Module):
 
 
 def packed(weight: Tensor) -> nn.Parameter:
-    """Return a layer's weight as a parameter without a gradient, in oneDNN's order if it lies on a
-    CPU in float32 or bfloat16 and oneDNN is there, else in the order that it has."""
+    """Return a layer's weight as a parameter without a gradient. On a CPU with AVX-512 and oneDNN,
+    a weight in float32 or bfloat16 is copied into oneDNN's own order, which only the function
+    `linear` of engine/kernels/products.py takes. Any other keeps its order and its memory."""
     is_ordered = (
         onednn and weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
     )

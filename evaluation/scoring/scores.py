@@ -439,7 +439,7 @@ def digest_batches(requests: Sequence[Request], batches: Batches) -> str:
 
 def pack_weights(network: CausalModel) -> None:
     """Put the weights of the linear layers inside the layers of an engine's model into oneDNN's
-    order, in place, if they lie on a CPU in float32 or bfloat16 and oneDNN is there. Their
+    order, in place, if they lie in float32 or bfloat16 on a CPU with AVX-512 and oneDNN. Their
     gradients are switched off in any case: the network cannot be trained any more.
 
     Products of several rows get faster, products of a single row slower.

@@ -50,8 +50,8 @@ class TiedEmbedding(nn.Module):
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings [s, b, h] of token ids [b, s]. Collective over the tensor-parallel
-        axis."""
+        """Return the word embeddings [s, b, h] of token ids [b, s]: not yet times √h, and without
+        positions. Collective over the tensor-parallel axis."""
         return self.word_embeddings(tokens)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -97,7 +97,8 @@ class AdaptiveEmbedding(nn.Module):
         self.clusters = nn.Parameter(torch.empty(len(xl.cutoffs), config.hidden_size))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings [s, b, h] of token ids [b, s]."""
+        """Return the word embeddings [s, b, h] of token ids [b, s]: not yet times √h, and without
+        positions."""
         flat = tokens.transpose(0, 1).flatten()
         embedded = self.words[0].new_zeros(len(flat), self.words[0].size(1))
         for cluster, words in enumerate(self.words):
