@@ -140,7 +140,7 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
         # down, or just before this line, is still caught.
         _ignore_stops()
     except _CtrlC as stop:
-        code = _explain(Interrupted(f"interrupted; the same command {afterwards()}"))
+        code = _explain_stop()
         cause = stop
     release_claims()
     sys.stdout.flush()
@@ -297,13 +297,19 @@ class _CtrlC(BaseException):
 
 def _stop(command: int, number: int, frame: object) -> NoReturn:
     """Signal handler for the signal `number`: raise `_CtrlC` in the command's own process, whose id
-    is `command`, and ignore further stops.
+    is `command`, and ignore further stops. While torch is being imported, end the process instead.
 
     A process that was forked from the command raises `_CtrlC` for SIGINT alone. Any other signal
     ends the forked process at once.
     """
     if os.getpid() == command or number == signal.SIGINT:
         _ignore_stops()
+        torch = sys.modules.get("torch")
+        if torch and torch.__spec__._initializing:  # type: ignore[union-attr]
+            # torch's C++ code calls Python during its import, and aborts on an exception there.
+            _explain_stop()
+            release_claims()
+            _end_at_once()
         raise _CtrlC
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)
@@ -325,6 +331,10 @@ def _stop_again(ignored: Any) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.01)
     elif signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         sys.__unraisablehook__(ignored)
+
+
+def _explain_stop() -> int:
+    return _explain(Interrupted(f"interrupted; the same command {afterwards()}"))
 
 
 def _explain(error: UserError) -> int:
