@@ -276,8 +276,9 @@ def _crowded(rehearsed: "Rehearsed", times: float) -> float:
 
 def offered(buckets: NDArray[Any]) -> float:
     """Return about how often buckets with these numbers of documents, [buckets], which may be
-    fractions, offer a document for comparison in all: to each member the earlier ones, up to
-    MOST_OFFERED, and half of itself."""
+    fractions, offer a document for comparison, all buckets together. A bucket offers each member
+    the earlier ones, up to MOST_OFFERED: n²/2 offers for n members, MOST_OFFERED · (n −
+    MOST_OFFERED/2) for more."""
     from mlm_repro.data_pipeline.duplicates.near_duplicates import MOST_OFFERED
 
     full = np.minimum(buckets, MOST_OFFERED)
@@ -313,8 +314,9 @@ def forecast(config: DataConfig) -> None:
 
 
 class Rehearsed(NamedTuple):
-    """Measured cost of building a sample of a corpus: time, memory, disk, and counts of the
-    compared documents. The cost of the whole is predicted from it."""
+    """Measured cost of building a sample of a corpus, `documents` documents in a file of JSON lines
+    of `bytes` bytes: time, memory, disk, and counts of the compared documents. The cost of the
+    whole is predicted from it."""
 
     documents: int
     bytes: int
@@ -632,7 +634,7 @@ def _workspace(
     """Context manager: make a run's hidden directory for tasks, yield a Workspace there, whose
     tasks run on the executor `workers`, and end the worker processes after the block. Raises
     BadInput if the disk has less free space than the work needs, `room` bytes without the bytes
-    that the directory already has; Interrupted for an OSError within the block, such as a full
+    that the directory already has; Interrupted for any OSError, of the block too, such as a full
     disk."""
     work = run.path / FOLDER
     try:

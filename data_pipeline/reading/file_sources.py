@@ -198,8 +198,9 @@ class FileSource:
     @property
     def document_bytes(self) -> float:
         """Mean bytes of a document: of a line in the first megabyte of the first file for JSON
-        lines, else of the texts of the documents among the first 100 items of `sample`. That much
-        of the files is read at each access. Raises the errors of `files`, and of `sample` if it is
+        lines, else of the texts of the documents among the first 100 items of `sample`, 1 if none
+        of these is a document. JSON lines whose file is damaged there are sampled too. That much of
+        the files is read at each access. Raises the errors of `files`, and of `sample` if it is
         read."""
         path = self.files[0][1]
         if self.kind in ("jsonl", "documents") and path.suffix != ".parquet":

@@ -272,8 +272,9 @@ class Tokenizer:
         )
 
     def encode_ids(self, text: str) -> NDArray[np.int32]:
-        """Return the token ids of a text as an int32 array [tokens]; no token is added, and special
-        tokens in the text, such as `<|endoftext|>`, are encoded like other characters."""
+        """Return the token ids of a text as an int32 array [tokens], which may be read-only; no
+        token is added, and special tokens in the text, such as `<|endoftext|>`, are encoded like
+        other characters."""
         return self._encode(text) if len(text) < LONG_TEXT else heard(lambda: self._encode(text))
 
     def encode(self, text: str) -> list[int]:
@@ -412,8 +413,10 @@ def _check_ids(backend: Backend, path: Path) -> None:
 
 
 def _growth(step: JSON) -> int:
-    """Return an upper bound on the number of characters that a normalizer makes of one character,
-    at least 1. `step` is the normalizer as JSON, which may contain others."""
+    """Return a factor by which a normalizer may lengthen a text: for each of its steps the length
+    of what the step puts in place of a match or before the text, at least 1, all multiplied.
+    Unicode forms such as NFKD, which may lengthen a text too, are not counted. `step` is the
+    normalizer as JSON, which may contain others."""
     factor = max(1, len(step.get("content", "")), len(step.get("prepend", "")))
     return factor * math.prod(map(_growth, step.get("normalizers", [])))
 
