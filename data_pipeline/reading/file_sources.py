@@ -217,7 +217,7 @@ class FileSource:
     def fingerprint(self) -> str:
         """Return a digest of the names and the content of all files to read. The files are read for
         it, once. Raises BadInput if one cannot be read, IntegrityFailure if a file of `documents`
-        differs from its seal."""
+        differs from its seal, and the errors of `files`."""
         return sha256_json([[piece.name, piece.sha256] for piece, *_ in self._surveyed])
 
     def describe(self) -> str:
@@ -235,7 +235,7 @@ class FileSource:
         read for their digests first, once; `workspace` is not used. Prints to standard error a note
         of a large compressed file of JSON lines that cannot be cut. Raises BadInput if a file
         cannot be read or a table lacks the text's column, IntegrityFailure if a file of `documents`
-        differs from its seal."""
+        differs from its seal, and the errors of `files`."""
         for piece, newlines, cuts in self._surveyed:
             if is_table(piece):
                 yield from _cut_table(piece, shard_bytes)
@@ -259,7 +259,8 @@ class FileSource:
     def sample(self) -> Iterator[Item]:
         """Yield the documents, the malformed input and the blank lines (None) of all files in
         order, without computing a digest of their files beforehand. Raises Damaged if a file cannot
-        be read to its end, BadInput if a table lacks the text's column."""
+        be read to its end, BadInput if a table lacks the text's column, and the errors of
+        `files`."""
         for name, path in self.files:
             piece = Piece(self.kind, name, str(path), "", path.stat().st_size, **self._keys)
             yield from read_pieces(_cut_table(piece, 1) if is_table(piece) else [piece])
@@ -341,7 +342,8 @@ class FileSource:
         two lists of the positions at which the file can be cut, the number of newlines before each
         grain of GRAIN_BYTES, and the Cuts of its compressed frames. The files are read at first
         access, with progress on standard error. Raises BadInput if one cannot be read,
-        IntegrityFailure if a file of `documents` differs from the seal of its directory."""
+        IntegrityFailure if a file of `documents` differs from the seal of its directory, and the
+        errors of `files`."""
         try:
             size = sum(path.stat().st_size for _, path in self.files)
             with (

@@ -358,9 +358,10 @@ def special_ids(backend: Any) -> tuple[int, ...]:
 @lru_cache(maxsize=2)
 def load_once(directory: Path, digest: str) -> Tokenizer:
     """Return the tokenizer in the `tokenizer.json` of `directory`, which is read once; the two last
-    tokenizers are cached in the process. `digest` tells contents of one directory apart in the
-    cache; the file is not compared with it. Raises BadInput if it is missing or lacks its
-    end-of-text token, IntegrityFailure if it is unreadable."""
+    tokenizers are cached in the process, and callers share them. `digest` tells contents of one
+    directory apart in the cache; the file is not compared with it. Raises the errors of
+    `Tokenizer.load`: BadInput if it is missing or lacks its end-of-text token, IntegrityFailure if
+    it is unreadable or refused."""
     return Tokenizer.load(directory)
 
 
