@@ -282,9 +282,9 @@ def _crowded(rehearsed: "Rehearsed", times: float) -> float:
 
 def offered(buckets: NDArray[Any]) -> float:
     """Return about how often buckets with these numbers of documents, [buckets], which may be
-    fractions, offer a document for comparison, all buckets together. A bucket offers each member
-    the earlier ones, up to MOST_OFFERED: n²/2 offers for n members, MOST_OFFERED · (n −
-    MOST_OFFERED/2) for more."""
+    fractions, offer a document for comparison, all buckets together. A bucket of n offers each
+    member the earlier ones, up to MOST_OFFERED: about n²/2 offers, or MOST_OFFERED · (n −
+    MOST_OFFERED/2) if n is larger than that."""
     from mlm_repro.data_pipeline.duplicates.near_duplicates import MOST_OFFERED
 
     full = np.minimum(buckets, MOST_OFFERED)

@@ -29,8 +29,8 @@ def ablation_config(
     the rate, with `search_share` of the iterations, rounded up. `experiment` is a name, `dataset` a
     directory.
 
-    The rate is constant unless the recipe states a final rate. Raises BadInput if the recipe is not
-    valid.
+    After the recipe's warm-up the rate is constant unless the recipe states a final rate. Raises
+    BadInput if the recipe is not valid.
     """
     values = {"min_learning_rate": rate, **ablation.train, **arm.train}
     is_trial = seed == SEARCH_SEED
