@@ -447,7 +447,8 @@ class Experiment(Config):
 @cache
 def every_claim() -> tuple[Claim, ...]:
     """Return a tuple of every published Claim that this suite ships, in the order of file names and
-    rows; the files are read once a process."""
+    rows; the files are read once a process. Raises BadInput if one cannot be read or has an invalid
+    row."""
     return load_claims(CLAIMS)
 
 

@@ -364,7 +364,8 @@ class FileSource:
         before each grain of GRAIN_BYTES and the Cuts of its compressed frames; a list is empty
         where there are none. `name` is the file's name in the source, by which its documents are
         called. `progress` counts the bytes. Raises IntegrityFailure for a file of `documents` that
-        differs from the seal of its directory."""
+        differs from the seal of its directory; OSError if the file cannot be read, for a remote
+        file the errors of Remote."""
         size = path.stat().st_size
         split = name.split("/")[0] if self.kind == "documents" and "/" in name else ""
         split = SHARD.sub("", Path(name).stem) if split == "documents" else split
@@ -413,7 +414,7 @@ def _cut_frames(piece: Piece, shard_bytes: int, cuts: list[Cut]) -> Iterator[Pie
 
 def _content_bytes(path: Path | Remote) -> int:
     """Return the number of uncompressed bytes of the Parquet table at `path`, from its metadata, or
-    the file's size if the metadata cannot be read."""
+    the file's size if the metadata cannot be read. The errors of Remote are passed on."""
     import pyarrow
     from pyarrow import parquet
 
