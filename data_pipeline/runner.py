@@ -123,7 +123,8 @@ def build_dataset(
     rest. After bad input, a run that this call began leaves nothing but a list of malformed lines,
     if there were too many. `executor` is "local" or "ray". Raises BadInput for input or a root that
     cannot be used, and for a part that differs from one that is at work; DataMissing for missing
-    input; Interrupted when stopped.
+    input; IntegrityFailure for input from another dataset that is not as it was sealed; Interrupted
+    when stopped, and for a lost worker, a full disk or a server that does not answer.
     """
     stated = config.model_dump(mode="json", exclude=WITHOUT)
     begin = partial(
@@ -146,7 +147,9 @@ def run_stage(
     directory `out` and return its RunDirectory, of the kind of that stage's verb; if it is complete
     there, print a note to standard error and return it at once. `executor` is "local" or "ray". The
     same call continues after an interruption. Raises BadInput for input or a directory that cannot
-    be used, DataMissing for missing input, Interrupted when stopped."""
+    be used, DataMissing for missing input, IntegrityFailure for input from another dataset that is
+    not as it was sealed, Interrupted when stopped, and for a lost worker, a full disk or a server
+    that does not answer."""
     begin = partial(RunDirectory.begin_at, out, f"data-{stage.verb}", config.identity())
     return _run_stages(config, begin, executor, ROOM_OF_DOCUMENTS)
 
@@ -156,7 +159,9 @@ def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDi
     of `config` contain, write it to `overlap.json` in `out`, and return the RunDirectory; if it is
     complete there, print a note to standard error and return it at once. `executor` is "local" or
     "ray". Raises DataMissing for a test set or a source that cannot be found, BadInput for input or
-    a directory that cannot be used, Interrupted when stopped."""
+    a directory that cannot be used, IntegrityFailure for input from a dataset that is not as it was
+    sealed, Interrupted when stopped, and for a lost worker, a full disk or a server that does not
+    answer."""
     test_sets = {name: find_test_set(name).resolve() for name in config.overlap.test_sets}
     sources, _ = announce_cost(config, 0)
     digests = {f"test set {name}": sha256_file(path) for name, path in test_sets.items()}
@@ -180,7 +185,8 @@ def announce_cost(config: DataConfig, room: int = ROOM_OF_A_DATASET) -> tuple[Op
     """Open the recipe's sources and print to standard error, except with `--quiet`, the size of
     their text, the number of processes and the largest disk space that the work takes. Returns the
     opened sources and that space in bytes. Raises BadInput for a source without files, DataMissing
-    for one that is not to be had.
+    for one that is not to be had, IntegrityFailure for an incomplete directory of `documents`, and
+    Interrupted if a server or the hub cannot be asked.
 
     `room` is that space as a multiple of the sources' size, to which a small vocabulary and the
     search for near-duplicates add; 0 stands for work that takes no disk.
@@ -276,8 +282,9 @@ def _crowded(rehearsed: "Rehearsed", times: float) -> float:
 
 def offered(buckets: NDArray[Any]) -> float:
     """Return about how often buckets with these numbers of documents, [buckets], which may be
-    fractions, offer a document for comparison in all: to each member the earlier ones, up to
-    MOST_OFFERED, and half of itself."""
+    fractions, offer a document for comparison, all buckets together. A bucket of n offers each
+    member the earlier ones, up to MOST_OFFERED: about n²/2 offers, or MOST_OFFERED · (n −
+    MOST_OFFERED/2) if n is larger than that."""
     from mlm_repro.data_pipeline.duplicates.near_duplicates import MOST_OFFERED
 
     full = np.minimum(buckets, MOST_OFFERED)
@@ -288,8 +295,8 @@ def forecast(config: DataConfig) -> None:
     """Print to standard error, except with `--quiet`, the time, memory and disk of a build of
     `config` by stage, as if nothing was made yet, from a rehearsal on a sample; then the same for
     each larger corpus, of a size in LARGER. If no rehearsal is possible, print the reason in place
-    of these. Raises the errors of `announce_cost`: BadInput for a source without files, DataMissing
-    for one that is not to be had."""
+    of these. Raises the errors of `announce_cost`, such as BadInput for a source without files and
+    DataMissing for one that is not to be had."""
     sources, _ = announce_cost(config)
     try:
         rehearsed = rehearse(config, sources)
@@ -313,8 +320,9 @@ def forecast(config: DataConfig) -> None:
 
 
 class Rehearsed(NamedTuple):
-    """Measured cost of building a sample of a corpus: time, memory, disk, and counts of the
-    compared documents. The cost of the whole is predicted from it."""
+    """Measured cost of building a sample of a corpus, `documents` documents in a file of JSON lines
+    of `bytes` bytes: time, memory, disk, and counts of the compared documents. The cost of the
+    whole is predicted from it."""
 
     documents: int
     bytes: int
@@ -450,7 +458,8 @@ def _run_stages(
     RunDirectory that `begin` makes from the digests of the input, and return it complete.
     `executor` is "local" or "ray". `room` is the disk space that the work takes, as a multiple of
     the input. `shelf` is a folder that keeps the results of slow stages for the next build. With a
-    `meeting`, this process is one part of several."""
+    `meeting`, this process is one part of several. Raises the errors of `_open`, `begin` and the
+    stages."""
     sources, test_sets, parents, needed = _open(config, room)
     if meeting:
         meeting.agree(parents)
@@ -498,7 +507,8 @@ def _open(
     with; a dict from each test set's name to its file, None for a missing one; a dict name → digest
     or version of all input, code and libraries, "missing" for a missing test set; and the largest
     disk space in bytes. Raises BadInput for input that cannot be used, DataMissing for a source or
-    a vocabulary that is not to be had.
+    a vocabulary that is not to be had, IntegrityFailure for `documents` that are not as they were
+    sealed, and Interrupted if a server or the hub cannot be asked.
     """
     sources, needed = announce_cost(config, room)
     parents = _made_by(config)
@@ -539,7 +549,8 @@ def _complete(
 
     `shelf` is a folder that keeps the results of slow stages from one build to the next. With a
     `meeting`, all parts but the first work in the directory without its lock, and end when it is
-    sealed.
+    sealed. Raises BadInput if another process has the lock or the disk lacks room, Interrupted for
+    an OSError, and the errors of `build`.
     """
     work = run.path / FOLDER
     # A lock or work that a kill left beside a complete run is removed below, under the lock.
@@ -632,7 +643,7 @@ def _workspace(
     """Context manager: make a run's hidden directory for tasks, yield a Workspace there, whose
     tasks run on the executor `workers`, and end the worker processes after the block. Raises
     BadInput if the disk has less free space than the work needs, `room` bytes without the bytes
-    that the directory already has; Interrupted for an OSError within the block, such as a full
+    that the directory already has; Interrupted for any OSError, of the block too, such as a full
     disk."""
     work = run.path / FOLDER
     try:

@@ -275,8 +275,9 @@ class Arithmetic(Config):
 
     def worked_out(self, says: Says) -> Range:
         """Return, as a Range, the number that follows by the operation `how` from the printed
-        digits of the claims that `of` and `over` name, with the range that rounding allows. `says`
-        is the class of the claim that it answers.
+        digits of the claims that `of` and `over` name, with the range that rounding allows; `place`
+        and `power` give one number without a range, `place` 0 if the largest number has no x.
+        `says` is the class of the claim that it answers.
 
         Of several results, the classes "at least" and "for all" take the least, other classes the
         largest.
@@ -446,7 +447,8 @@ class Experiment(Config):
 @cache
 def every_claim() -> tuple[Claim, ...]:
     """Return a tuple of every published Claim that this suite ships, in the order of file names and
-    rows; the files are read once a process."""
+    rows; the files are read once a process. Raises BadInput if one cannot be read or has an invalid
+    row."""
     return load_claims(CLAIMS)
 
 

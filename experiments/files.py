@@ -254,7 +254,8 @@ class TextScore(FileSchema):
 
 
 class ReproductionScores(FileSchema):
-    """scores.json of a reproduction: paired differences between its models on the same text."""
+    """scores.json of a reproduction: paired differences between its models on the same text, over
+    `articles` articles and `seeds` trainings of each model."""
 
     text: str
     """Name of the protocol by which the text was scored."""

@@ -121,8 +121,9 @@ def measure_overlap(
 def count_shard(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: write the n-grams, of `words` words, of the test-set file `test_set` that a shard of
     the input contains, sorted, one a line, to `found.txt`. The shard is the list `pieces`. Returns
-    the number of texts in the shard as `texts`. Raises Damaged if an input file cannot be read,
-    BadInput if the test set cannot."""
+    the number of texts in the shard as `texts`. Raises BadInput if the test set cannot be read, and
+    the errors of `read_pieces`: Damaged if an input file cannot be read to its end, Interrupted if
+    one was changed."""
     items = read_pieces(settings["pieces"], settings["max_line_bytes"])
     texts = (item.text for item in items if isinstance(item, Document))
     read, present = count_overlap(texts, Path(settings["test_set"]), settings["words"])

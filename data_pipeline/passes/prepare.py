@@ -30,7 +30,8 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     if dropped documents are appended to `dropped.jsonl` there). Returns `stages`, the ledger
     entries of the source and the filters; the numbers of `documents` that are kept, of `malformed`
     lines, rows and such texts, and of `blank` lines; and `damaged`, a sentence on each damaged
-    file. Without `goes_on`, Damaged is raised for such a file.
+    file. Without `goes_on`, Damaged is raised for such a file; the other errors of `read_pieces`
+    always are.
     """
     filters = [TEXT_FILTERS[name](**section) for name, section in settings["filters"]]
     folder = directory if settings.get("keep_dropped") else None
@@ -79,7 +80,8 @@ def _read(
     """Yield the documents and the malformed input of the pieces, and None for each blank line; a
     line, a text file or a row's text longer than `max_line_bytes` is malformed. With `goes_on`, a
     damaged file ends early: a sentence on its damage is appended to `damaged`, and a Malformed with
-    line 0 is yielded for it. Without, Damaged is raised."""
+    line 0 is yielded for it. Without, Damaged is raised. The other errors of `read_pieces`, such as
+    Interrupted for a changed file, are raised either way."""
     for piece in pieces:
         try:
             yield from read_pieces([piece], max_line_bytes)

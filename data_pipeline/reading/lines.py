@@ -158,7 +158,8 @@ def open_bytes(path: Path | Remote, start: int = 0) -> Iterator[BinaryIO]:
 def expanded_bytes(path: Path | Remote) -> int:
     """Return the size in bytes of the decompressed content of the file at `path`: its own size if
     it is not compressed, else an estimate from its first megabyte, at least its own size. A damaged
-    beginning counts as far as it can be read."""
+    beginning counts as far as it can be read. Raises OSError if the file cannot be opened, for a
+    remote file the errors of Remote."""
     size = path.stat().st_size
     kind = compression(path)
     content = 0

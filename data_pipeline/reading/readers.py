@@ -304,11 +304,14 @@ def _parse(piece: Piece, number: int, line: bytes, row: JSON | None = None) -> I
 
 def document_of(piece: Piece, number: int, value: object) -> Document:
     """Return the Document of a line or a row with the number `number` in its file; `value` is its
-    JSON value, and `piece` has the keys of the text, the id and the metadata. A line of the kinds
-    `documents` and `harvest` has its own `id`, `source` and `metadata` instead. A line without an
-    id gets the piece's name and `number`. Raises ValueError if `value` is not an object, has no
-    text, or has metadata that is nested too deeply; UnicodeDecodeError if the text is in bytes that
-    are not UTF-8."""
+    JSON value, and `piece` has the keys of the text, the id and the metadata. A line without an id
+    that is a text, not empty, or a number gets the piece's name and `number` as its id; another
+    line has these as its source. A line of the kinds `documents` and `harvest` has its own `id`,
+    `source` and `metadata` instead, with `piece.owner` before the id if there is one.
+
+    Raises ValueError if `value` is not an object, has no text, or has metadata that is nested too
+    deeply; UnicodeDecodeError if the text is in bytes that are not UTF-8.
+    """
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     text = _value(value, piece.text_key)

@@ -27,7 +27,10 @@ Flags = NDArray[np.bool_]
 @dataclass(frozen=True)
 class Vocabulary:
     """Flags of each token of a vocabulary, boolean arrays [vocabulary], from which words and
-    sentences are found, and the ids of end-of-text and of BERT's special tokens."""
+    sentences are found, and the ids of end-of-text and of BERT's special tokens. The flags are of
+    the token's text: it begins or ends in a letter, a digit or a part of a character, begins with
+    white space, ends in `.`, `!` or `?`, closing quotes and brackets aside, or ends in a line
+    break."""
 
     begins_in_word: Flags
     """True for a token whose text begins with a letter, a digit or a part of a character."""
@@ -85,9 +88,10 @@ class Sentences:
     @classmethod
     def of(cls, file: TokenFile, vocabulary: Vocabulary, longest: int) -> Self:
         """Return the Sentences of a token file, found by the flags of `vocabulary`. A sentence ends
-        after a token that ends in `.`, `!` or `?` if the next begins with white space, after a line
-        break, at the end of a sequence, and after `longest` tokens at the latest. End-of-text
-        belongs to no sentence."""
+        after a token that ends in `.`, `!` or `?`, closing quotes and brackets aside, if the next
+        begins with white space; after a token that ends in a line break; at the end of a sequence;
+        and after `longest` tokens at the latest. End-of-text belongs to no sentence and ends the
+        one before it."""
         stops = np.cumsum(np.append(0, file.sizes))
         spans = [np.empty(0, np.int64)] * 2
         documents = np.zeros(len(file.document_index), np.int64)

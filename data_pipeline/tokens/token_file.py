@@ -71,9 +71,9 @@ def blend(prefixes: Sequence[Path], weight: float = 1.0) -> list[tuple[Path, flo
 
 
 class TokenFile:
-    """A token file mapped into memory, `prefix.bin` and `prefix.idx`; `file[number]` is the tokens
-    of one sequence, and `len(file)` the number of sequences. Raises BadInput if a file is missing,
-    IntegrityFailure if it is damaged."""
+    """A token file mapped into memory to be read, `prefix.bin` and `prefix.idx`; `file[number]` is
+    the tokens of one sequence, in the file's integer `dtype`, and `len(file)` the number of
+    sequences. Raises BadInput if a file is missing, IntegrityFailure if it is damaged."""
 
     sizes: NDArray[np.int32]
     """Length of each sequence in tokens, [N]."""
@@ -129,8 +129,8 @@ class TokenFile:
         return len(self.sizes)
 
     def __getitem__(self, sequence: int) -> NDArray[Any]:
-        """Return the tokens of the sequence with the number `sequence`, from 0, as an array that is
-        a view of the mapped file."""
+        """Return the tokens of the sequence with the number `sequence`, from 0, as an array in the
+        file's dtype that is a read-only view of the mapped file."""
         start = int(self._offsets[sequence]) // self.dtype.itemsize
         return self.tokens[start : start + int(self.sizes[sequence])]
 

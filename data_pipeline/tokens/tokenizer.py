@@ -272,8 +272,9 @@ class Tokenizer:
         )
 
     def encode_ids(self, text: str) -> NDArray[np.int32]:
-        """Return the token ids of a text as an int32 array [tokens]; no token is added, and special
-        tokens in the text, such as `<|endoftext|>`, are encoded like other characters."""
+        """Return the token ids of a text as an int32 array [tokens], which may be read-only; no
+        token is added, and special tokens in the text, such as `<|endoftext|>`, are encoded like
+        other characters."""
         return self._encode(text) if len(text) < LONG_TEXT else heard(lambda: self._encode(text))
 
     def encode(self, text: str) -> list[int]:
@@ -357,9 +358,10 @@ def special_ids(backend: Any) -> tuple[int, ...]:
 @lru_cache(maxsize=2)
 def load_once(directory: Path, digest: str) -> Tokenizer:
     """Return the tokenizer in the `tokenizer.json` of `directory`, which is read once; the two last
-    tokenizers are cached in the process. `digest` tells contents of one directory apart in the
-    cache; the file is not compared with it. Raises BadInput if it is missing or lacks its
-    end-of-text token, IntegrityFailure if it is unreadable."""
+    tokenizers are cached in the process, and callers share them. `digest` tells contents of one
+    directory apart in the cache; the file is not compared with it. Raises the errors of
+    `Tokenizer.load`: BadInput if it is missing or lacks its end-of-text token, IntegrityFailure if
+    it is unreadable or refused."""
     return Tokenizer.load(directory)
 
 
@@ -412,8 +414,10 @@ def _check_ids(backend: Backend, path: Path) -> None:
 
 
 def _growth(step: JSON) -> int:
-    """Return an upper bound on the number of characters that a normalizer makes of one character,
-    at least 1. `step` is the normalizer as JSON, which may contain others."""
+    """Return a factor by which a normalizer may lengthen a text: for each of its steps the length
+    of what the step puts in place of a match or before the text, at least 1, all multiplied.
+    Unicode forms such as NFKD, which may lengthen a text too, are not counted. `step` is the
+    normalizer as JSON, which may contain others."""
     factor = max(1, len(step.get("content", "")), len(step.get("prepend", "")))
     return factor * math.prod(map(_growth, step.get("normalizers", [])))
 

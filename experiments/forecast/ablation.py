@@ -29,8 +29,8 @@ def ablation_config(
     the rate, with `search_share` of the iterations, rounded up. `experiment` is a name, `dataset` a
     directory.
 
-    The rate is constant unless the recipe states a final rate. Raises BadInput if the recipe is not
-    valid.
+    After the recipe's warm-up the rate is constant unless the recipe states a final rate. Raises
+    BadInput if the recipe is not valid.
     """
     values = {"min_learning_rate": rate, **ablation.train, **arm.train}
     is_trial = seed == SEARCH_SEED
@@ -51,7 +51,7 @@ def trials_of(
 ) -> list[RunConfig]:
     """Return a list with a RunConfig, of `experiment` on `dataset`, for the trial of each learning
     rate of an arm of the ablation, in the order of the rates; empty if a finder or another arm
-    gives the rate."""
+    gives the rate. Raises BadInput if the recipe is not valid."""
     rates = () if ablation.finder or arm.rate_of else arm.rates or ablation.rates
     return [
         ablation_config(experiment, ablation, arm, SEARCH_SEED, rate, dataset) for rate in rates
@@ -61,7 +61,8 @@ def trials_of(
 def sweep_config(experiment: str, ablation: Ablation, arm: Arm, dataset: Path) -> RunConfig:
     """Return the RunConfig of an arm's training on the directory `dataset`, as long as a trial,
     whose learning rate rises exponentially from the lower to the higher end of the ablation's
-    finder (Smith 2017). The ablation must have a finder. `experiment` is a name."""
+    finder (Smith 2017). The ablation must have a finder. `experiment` is a name. Raises BadInput if
+    the recipe is not valid."""
     assert ablation.finder
     low, high = ablation.finder
     config = ablation_config(experiment, ablation, arm, SEARCH_SEED, high, dataset)
@@ -85,8 +86,8 @@ def searched_rates(
 
     A rate is the one that was found times the arm's `of_rate`, to four digits. Found is the best
     trial's rate (the lowest if all diverged), the finder's, where its smoothed loss was lowest, or
-    the one found for the arm `rate_of`. `datasets` are digests. Raises IntegrityFailure if a trial
-    or a finder's losses are not kept, or the finder's loss never fell.
+    the one found for the arm `rate_of`. `experiment` is a name, `datasets` are digests. Raises
+    IntegrityFailure if a trial or a finder's losses are not kept, or the finder's loss never fell.
     """
     rates = {}
     searched = []
