@@ -130,7 +130,8 @@ class EvaluatedCheckpoint:
     def training_dataset(self) -> Path:
         """Return the directory of the single dataset that this checkpoint was trained on, as the
         manifest of its run names it. Raises DataMissing if the dataset is not on this machine or
-        was changed, or if the checkpoint lies in no run that names a single dataset."""
+        was changed, or if the checkpoint lies in no run that names a single dataset,
+        IntegrityFailure if the run's manifest is damaged."""
         run = self.directory.parent.parent
         try:
             ((dataset, _),) = trained_datasets(run)

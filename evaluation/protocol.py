@@ -44,7 +44,8 @@ class Request:
     @classmethod
     def of_window(cls, tokens: Tokens, window: Window) -> Self:
         """Return the request of a window over `tokens`, a text's ids: it has the tokens that the
-        window covers, and predicts those at its end that the window scores."""
+        window covers, as a view and no copy, and predicts those at its end that the window
+        scores."""
         return cls(tokens[window.start : window.stop], window.num_scored)
 
     @classmethod
