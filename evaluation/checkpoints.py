@@ -1,7 +1,8 @@
 """Loads checkpoints of this suite, Hugging Face, Megatron-LM or `torch_dist` as models to score
 with.
 
-The engine computes GPT-2, transformers every other causal language model.
+The engine computes GPT-2 and this suite's own models, transformers every other causal language
+model.
 """
 
 import sys
@@ -149,10 +150,11 @@ def open_checkpoint(
     it as an EvaluatedCheckpoint. Every rank of the settings' layout calls it. With `row_by_row` the
     weights are laid out for one row at a time.
 
-    Without a backend the engine computes each GPT-2 that it can, transformers every other model.
-    Raises BadInput for files that are no checkpoint, a model that cannot be scored and settings
-    that the backend does not take, IntegrityFailure for damaged files, and HardwareMissing if
-    transformers is to load a model larger than memory.
+    Without a backend the engine computes checkpoints of this suite and of Megatron-LM, and of
+    others each GPT-2 that it can; transformers computes every other model. Raises BadInput for
+    files that are no checkpoint, a model that cannot be scored and settings that the backend does
+    not take, IntegrityFailure for damaged files, and HardwareMissing if transformers is to load a
+    model larger than memory.
     """
     evaluated = _load(place, settings, row_by_row)
     try:

@@ -130,7 +130,8 @@ class Job(Config):
         if not re.fullmatch(TIME_LIMIT, self.time_limit, re.ASCII):
             raise ValueError(
                 f"time_limit = {self.time_limit!r} is neither hours:minutes:seconds, such as"
-                " 24:00:00, nor days-hours:minutes:seconds"
+                " 24:00:00, nor days-hours:minutes:seconds, with at most three digits of hours and"
+                " two of minutes and of seconds, 00 to 59"
             )
         if self.signal_seconds >= (limit := self.limit_seconds):
             raise ValueError(
