@@ -274,7 +274,7 @@ def _counted(run: Callable[..., torch.Tensor], *inputs: Any) -> int:
 def _checkpoint() -> list[Line]:
     """Return a list of one line, a dict with a record's fields: the terabytes (10¹² bytes) of a
     checkpoint of the model of a trillion parameters, from the bytes per parameter of a small
-    model's checkpoint, which is written to a temporary folder."""
+    model's checkpoint in a training in fp16, which is written to a temporary folder."""
     train = TrainConfig(precision="fp16")
     mesh = serial_mesh()
     model = MODEL.model_copy(update={"hidden_size": 256})

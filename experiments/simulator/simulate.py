@@ -280,9 +280,9 @@ def makespan() -> Callable[[Order, Floats, Floats], Floats]:
     """Return the compiled function that walks a pipeline; it is compiled at its first call.
 
     It takes an order, as `order_of` gives it, and the durations of each stage's forward and of its
-    backward passes, both [n, stages], for n workloads; a stage is one chunk of one rank. It
-    returns, in the same unit, [n], their times from the start of the first forward to the end of
-    the last backward pass.
+    backward passes, both float64 [n, stages], for n workloads; a stage is one chunk of one rank. It
+    returns a float64 array [n], in the same unit: their times from the start of the first forward
+    to the end of the last backward pass.
     """
     from mlm_repro.lineage.loops import compiled
 
