@@ -43,7 +43,8 @@ from mlm_repro.lineage.records import Kind
 def native_checkpoint(place: Place, vocab: Path | None, heads: int | None) -> Iterator[Path]:
     """Context manager: yield the path of a checkpoint directory of this suite: the directory of
     `place`, or an import of it that is removed after the block. `heads` is the number of attention
-    heads, for a checkpoint that does not say it.
+    heads, for an imported checkpoint that does not say it; any other that is imported must have as
+    many.
 
     A Megatron-LM checkpoint has no vocabulary: it is taken from the folder `vocab`, from files
     beside the checkpoint, or from the published GPT-2. Raises the errors of imports, such as

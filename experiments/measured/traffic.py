@@ -92,8 +92,8 @@ class Traffic(TorchDispatchMode):
 
     @property
     def sent(self) -> float:
-        """The number of bytes that this rank sends if collectives run as rings, by what was counted
-        so far.
+        """The number of bytes that this rank sends if collectives run as rings, by the operations
+        counted so far.
 
         A message that it sends counts whole, one that it receives not at all. An all-reduce counts
         2(d − 1)/d of its tensor, a collective that begins or ends with a divided tensor half as

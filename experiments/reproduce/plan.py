@@ -314,5 +314,6 @@ def _training_seconds(plan: Plan, config: RunConfig) -> float:
 
 def training_bytes(config: RunConfig) -> int:
     """Return the bytes of disk, an int, for all the checkpoints that the training `config` keeps at
-    one time."""
+    one time. While a checkpoint is written, there is one more on the disk, which does not count
+    here."""
     return config.train.keep_checkpoints * checkpoint_bytes(config.model, config.train.precision)
