@@ -69,11 +69,13 @@ def evaluate(
     format or on a run's newest checkpoint, and return the Evaluations: in one pass over shared
     requests, but tasks with memory one by one. Every rank of the settings' layout calls it. `limit`
     is a number of windows or examples of each task, spread evenly over the test, or with memory the
-    first ones; `window` is the longest input. The first rank prints tasks' notes to standard error.
+    first ones; `window` is the longest input, in tokens. The first rank prints tasks' notes to
+    standard error.
 
-    A task whose data or kind of model is missing is left out, and stands with the reason under
-    `missing`. Raises DataMissing or NoMemory if no task is left, BadInput for a checkpoint that
-    cannot be scored, and IntegrityFailure for a damaged one or an implausible loss.
+    A task whose data is missing, or that needs memory and finds a model without it or several
+    ranks, is left out, and stands with the reason under `missing`. Raises DataMissing or NoMemory
+    if no task is left, BadInput for a checkpoint that cannot be scored, and IntegrityFailure for a
+    damaged one or an implausible loss.
     """
     started = time.monotonic()
     ready = {}

@@ -59,12 +59,12 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         """Load the checkpoint at the path or hub name `pretrained`, and print its warnings to
         standard error. `batch_size` None or `auto` means as many rows as fit; `dtype` is a key of
         FORMATS or its value, None for the default. `max_length` is a longest input other than the
-        context; `settings` are settings of `mlm-eval` by name, as `--set` takes them, with one rank
-        as the default layout.
+        context, in tokens; `settings` are settings of `mlm-eval` by name, as `--set` takes them,
+        with one rank as the default layout.
 
         lm-evaluation-harness always passes a device and a largest batch size. The latter is
         ignored, and so is the device `cuda` on a machine without a GPU. Raises BadInput for an
-        unknown argument or number format, a `max_length` that the model does not take, or a
+        unknown argument, number format or device, a `max_length` that the model does not take, or a
         checkpoint that is missing or cannot be scored, and IntegrityFailure for a damaged one.
         """
         super().__init__()
@@ -159,7 +159,8 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         """Return, for each request (pair of texts, tokens of the context, tokens of the
         continuation), a pair: the log-likelihood of the continuation in nats, and True if each of
         its tokens is the model's most likely one. A request longer than the model's context loses
-        its beginning. The answers also go into lm-evaluation-harness's cache."""
+        its beginning. The answers also go into lm-evaluation-harness's cache. Raises BadInput if a
+        continuation is empty, is longer than the context or has no token before it."""
         if not requests:
             return []
         context = self._loaded.model.seq_length
@@ -172,8 +173,9 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
 
     def _windows(self, text: str | JSON) -> list[Request]:
         """Return a list of the requests of a text: rolling windows for a string, none for an empty
-        one; for an object with `text` and `stride`, Megatron-LM's sliding windows, which begin a
-        stride apart."""
+        one; for an object with `text` and `stride`, Megatron-LM's sliding windows of at most 1024
+        tokens, which begin a stride apart. The stride is for windows of 1024, and shorter in
+        proportion in a shorter context."""
         context = self._loaded.model.seq_length
         if isinstance(text, str):
             return Request.rolling(self.tok_encode(text, False), self.prefix_token_id, context)

@@ -313,8 +313,9 @@ def trainings(run: Path) -> Comparisons:
 def numbers(run: Path) -> Comparisons:
     """Yield comparisons of the run of an experiment in the directory `run`: a sentence if its
     records name another run, or have not the digest that the run was begun with, and of simulated
-    ones a Remade with their values computed again. An Absent stands for measured values and for a
-    run that states no digest. Raises IntegrityFailure for a damaged run."""
+    ones a Remade with their values computed again. An Absent stands for measured values, for an
+    experiment that the catalogue lacks and for a run that states no digest. Raises IntegrityFailure
+    for a damaged run."""
     load_results([run])
     refused = read_values(run / NOT_RUN) if (run / NOT_RUN).is_file() else []
     yield from _begun_with(run, _manifest(run), read_records(run / RECORDS), refused)
@@ -390,10 +391,10 @@ def values_of(records: Iterable[Record]) -> dict[str, float]:
 
 
 def ablation(run: Path) -> Comparisons:
-    """Check that the records of the ablation in the directory `run` follow from its kept trainings,
-    and yield a Remade of each kept training with its run, and that run as a Parent to check in
-    turn. A run that is not on disk is yielded as an Absent, and a training without a seal is not
-    compared. Raises IntegrityFailure if records or forecast disagree with the trainings."""
+    """Check that the records of the ablation in the directory `run` follow from its kept trainings.
+    For each kept training yield an Absent if its run is not on disk, else a Remade of the copy with
+    the run and the run as a Parent to check in turn, or nothing if the copy has no seal. Raises
+    IntegrityFailure if records or forecast disagree with the trainings."""
     load_results([run])
     for name, kept_run in read_runs(run).items():
         place = run.parent / name

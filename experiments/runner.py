@@ -114,9 +114,10 @@ def _measured(
 
 def measure(experiment: Experiment, limit: int | None = None) -> list[Line]:
     """Call the measurement function that the experiment names, in a module of
-    `experiments/measured`, with `experiment` and `limit` as far as it has these parameters. Return
-    the list of its lines, each a dict with fields of a record. Raises DataMissing or ExtraMissing
-    if the measurement lacks files or a library."""
+    `experiments/measured`, with `experiment` and `limit` as far as it has these parameters. `limit`
+    is the most windows of each test for released weights, None for all. Return the list of its
+    lines, each a dict with fields of a record. Raises DataMissing or ExtraMissing if the
+    measurement lacks files or a library."""
     module, function = MEASUREMENTS[experiment.measures].split(":")
     make = getattr(import_module(f"mlm_repro.experiments.measured.{module}"), function)
     available = {"experiment": experiment, "limit": limit}

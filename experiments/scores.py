@@ -43,8 +43,8 @@ class Finding(NamedTuple):
 
 def text_score(result: PerplexityResult) -> TextScore:
     """Return a TextScore of an evaluation's result: its bits per byte, and the numbers that their
-    error follows from, the loss and the number of words of each article with a scored token, losses
-    to six digits.
+    error follows from, the summed loss in nats, to six digits, and the number of words of each
+    article with a scored token.
 
     An article that was scored in part counts the same share of its words.
     """

@@ -274,7 +274,8 @@ def judge(
 
 def unanswered(experiments: Iterable[Experiment]) -> list[Verdict]:
     """Return a list with a Verdict without a number, not-tried or of-others, for each claim that
-    none of the experiments answers, with the reason that unanswered.toml gives."""
+    none of the experiments answers, with the reason that unanswered.toml gives, or else that no
+    experiment runs it."""
     answered = set().union(*(experiment.expected.claims for experiment in experiments))
     rows = [*UNANSWERED["context"], *UNANSWERED["missing"]]
     rows.append({"claims": ["*"], "reason": "no experiment runs it"})
@@ -380,8 +381,8 @@ def headlines(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 class Skill(NamedTuple):
-    """How well one rule predicts the published numbers that no fit has seen; each fact counts
-    once."""
+    """Success of one rule in predicting the `tried` published numbers that no fit has seen; each
+    fact counts once."""
 
     tried: int
     inside: int

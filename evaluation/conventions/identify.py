@@ -86,7 +86,8 @@ of accidental matches."""
 @dataclass(frozen=True)
 class Identified:
     """Answer to a claimed number, or to several numbers of one program: the conventions of
-    evaluation that give it, each with its probability, and the nearest ones."""
+    evaluation that give it, each with its probability, and in `nearest` the three whose numbers lie
+    nearest to it, matching or not, as dicts without `probability`."""
 
     claimed: str
     matches: list[dict[str, str]]
@@ -270,7 +271,7 @@ def identify(place: Place, claimed: str, task: str, settings: Settings) -> Ident
     one axis changed, where the windows of `LONG` are tried only in the readings of programs that
     use them; on LAMBADA by every reading. Raises DataMissing if the test cannot be found or
     downloaded, BadInput for an unusable claim or a checkpoint that cannot be scored, and
-    IntegrityFailure for a damaged checkpoint.
+    IntegrityFailure for a damaged checkpoint or another file than the test's.
     """
     from mlm_repro.data_pipeline.contamination.testsets import find_test_set
     from mlm_repro.evaluation.checkpoints import open_checkpoint

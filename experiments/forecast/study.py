@@ -224,7 +224,8 @@ def _bits_per_nat(datasets: Sequence[Path]) -> list[float]:
 
 def bigram_loss(dataset: Path) -> float:
     """Return the loss, in nats per token of the validation text of the dataset in a directory, of
-    bigrams counted in its training text, smoothed as Witten and Bell do. Both splits must be there.
+    bigrams counted in its training text, smoothed as Witten and Bell do. Both splits must be there;
+    of each, only the first file of tokens is read.
 
     p(b | a) = (c(a, b) + k(a) · p(b)) / (c(a) + k(a)), where k(a) different tokens follow a, and
     p(b) is the share of b with one more of every token.
@@ -262,8 +263,8 @@ def _train(config: RunConfig, runs: Path) -> None:
 
 
 def _begin_alone() -> None:
-    """Set up this process, which was forked for trainings: torch uses one thread, quiet mode is
-    on, stop signals are handled, and SIGTERM comes when the parent process ends."""
+    """Set up this process, which was forked for trainings: torch uses one thread, quiet mode is on,
+    stop signals are no longer blocked, and on Linux SIGTERM comes when the parent process ends."""
     end_with_parent(signal.SIGTERM)
     torch.set_num_threads(1)
     os.environ[QUIET] = "1"

@@ -119,17 +119,19 @@ class Job(Config):
     def _check(self) -> Self:
         if self.container and not re.fullmatch(r"\w[\w./:@#+-]*", self.container, re.ASCII):
             raise ValueError(
-                f"container = {self.container!r} has characters that Slurm's options cannot carry:"
-                " letters, digits and . _ / : @ # + - can stand there"
+                f"container = {self.container!r} is no name that Slurm's options can carry: begin"
+                " it with a letter, a digit or _, and go on with these or . / : @ # + -"
             )
         if not re.fullmatch(r"\w[\w.-]*", self.name, re.ASCII):
             raise ValueError(
-                f"name = {self.name!r} cannot name files: letters, digits, '-', '_' and '.' can"
+                f"name = {self.name!r} cannot name files: letters, digits, '-', '_' and '.' can, if"
+                " the first is a letter, a digit or '_'"
             )
         if not re.fullmatch(TIME_LIMIT, self.time_limit, re.ASCII):
             raise ValueError(
                 f"time_limit = {self.time_limit!r} is neither hours:minutes:seconds, such as"
-                " 24:00:00, nor days-hours:minutes:seconds"
+                " 24:00:00, nor days-hours:minutes:seconds, with at most three digits of hours and"
+                " two of minutes and of seconds, 00 to 59"
             )
         if self.signal_seconds >= (limit := self.limit_seconds):
             raise ValueError(
@@ -422,9 +424,10 @@ def torchrun_script(job: Job, out: Path) -> str:
 
 
 def jobset(job: Job, out: Path) -> str:
-    """Return the text, YAML, of a Kubernetes JobSet for the job, which must have a container. The
-    pods mount this machine's folders under the same paths and run `torchrun.sh` of the folder
-    `out`. Nothing is written. Raises BadInput for a folder that cannot be mounted."""
+    """Return the text, YAML, of a Kubernetes JobSet for the job, which must have a container. Each
+    pod mounts the job's folders from the node that it runs on, under the paths that they have on
+    this machine, and runs `torchrun.sh` of the folder `out`. Nothing is written. Raises BadInput
+    for a job that is not valid and a folder that cannot be mounted."""
     folders = [*enumerate(map(str, _mounted(job, out)))]
     name = f"mlm-{re.sub('[^a-z0-9]+', '-', job.name.lower())}".rstrip("-")
     values = {

@@ -45,9 +45,10 @@ class Choice(NamedTuple):
 
 
 def read_model(model: str, overrides: Sequence[str] = ()) -> ResolvedRun:
-    """Return the ResolvedRun of a shipped model's name or a TOML file, with its own layout reset
-    before the overrides, texts KEY=VALUE. Raises NotCosted for a `config.json`, which describes
-    another program's model, and for a llama by name, and BadInput for an unknown or unfit model."""
+    """Return the ResolvedRun of a shipped model's name or a TOML file. Its microbatch size, tp, pp
+    and chunks are set to 1 before the overrides, texts KEY=VALUE. Raises NotCosted for a
+    `config.json`, which describes another program's model, and for a llama by name, and BadInput
+    for an unknown or unfit model."""
     if model.endswith(".json"):
         raise NotCosted(
             f"{model} describes another program's model, which the simulator does not cost: name a"
@@ -64,8 +65,8 @@ def read_model(model: str, overrides: Sequence[str] = ()) -> ResolvedRun:
 
 def ranked_layouts(run: ResolvedRun, cluster: Cluster, gpus: int) -> list[Choice]:
     """Simulate every layout of a run's model on `gpus` GPUs of the cluster that `possible_layouts`
-    yields, and return a list of a Choice, the workload and its prediction, for each that fits, best
-    expected time first; the batch is the run's.
+    yields, and return a list of a Choice, the workload and its prediction, for each that can run
+    and fits into memory, shortest `expected_seconds` first; the batch is the run's.
 
     Raises HardwareMissing with a reason if no layout can run.
     """
@@ -89,13 +90,14 @@ def expected_seconds(choice: Choice) -> float:
 
 
 def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterator[Workload]:
-    """Yield a copy of the Workload `template` for each layout over `gpus` GPUs, with microbatch,
-    chunks, recomputation and ZeRO stage, in which tensor parallelism stays in a node (2021 paper,
-    Takeaway 1) and everything divides evenly. Only the layers over stages of one chunk may differ a
-    little. Memory is not looked at.
+    """Yield a copy of the Workload `template` for each layout over `gpus` GPUs, with microbatch of
+    at most 64 sequences, at most 8 chunks, recomputation and ZeRO stage, in which tensor
+    parallelism stays in a node (2021 paper, Takeaway 1) and everything divides evenly. Only the
+    layers over stages of one chunk may differ a little. Memory is not looked at.
 
     If the cluster fuses attention, selective recomputation is left out, sequence parallelism is on
-    where it divides, and ZeRO stage 1 is tried beside stage 0; else stage 0 alone.
+    where it divides, and with several data-parallel ranks ZeRO stage 1 is tried beside stage 0;
+    else stage 0 alone.
     """
     t = template
     is_modern = cluster.constants.fused_attention.value == 1
