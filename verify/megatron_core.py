@@ -16,7 +16,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mlm_repro.engine.compare.recorder import Recorder, read_names
@@ -110,15 +110,13 @@ def make_it_run_on_cpus() -> None:
     OnCpu().__enter__()
 
 
-def plain_layer_norm(
-    make: Any, cls: Any, config: Any, *args: Any, **kwargs: Any
-) -> torch.nn.Module:
+def plain_layer_norm(make: Any, cls: Any, config: Any, *args: Any, **kwargs: Any) -> nn.Module:
     """Return Megatron-Core's layer norm, which `make` builds from a copy of the configuration
     without sequence parallelism, as its check refuses that. Its parameters are marked with the real
     setting."""
     plain = copy.copy(config)
     plain.sequence_parallel = plain.persist_layer_norm = False
-    norm: torch.nn.Module = make(cls, plain, *args, **kwargs)
+    norm: nn.Module = make(cls, plain, *args, **kwargs)
     for parameter in norm.parameters():
         parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
     return norm
@@ -231,9 +229,7 @@ def taken(values: Mapping[str, Any], taker: Any) -> JSON:
     }
 
 
-def distribute(
-    values: Mapping[str, Any], module: torch.nn.Module, config: Any
-) -> tuple[Any, Any, Any]:
+def distribute(values: Mapping[str, Any], module: nn.Module, config: Any) -> tuple[Any, Any, Any]:
     """Wrap a module that `build` made, whose configuration is `config`, in Megatron-Core's
     DistributedDataParallel by the settings that `values_of` gives. Return the wrapped model, its
     optimizer and its schedule. Every rank calls it."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch import distributed as dist
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
@@ -20,7 +20,7 @@ from mlm_repro.lineage.errors import BadInput
 from mlm_repro.verify.engines import Engine, Named, Shard, Work
 from mlm_repro.verify.parity import ParityLayout
 
-Loss = Callable[[torch.nn.Module, Any], Tensor]
+Loss = Callable[[nn.Module, Any], Tensor]
 """Function (model, rows of the batch) → mean loss of a microbatch."""
 
 
@@ -29,7 +29,7 @@ EXACT = 1e-9
 serial tensor or, if that is larger, of any serial gradient."""
 
 
-def own_loss(model: torch.nn.Module, batch: Any) -> Tensor:
+def own_loss(model: nn.Module, batch: Any) -> Tensor:
     """Return the loss that a model gives for a batch: its output if that is a scalar, or else the
     output's attribute `loss`. If it gives none, return the mean square of its output. A batch that
     is a mapping gives the model's keyword arguments."""
@@ -50,7 +50,7 @@ class Program(Engine):
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: nn.Module,
         gradient: Callable[[], float] | None = None,
         step: Callable[[], float] | None = None,
         starts: Mapping[str, tuple[int, ...]] | None = None,
@@ -58,7 +58,7 @@ class Program(Engine):
         save: Callable[[Path], None] | None = None,
         restore: Callable[[Path], None] | None = None,
         clip: Callable[[], Any] | None = None,
-        named: Mapping[str, torch.nn.Parameter] | None = None,
+        named: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
         """Describe the program.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mlm_repro.lineage.atomic import JSON
@@ -119,7 +120,7 @@ class Loaded:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def __call__(self, layout: ParityLayout) -> torch.nn.Module:
+    def __call__(self, layout: ParityLayout) -> nn.Module:
         """Return this rank's part of the saved model, in float64 and set to training. Raises
         BadInput for a layout that transformers cannot state."""
         transformers = import_extra("transformers", "bench")
@@ -132,7 +133,7 @@ class Loaded:
             more["distributed_config"] = transformers.distributed.DistributedConfig(
                 **axes_of(layout)
             )
-        model: torch.nn.Module = transformers.AutoModelForCausalLM.from_pretrained(
+        model: nn.Module = transformers.AutoModelForCausalLM.from_pretrained(
             self.folder, dtype=torch.float64, **more
         )
         return model.train()
@@ -151,17 +152,15 @@ def axes_of(layout: ParityLayout) -> dict[str, int]:
             "transformers is run with tp, ep, fsdp and dp (copies of what fsdp divides): leave the"
             " other parts out of the layout's name"
         )
+    axes = {"tp_size": layout.tp, "fsdp_size": layout.fsdp, "ep_size": layout.ep}
     if layout.ep > 1 and layout.fsdp == 1:
-        return {"tp_size": layout.tp, "fsdp_size": layout.dp, "ep_size": layout.ep}
-    return {
-        "tp_size": layout.tp,
-        "fsdp_size": layout.fsdp,
-        "ep_size": layout.ep,
-        "dp_replicate_size": layout.dp,
-    }
+        axes["fsdp_size"] = layout.dp
+    elif layout.dp > 1:  # releases before 5.23 have no such argument
+        axes["dp_replicate_size"] = layout.dp
+    return axes
 
 
-def batch_of(seed: int) -> dict[str, torch.Tensor]:
+def batch_of(seed: int) -> dict[str, Tensor]:
     """Return a random batch as keyword arguments of the model, with rows of unequal length. Padding
     and up to 3 tokens of a prompt have no label, and the last eighth of the vocabulary does not
     occur. `counted` is the number of labels in the batch, repeated for each row."""
@@ -179,7 +178,7 @@ def batch_of(seed: int) -> dict[str, torch.Tensor]:
     }
 
 
-def token_loss(model: torch.nn.Module, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def token_loss(model: nn.Module, rows: Mapping[str, Tensor]) -> Tensor:
     """Return the loss of a microbatch `rows`, a scalar to differentiate: the sum of its labels'
     cross-entropies in nats, divided by the number of labels that so many rows have on average in
     the whole batch. The mean of it over equal microbatches is the mean over the batch's labels."""
