@@ -677,8 +677,9 @@ class RunConfig(Config):
 
         The training's length follows the growing batch, and an incomplete last batch is not
         counted. The other lengths are divided by the global batch and rounded, intervals to at
-        least 1; warm-up, decay and fall are not rounded where `clock` is "samples". Raises
-        ValueError for a length above MOST_SAMPLES.
+        least 1; warm-up, decay and fall are not rounded where `clock` is "samples". All values are
+        returned as they are if `model` is missing or its `seq_length` is not a positive number.
+        Raises ValueError for a length above MOST_SAMPLES.
         """
         train = values.get("train") if isinstance(values, dict) else None
         if not isinstance(train, dict):

@@ -53,7 +53,8 @@ def reference(query_key_value: Tensor, mask: DropoutMask | None) -> Tensor:
 
 def masked_softmax(scores: Tensor, scale: float, visible: Tensor | None = None) -> Tensor:
     """Return the softmax over k keys of scores × scale, [b, n, s, k] as the scores, computed in
-    fp32 (fp64 in fp64) and rounded to the scores' dtype. The 2021 paper fuses it into one kernel.
+    fp32 (fp64 in fp64) from the product in the scores' dtype, and rounded to that dtype. The 2021
+    paper fuses it into one kernel.
 
     Without `visible` the mask is causal, with the last query seeing every key; otherwise a key is
     seen where `visible` [b, 1, s or 1, k] is True. A query without any key gives NaN.

@@ -93,7 +93,8 @@ def reference(
 ) -> Tensor:
     """Return the mean cross-entropy of targets [n], counted over the whole vocabulary, a scalar in
     fp32 (fp64 stays fp64), from hidden states [n, h] and this rank's rows of the output weight,
-    [v/t, h]. Every target counts: a negative one is not ignored.
+    [v/t, h]. Every target must be an id below `vocab_size`: a negative one is not ignored, and its
+    loss has no meaning.
 
     Every rank of `axis` calls it. Rows at or above `vocab_size`, counted over all ranks, are
     padding and are ignored. Backward can run only once. If the axis is divided, the gradient of
@@ -112,7 +113,8 @@ def chunked(
     """Return the mean cross-entropy of targets [n], counted over the whole vocabulary, a scalar in
     fp32, from hidden states [n, h] and this rank's rows of the output weight, [v/t, h], all on the
     CPU, with one block of logits in memory at a time. Rows at or above `vocab_size`, counted over
-    all ranks, are padding. Every rank of `axis` calls it.
+    all ranks, are padding, and no target may lie there or be negative. Every rank of `axis` calls
+    it.
 
     The gradients are computed along with the loss, and backward scales them in place, so it can run
     only once. On an axis of several ranks each block all-reduces one maximum and two sums per
@@ -148,9 +150,10 @@ def in_chunks(
 ) -> Tensor:
     """Return the mean cross-entropy of targets [n], counted over the whole vocabulary, a scalar in
     fp32, from hidden states [n, h] and this rank's rows of the output weight, [v/t, h], one block
-    of logits at a time; rows at or above `vocab_size`, counted over all ranks, are padding. `loops`
-    has a device's functions over the rows of a block. Every rank of `axis` calls it, and backward
-    can run only once. In fp16 the loss scale and 1/n multiply the gradients in fp32."""
+    of logits at a time; rows at or above `vocab_size`, counted over all ranks, are padding, and no
+    target may lie there or be negative. `loops` has a device's functions over the rows of a block.
+    Every rank of `axis` calls it, and backward can run only once. In fp16 the loss scale and 1/n
+    multiply the gradients in fp32."""
     return _Chunked.apply(hidden, weight, targets, vocab_size, axis, loops)
 
 

@@ -81,9 +81,9 @@ class TrainingStreams(TrainingOrder):
     """Order in which a model with memory reads training sequences: each row of the global batch
     goes on in the text where its last sequence stopped.
 
-    The documents, shuffled as for other models, form one line of tokens, cut into equal streams;
-    row p reads stream p. A row that a growing batch adds later begins as far into its stream as the
-    other rows are.
+    The documents, shuffled as for other models, form one line of tokens, cut into streams of
+    `iterations` sequences; row p reads stream p. A row that a growing batch adds later begins as
+    far into its stream as the other rows are.
     """
 
     iterations: int
