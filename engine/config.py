@@ -223,8 +223,9 @@ class ModelConfig(Config):
 
     @property
     def text_vocab_size(self) -> int:
-        """Number of vocabulary entries without the special tokens that a BERT adds: the entries of
-        a tokenizer that has no special tokens of its own."""
+        """Number of vocabulary entries less the family's special tokens, 4 for a BERT and else 0:
+        the entries of a tokenizer that has no such tokens. For one that has them it is 4 too
+        few."""
         return self.vocab_size - self.section.special_tokens
 
     @property

@@ -41,12 +41,12 @@ read, target) for each tensor to read."""
 def write_shard(
     path: Path, shapes: Mapping[str, tuple[torch.dtype, Sequence[int]]], tensors: Iterable[Tensor]
 ) -> str:
-    """Write tensors to the safetensors file `path`, sync it, and return its SHA-256. `shapes` has
-    name → (dtype, shape); `tensors` come in the same order and are taken one at a time, so that
-    memory holds one.
+    """Write tensors to the safetensors file `path`, sync it, and return its SHA-256, hexadecimal.
+    `shapes` has name → (dtype, shape), of dtypes in NAMES; `tensors`, which must have these, come
+    in the same order and are taken one at a time, so that memory holds one.
 
     With names in alphabetical order, the file is the one that the safetensors library would write.
-    Raises OSError when the file cannot be written.
+    Raises OSError when the file cannot be written, and KeyError for another dtype.
     """
     header: JSON = {}
     end = 0

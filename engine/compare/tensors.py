@@ -167,6 +167,7 @@ class TensorDifference(NamedTuple):
     iteration: int
     tensor: str
     where: str
+    """Phrase that follows the size in a sentence, such as "at [0, 3] on rank 1"."""
     elements: int
     tolerance: float
 

@@ -98,7 +98,7 @@ class AdaptiveEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the word embeddings [s, b, h] of token ids [b, s]: not yet times √h, and without
-        positions."""
+        positions. An id outside of the vocabulary gives zeros."""
         flat = tokens.transpose(0, 1).flatten()
         embedded = self.words[0].new_zeros(len(flat), self.words[0].size(1))
         for cluster, words in enumerate(self.words):
@@ -159,8 +159,8 @@ def _log_softmax(logits: Tensor) -> Tensor:
 
 
 def distance_encoding(length: int, hidden_size: int, device: torch.device) -> Tensor:
-    """Return the encoding R of distances length − 1 … 0, [length, h] float64: sines, then cosines,
-    of 10000^(−2i/h) · distance.
+    """Return the encoding R of distances length − 1 … 0, [length, h] float64 on the device: h/2
+    sines, then h/2 cosines, of 10000^(−2i/h) · distance. h, `hidden_size`, must be even.
 
     Dai et al. 2019, from Vaswani et al. 2017, Section 3.5, in the order of the authors' code.
     """
