@@ -89,7 +89,7 @@ def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None)
     Sizes come from the tensors and must agree with the file's arguments. `heads`, the number of
     attention heads, is needed for a file whose arguments do not state it (2019, NVIDIA's released
     models), and must agree with one that does. All rows of the word embedding are kept; rows beyond
-    the vocabulary are padding. Raises BadInput for another model or a missing argument or
+    the vocabulary are padding. Raises BadInput for another model or a missing number of heads or
     vocabulary, and IntegrityFailure, naming file and tensor, for files that are damaged or do not
     fit together.
     """

@@ -189,9 +189,10 @@ def _softmax(
     factor: Array,
     sums: Array,
 ) -> None:
-    """Turn `scores`, a block of scores [heads, queries, keys], not yet multiplied by `scale`, into
-    exponentials in place, 0 for a key after the query and for a dropped weight. The block begins at
-    head `first_head`, counted over all sequences of `n` heads each, and query `first_query`.
+    """Turn `scores`, a block of scores [heads, queries, keys] in fp32 or bits of bf16, not yet
+    multiplied by `scale`, into exponentials in place, 0 for a key after the query and for a dropped
+    weight. The block begins at head `first_head`, counted over all sequences of `n` heads each, and
+    query `first_query`, in sequences of `s` positions.
 
     `factor` [heads, queries] receives the number that turns a row of exponentials into weights
     after dropout, and `sums` [b·n, s] the log of each row's sum of exponentials before dropout.

@@ -111,10 +111,10 @@ def chunked(
     axis: VocabAxis,
 ) -> Tensor:
     """Return the mean cross-entropy of targets [n], counted over the whole vocabulary, a scalar in
-    fp32, from hidden states [n, h] and this rank's rows of the output weight, [v/t, h], all on the
-    CPU, with one block of logits in memory at a time. Rows at or above `vocab_size`, counted over
-    all ranks, are padding, and no target may lie there or be negative. Every rank of `axis` calls
-    it.
+    fp32, from hidden states [n, h] and this rank's rows of the output weight, [v/t, h], in fp32 or
+    bf16 on the CPU, with one block of logits in memory at a time. Rows at or above `vocab_size`,
+    counted over all ranks, are padding, and no target may lie there or be negative. Every rank of
+    `axis` calls it.
 
     The gradients are computed along with the loss, and backward scales them in place, so it can run
     only once. On an axis of several ranks each block all-reduces one maximum and two sums per
@@ -262,9 +262,9 @@ def log_sum(
     is_whole: bool,
 ) -> None:
     """Write each row's largest logit to `top` [n], and to `sums` [2, n] Σ exp(logit − top) and the
-    logit of the row's target, 0 if the row does not have it. All tensors are on the CPU. `targets`
-    [n] are counted from this rank's first column; another rank's target is negative or not below
-    `columns`.
+    logit of the row's target, 0 if the row does not have it. All tensors are on the CPU, logits in
+    fp32 or bf16, and `top` and `sums` in fp32. `targets` [n] are counted from this rank's first
+    column; another rank's target is negative or not below `columns`.
 
     The rows of `logits` [n, v/t] have `columns` real logits; the rest is padding. If `factor` is
     above 0, the logits are overwritten: by `factor` × the loss's gradient if the row is whole

@@ -89,8 +89,8 @@ def tiles_for(d: int, dtype: torch.dtype) -> tuple[Tiles, Tiles, Tiles]:
 
 def flash(query_key_value: Tensor, mask: DropoutMask | None) -> Tensor:
     """Return causal attention's outputs of all heads, [s, b, n·d], differentiable, from one tensor
-    of queries, keys and values, [s, b, n, 3, d], on a GPU. Scores are multiplied by 1/√d. `mask`
-    drops softmax weights; None means no dropout."""
+    of queries, keys and values, [s, b, n, 3, d], on a GPU, in fp32, bf16 or fp16. Scores are
+    multiplied by 1/√d. `mask` drops softmax weights; None means no dropout."""
     if mask is None:
         with sdpa_kernel(BACKENDS, set_priority=True):
             return reference(query_key_value, None)
