@@ -103,7 +103,7 @@ class StreamMemory:
             raise IntegrityFailure(
                 f"{directory} is damaged: its memory-*.safetensors lack {len(missing)} of the"
                 " states that a transformer-xl carries on, one for each layer and stream of text:"
-                " move it away, and the run goes on from an earlier one"
+                " move it away, and the run goes on from an earlier one or begins anew"
             )
         for places, layer in wanted:
             states = torch.stack([saved[f"{layer}.{place}"] for place in places], dim=1)
