@@ -139,8 +139,8 @@ def _train(run: "ResolvedRun", runs: Path, same_code: bool, threads: bool = Fals
     other = directory.other_code
     if other and same_code:
         raise BadInput(
-            f"{other}: --same-code refuses a run on which other code worked last; without it the"
-            " run goes on, and its manifest notes the code"
+            f"{other}: --same-code refuses a run on which other code worked last; without it a run"
+            " that is not complete goes on, and its manifest notes the code"
         )
     if not launched_ranks():
         directory = run.begin(runs)

@@ -30,7 +30,8 @@ Array = NDArray[Any]
 class Compiled:
     """Callable form of a Python function with loops over arrays. Numba compiles it at the first
     call with arrays of new dtypes, and keeps the machine code on disk, from which later processes
-    load it. A first call waits for the first calls of other processes."""
+    load it, unless no folder for it can be written. A first call waits for the first calls of other
+    processes."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         # numpy's error model, because Python's would test every division for a zero. Without the

@@ -223,8 +223,9 @@ class ModelConfig(Config):
 
     @property
     def text_vocab_size(self) -> int:
-        """Number of vocabulary entries without the special tokens that a BERT adds: the entries of
-        a tokenizer that has no special tokens of its own."""
+        """Number of vocabulary entries less the family's special tokens, 4 for a BERT and else 0:
+        the entries of a tokenizer that has no such tokens. For one that has them it is 4 too
+        few."""
         return self.vocab_size - self.section.special_tokens
 
     @property
@@ -677,8 +678,9 @@ class RunConfig(Config):
 
         The training's length follows the growing batch, and an incomplete last batch is not
         counted. The other lengths are divided by the global batch and rounded, intervals to at
-        least 1; warm-up, decay and fall are not rounded where `clock` is "samples". Raises
-        ValueError for a length above MOST_SAMPLES.
+        least 1; warm-up, decay and fall are not rounded where `clock` is "samples". All values are
+        returned as they are if `model` is missing or its `seq_length` is not a positive number.
+        Raises ValueError for a length above MOST_SAMPLES.
         """
         train = values.get("train") if isinstance(values, dict) else None
         if not isinstance(train, dict):

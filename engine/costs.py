@@ -86,8 +86,8 @@ def flops_per_iteration(model: ModelConfig, train: TrainConfig, recompute: bool 
 
 
 def tokens_trained(model: ModelConfig, train: TrainConfig) -> int:
-    """Return the number of tokens in all samples of a run from beginning to end, repeated ones
-    included; the tokens of a run that it continues count too."""
+    """Return the number of tokens in all samples of a run from beginning to its configured end,
+    repeated ones included; the tokens of a run that it continues count too."""
     return BatchSchedule(train).samples_before(train.iterations) * model.seq_length
 
 

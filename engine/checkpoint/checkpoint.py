@@ -81,7 +81,7 @@ class Probe(FileSchema):
     def _is_a_batch(cls, tokens: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
         if len(set(map(len, tokens))) != 1 or not 2 <= len(tokens[0]) <= LENGTH + 1:
             raise ValueError(
-                f"the token sequences do not all have one length, which is from 2 to {LENGTH + 1}"
+                f"the token sequences must all have one length, from 2 to {LENGTH + 1} tokens"
             )
         return tokens
 
@@ -144,6 +144,8 @@ class TrainingState:
     seconds: float = 0.0
     """Training time so far in seconds, over all sessions."""
     loss_scaler: JSON | None = None
+    """Dict of the fields of the LossScaler in fp16: the scale and its counters; None in another
+    format."""
     recent: tuple[tuple[float, float], ...] = ()
     """Pairs (loss, gradient norm) of the last iterations, oldest first, by which spikes are
     told."""
@@ -216,7 +218,8 @@ class CheckpointWriter:
 
     @property
     def is_writing(self) -> bool:
-        """True from `begin` until `go_on` returns an Ancestor or raises."""
+        """True while a checkpoint is in progress: from `begin` until `go_on` returns an Ancestor or
+        raises."""
         return self._steps is not None
 
     @property

@@ -83,8 +83,8 @@ class StreamMemory:
     def load(self, directory: Path, groups: Iterable[Places], layers: Iterable[int]) -> None:
         """Load the memory of streams from the checkpoint `directory`, of any layout: the states of
         `layers`, this rank's layer numbers in the whole model, for the stream indices of each
-        microbatch in `groups`, which must be the tuples that `enter` is given later. Does nothing
-        for a model without memory.
+        microbatch in `groups`. `enter` finds the states by the same tuples alone; for another one
+        the memory begins empty. Does nothing for a model without memory.
 
         Raises IntegrityFailure if a stream is missing there or a file cannot be read.
         """
@@ -102,7 +102,8 @@ class StreamMemory:
         if missing := needed - saved.keys():
             raise IntegrityFailure(
                 f"{directory} is damaged: its memory-*.safetensors lack {len(missing)} of the"
-                " states that a transformer-xl carries on, one for each layer and stream of text"
+                " states that a transformer-xl carries on, one for each layer and stream of text:"
+                " move it away, and the run goes on from an earlier one or begins anew"
             )
         for places, layer in wanted:
             states = torch.stack([saved[f"{layer}.{place}"] for place in places], dim=1)

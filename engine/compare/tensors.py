@@ -130,7 +130,10 @@ def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None =
         raise IntegrityFailure(f"no part of {what} is in a file or on a rank")
     dims = {len(boxes[0][0] if whole is None else whole), *map(len, chain.from_iterable(boxes))}
     if len(dims) > 1:
-        raise IntegrityFailure(f"the parts of {what} have different numbers of dims")
+        raise IntegrityFailure(
+            f"the parts of {what} have different numbers of dims, or other ones than the whole"
+            " tensor"
+        )
     ends = zip(*(end for _, end in boxes), strict=True)
     shape = tuple(map(max, ends)) if whole is None else whole
     for box in boxes:
@@ -164,6 +167,7 @@ class TensorDifference(NamedTuple):
     iteration: int
     tensor: str
     where: str
+    """Phrase that follows the size in a sentence, such as "at [0, 3] on rank 1"."""
     elements: int
     tolerance: float
 

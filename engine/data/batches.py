@@ -82,8 +82,9 @@ def place_groups(
 
 @dataclass(frozen=True)
 class ValidationOrder:
-    """Order of validation, which gives each rank its microbatches: the first sequences of the
-    validation split, each once, dealt to the data-parallel ranks in turn."""
+    """Order of validation, which gives each rank its microbatches: sequences of the validation
+    split from the first on, each once, dealt to the data-parallel ranks in turn. It has
+    `num_samples` sequences in all, and a validation may take fewer."""
 
     num_samples: int
     take: Take

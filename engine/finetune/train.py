@@ -150,12 +150,13 @@ class PairEncoder:
 
 @dataclass(frozen=True)
 class FineTuned:
-    """Result of a fine-tuning: its task, checkpoint and recipe, the sizes of the sets, the seconds,
-    and the metrics in percent on each held-out set: each training's, their medians, and the metrics
-    of the trainings' mean scores."""
+    """Result of a fine-tuning: its task, the checkpoint's name and digest, the recipe, the sizes of
+    the sets, the seconds that it took, and the metrics in percent on each held-out set: each
+    training's, their medians, and the metrics of the trainings' mean scores."""
 
     task: str
     checkpoint: str
+    """Last part of the path that the user gave, a checkpoint's or a run's."""
     checkpoint_digest: str
     recipe: JSON
     examples: dict[str, int]
@@ -163,6 +164,7 @@ class FineTuned:
     metrics: dict[str, dict[str, float]]
     """Held-out set → dict of metrics in percent by name: the medians over the trainings."""
     seconds: float
+    """Seconds for all trainings and evaluations together."""
     of_members: dict[str, list[dict[str, float]]]
     """Held-out set → list of the metrics in percent of each training, in the order of the seeds."""
     ensemble: dict[str, dict[str, float]]
@@ -298,10 +300,10 @@ class FineTuner:
 
     @torch.no_grad()
     def scores(self, examples: Sequence[TaskExample], label: str) -> Scores:
-        """Return a list of the examples' scores, in order. Each is a list of fp32 tensors on the
-        host: one tensor with the scores of the classes or options, or for a span a tensor [s, 2]
-        for each window of the context. Prints the progress to standard error, with `label` before
-        it. The model is left in evaluation mode."""
+        """Return a list of the examples' scores, in order: the new head's outputs, before any
+        softmax. Each is a list of fp32 tensors on the host: one tensor with the scores of the
+        classes or options, or for a span a tensor [s, 2] for each window of the context. Prints the
+        progress to standard error, with `label` before it. The model is left in evaluation mode."""
         self.model.eval()
         scored = []
         with Progress(f"{label}, evaluation", len(examples), "examples") as progress:

@@ -315,8 +315,9 @@ def read_huggingface(
 
     Embedding rows beyond a GPT-2's entries are padding and become zeros, as do a BERT's heads that
     the directory lacks; all other values keep their bits. A BERT's other files are listed to be
-    copied into the folder `huggingface` of the checkpoint. Raises BadInput for another model and
-    IntegrityFailure for damaged files, naming the tensor or file.
+    copied into the folder `huggingface` of the checkpoint. Raises BadInput for another model,
+    without a GPT-2's vocabulary, and for a tokenizer.json of a BERT that cannot be used;
+    IntegrityFailure for other damaged files, naming the tensor or file.
     """
     path = directory / CONFIG
     values = read_object(path)
@@ -458,7 +459,9 @@ def _read_index(path: Path) -> dict[str, str]:
     but a plain name of a `.safetensors` file."""
     file_of = read_object(path).get("weight_map")
     if not isinstance(file_of, dict) or not file_of:
-        raise IntegrityFailure(f"{path} is not an index of weights: it has no weight_map")
+        raise IntegrityFailure(
+            f"{path} is not an index of weights: it has no weight_map, or an empty one"
+        )
     for name in file_of.values():
         if not isinstance(name, str) or not WEIGHT_FILE.fullmatch(name):
             raise IntegrityFailure(

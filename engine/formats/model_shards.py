@@ -269,7 +269,8 @@ def load_rank(
     `dtype` None keeps the files' number format, or takes fp32 if they have several. `seed` seeds
     dropout in divided layers. Raises BadInput if transformers is missing or the axis has another
     number of ranks than there are files, IntegrityFailure if the plan cannot be read or a file
-    lacks a parameter. The seal is not checked.
+    lacks a parameter. The seal is not checked, and an error of safetensors for a missing or damaged
+    file passes.
     """
     plan = read_document(directory / PLAN, TensorPlan)
     if axis.size != plan.tp:

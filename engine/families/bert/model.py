@@ -188,9 +188,10 @@ class BERT(StageModel):
         )
 
     def masked_losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross-entropy [b, s] at each masked position, 0 where the target is negative,
-        from targets [b, s] and the last stage's states [s, b, h], or [s/t, b, h] under sequence
-        parallelism. Collective over the tp axis; the result is whole on every rank."""
+        """Return the cross-entropy [b, s], in fp32 (fp64 stays fp64), at each masked position, 0
+        where the target is negative, from targets [b, s] and the last stage's states [s, b, h], or
+        [s/t, b, h] under sequence parallelism. Collective over the tp axis; the result is whole on
+        every rank."""
         where = targets.T >= 0  # [s, b]
         logits = self.masked_head(hidden, self.embedding.word_embeddings.weight, where)  # [m, v/t]
         masked_losses = vocab_parallel_cross_entropy(
