@@ -120,7 +120,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class OurLayout:
-    """This engine on one rank, as a contender in a timed training."""
+    """This suite's engine on one rank, as a contender in a timed training."""
 
     name: str
     microbatches: int = 1
@@ -216,8 +216,8 @@ class NanoGPTModel(nn.Module):
 
 @dataclass(frozen=True)
 class Peer:
-    """A contender in a timed training: nanoGPT's model on one rank, with this engine's initial
-    weights, in a plain loop of forward, backward, clipping and AdamW."""
+    """A contender in a timed training: nanoGPT's model on one rank, with the initial weights of
+    this suite's engine, in a plain loop of forward, backward, clipping and AdamW."""
 
     name: str
     is_tuned: bool = True
@@ -225,10 +225,10 @@ class Peer:
     is_compiled: bool = False
 
     def build(self, size: TrainingSize) -> Step:
-        """Build the model of `size`, with the initial weights that this engine draws, on this
-        process's device. Return a function that is given an iteration and a dropout probability,
-        trains that iteration, under autocast if the recipe's precision is bf16, else in fp32, and
-        returns its mean loss. Seeds torch's generator."""
+        """Build the model of `size`, with the initial weights that this suite's engine draws, on
+        this process's device. Return a function that is given an iteration and a dropout
+        probability, trains that iteration, under autocast if the recipe's precision is bf16, else
+        in fp32, and returns its mean loss. Seeds torch's generator."""
         network = GPT2(size.model, serial_mesh())
         network.initialize(size.train.seed)
         train = size.train

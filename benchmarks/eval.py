@@ -244,8 +244,8 @@ def compare_times(
 
 
 def initial_network(config: ModelConfig, dtype: torch.dtype) -> GPT2:
-    """Return this engine's GPT-2 of `config` on the CPU, in the number format `dtype`, with the
-    initial weights of one fixed seed, for evaluation."""
+    """Return a GPT-2 of this suite's engine by `config`, on the CPU, in the number format `dtype`,
+    with the initial weights of one fixed seed, for evaluation."""
     network = GPT2(config, serial_mesh()).eval()
     network.initialize(1234)
     return network.to(dtype)
@@ -262,9 +262,9 @@ def scoring_model(network: GPT2) -> ScoringModel:
 
 
 def ours(model: ScoringModel, requests: Sequence[Request], batch_size: int | None) -> Answers:
-    """Score requests with this engine in this process; return an array [requests, 2]: the negative
-    log-likelihood in nats, and 1 where all tokens were the likeliest. None as batch size lets the
-    engine choose it."""
+    """Score requests with this suite's engine in this process; return an array [requests, 2]: the
+    negative log-likelihood in nats, and 1 where all tokens were the likeliest. None as batch size
+    lets the engine choose it."""
     scores = score(model, requests, batch_size, workers=1)
     return np.stack([scores.nll, scores.all_greedy], axis=1)
 
@@ -295,8 +295,9 @@ def plain_loop(network: GPT2, requests: Sequence[Request], batch_size: int) -> A
 
 
 def transformers_model(network: GPT2) -> Any:
-    """Return transformers' GPT-2 with the weights of this engine's network, in fp32 on the CPU, for
-    evaluation. Raises BadInput without transformers, which the extra `bench` installs."""
+    """Return transformers' GPT-2 with the weights of `network`, a GPT-2 of this suite's engine, in
+    fp32 on the CPU, for evaluation. Raises BadInput without transformers, which the extra `bench`
+    installs."""
     model = huggingface(network.config)
     weights = named_as_theirs(dict(network.named_parameters()), network.config)
     model.load_state_dict(weights | {"lm_head.weight": weights["transformer.wte.weight"]})
@@ -320,9 +321,10 @@ def transformers_loop(model: Any, requests: Sequence[Request], batch_size: int =
 
 
 def packed_pretrained(model: Any) -> Scorer:
-    """Return a Scorer, a function (requests, batch size) → array [requests, 2], that scores by our
-    loop on `model`, one of transformers in fp32, with requests of at most `CONTEXT` inputs; its
-    weights are packed, which changes the model."""
+    """Return a Scorer, a function (requests, batch size) → array [requests, 2], that scores by this
+    suite's loop on `model`, one of transformers in fp32, with requests of at most `CONTEXT` inputs.
+    `PretrainedModel.pack_weights` packs its weights where the CPU allows it, which changes the
+    model."""
     mine = PretrainedModel(model)
     mine.pack_weights()
     sizes = model.config.vocab_size, CONTEXT, mine.hidden_size

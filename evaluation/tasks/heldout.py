@@ -169,7 +169,8 @@ def read_texts(path: Path) -> tuple[list[str], tuple[str, ...]]:
     other file; and a tuple of a sentence on each oddity of the file. A byte order mark is left out,
     and a lone surrogate is read as U+FFFD.
 
-    Raises BadInput for a file that cannot be read, is too large, has another form, or has no text.
+    Raises BadInput for a file that cannot be read, has more than MOST_BYTES (64 MiB), is not UTF-8
+    or has another form, and if there is no document or all are empty. White space counts as text.
     """
     remarks = []
     try:
