@@ -271,10 +271,11 @@ def time_contender(
     clock: Callable[[], float] = time.perf_counter,
     training: TrainingStep | None = None,
 ) -> Timed:
-    """Train a contender for the iterations of `size`, one round, the warm-up first. Return a Timed:
-    the seconds by `clock` of each iteration after the warm-up, all losses and the peak memory. An
-    OurLayout goes on with the already built `training`, if given; without it, and for a Peer, a new
-    model is built before the clock runs. A tuned contender changes this process's allocator."""
+    """Train a contender for the iterations of `size`, one round, the warm-up first; `dropout` is
+    the dropout probability. Return a Timed: the seconds by `clock` of each iteration after the
+    warm-up, all losses and the peak memory. An OurLayout goes on with the already built `training`,
+    if given; without it, and for a Peer, a new model is built before the clock runs. A tuned
+    contender changes this process's allocator."""
     if contender.is_tuned:
         keep_large_buffers()
     memory = PeakMemory(local_device())
@@ -295,9 +296,9 @@ def time_contender(
 def in_turn(
     name: str, rounds: int, measurements: Mapping[K, Callable[[], Any]]
 ) -> dict[K, list[Any]]:
-    """Call every function in `measurements` once in each round, so that other work on the machine
-    falls on all alike. Return a dict by the same keys of a list of what each returned, one for each
-    round. Shows progress under `name`."""
+    """Call every function in `measurements` once in each of `rounds` rounds, so that other work on
+    the machine falls on all alike. Return a dict by the same keys of a list of what each returned,
+    one for each round. Shows progress under `name`."""
     taken = defaultdict[K, list[Any]](list)
     with Progress(name, rounds * len(measurements), "measurements") as progress:
         for _ in range(rounds):

@@ -196,9 +196,10 @@ def compare(
     tolerance: float = TOLERANCES["fp32"],
 ) -> tuple[Case, list[str]]:
     """Time two scorers on the requests, ours first in `scorers` and then a rival's with the fastest
-    of `batch_sizes`. Return a Case of the benchmark's record, in which ours should be `goal` times
-    faster, and a list: empty, or with a sentence if their losses differ by more than `tolerance`,
-    relatively, or if in a request only one finds all tokens the likeliest."""
+    of `batch_sizes`, in `rounds` rounds. Return a Case of the benchmark's record, in which ours
+    should be `goal` times faster, and a list: empty, or with a sentence if with any of these sizes
+    their losses differ by more than `tolerance`, relatively, or if in a request only one finds all
+    tokens the likeliest."""
     (_, our_score), (rival, their_score) = scorers.items()
     expected = our_score(requests, None)
     tried = {size: cpu_seconds(their_score, requests, size) for size in batch_sizes}
@@ -230,8 +231,8 @@ def compare_times(
     setting: dict[str, Any],
 ) -> Case:
     """Time two functions by processor seconds, ours first in `runs` and then a rival's, in turn in
-    each round. Return a Case of the benchmark's record with `setting`, in which ours should be
-    `goal` times faster."""
+    each of `rounds` rounds. Return a Case of the benchmark's record with `setting`, in which ours
+    should be `goal` times faster."""
     taken = in_turn(name, rounds, {who: partial(cpu_seconds, run) for who, run in runs.items()})
     seconds = {who: [taken_seconds for taken_seconds, _ in many] for who, many in taken.items()}
     mine, theirs = seconds.values()

@@ -359,10 +359,10 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
         layout: ParityLayout, folder: Path
     ) -> tuple[list[LayoutFinding], str, bool]:
         """Compare trainings across a checkpoint: from a serial checkpoint on the layout, and from
-        the layout's own checkpoint on one rank.
+        the layout's own checkpoint on one rank. Checkpoints are written below `folder`.
 
         Returns the findings, the reason if checkpoints could not be compared, and True if a rank
-        was lost.
+        was lost. Findings made before such a reason are returned with it.
         """
         # With the same kind of optimizer as the layout, because its checkpoint is loaded there.
         begin = ParityLayout(shard_optimizer=layout.shard_optimizer)

@@ -261,7 +261,8 @@ class Builder:
 
     def pipelined(self, model: Decoder, layout: ParityLayout) -> Program:
         """Return this rank's stages of torch.distributed.pipelining as a Program, with the step
-        over their microbatches, at least 2 · pp in number."""
+        over their microbatches, at least 2 · pp in number. Raises ValueError for a schedule that
+        torch does not have."""
         rank = dist.get_rank()
         count = max(self.microbatches, 2 * layout.pp)
         schedule: Any = get_schedule_class(self.fields.schedule)

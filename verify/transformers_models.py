@@ -74,9 +74,9 @@ def configured(transformers: Any, texts: Mapping[str, str]) -> Any:
 
 def sizes_of(transformers: Any, texts: Mapping[str, str]) -> tuple[str, JSON]:
     """Return an architecture's `model_type` and the settings of its small configuration, a dict by
-    name. `texts` maps names of fields to texts, which are read as Python literals: `model_type`, by
-    default qwen3, and settings that replace the small ones. Raises BadInput for an architecture or
-    a field that transformers does not have."""
+    name, in which every dropout is 0. `texts` maps names of fields to texts, which are read as
+    Python literals: `model_type`, by default qwen3, and settings that replace the small ones.
+    Raises BadInput for an architecture or a field that transformers does not have."""
     fields = dict(texts)
     kind = fields.pop("model_type", "qwen3")
     causal = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES

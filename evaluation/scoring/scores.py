@@ -232,10 +232,10 @@ def in_workers(
 ) -> Iterator[tuple[int, Scores | None]]:
     """Yield `(item, work(item))` for every number in `items` as soon as it is done, in any order.
 
-    Worker processes, forked from this one, of one thread each take an item at a time. A single
-    worker or a single item stays in this process, with one thread too, so that values do not depend
-    on the number of workers. Raises UserError if one of several workers ends early, and the errors
-    of `work`.
+    Worker processes, at most `workers`, are forked from this one, have one thread each and take an
+    item at a time. A single worker or a single item stays in this process, with one thread too, so
+    that values do not depend on the number of workers. Raises UserError if one of several workers
+    ends early, and the errors of `work`.
     """
     if min(workers, len(items)) > 1:
         pool = ProcessPoolExecutor(
@@ -285,9 +285,9 @@ def _do(item: int) -> Any:
 def score_in_memory(
     model: ScoringModel, requests: Sequence[Request], banned: Tokens | None
 ) -> Scores | None:
-    """Score a batch of requests and return its Scores; if it does not fit into a GPU's memory, warn
-    on standard error and score it in two halves. All ranks that share the model call it. Return
-    None on a rank without the model's last stage.
+    """Score a batch of requests and return its Scores, with `banned` as in `score_batch`; if it
+    does not fit into a GPU's memory, warn on standard error and score it in two halves. All ranks
+    that share the model call it. Return None on a rank without the model's last stage.
 
     Raises HardwareMissing if a single row does not fit, or if ranks divide the model and the batch
     does not fit. On a CPU torch's error passes through.
@@ -478,8 +478,9 @@ def forward(
 
 
 def sum_exponentials(logits: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
-    """Return a pair, both [n]: the maximum of the `columns` of each row of logits [n, v], float32,
-    and the sum of exp(logit − maximum) over them, float64. Without columns they are −∞ and 0."""
+    """Return a pair, both [n]: the maximum of the `columns`, a slice, of each row of logits [n, v],
+    float32, and the sum of exp(logit − maximum) over them, float64. Without columns they are −∞ and
+    0."""
     n = len(logits)
     count = columns.stop - columns.start
     highest = logits.new_full((n,), float("-inf"), dtype=torch.float32)
