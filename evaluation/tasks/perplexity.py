@@ -61,7 +61,8 @@ class Stream:
     recipe: str
     """Recipe of the requests, for the protocol line."""
     num_tokens: int
-    """Number of sub-words of the text."""
+    """Number of sub-words of the text. GPTQ, LLAMA_CPP and LM_EVAL_TWICE count the tokenizer's
+    first tokens with it, NANOCHAT a token before each document."""
     requests: Sequence[Request]
     first_targets: Sequence[int]
     """Index, among the text's targets counted from 0, of each request's first scored target."""
@@ -206,7 +207,8 @@ class PerplexityTask(Task):
     @property
     def counts(self) -> dict[str, Any]:
         """Dict name of the result's field → number, of those that need no scores: the whole text's
-        words, counted in both ways, and its sub-words."""
+        words, counted in both ways, and its sub-words as `Stream.num_tokens` counts them, in some
+        recipes with tokens before the text."""
         words = self.running_text.num_lm_eval_words
         tokens = self.stream.num_tokens
         return {
