@@ -64,8 +64,9 @@ class Work:
     configuration decides."""
 
     def inputs(self, config: RunConfig, mesh: ParallelMesh) -> TrainingInputs:
-        """Return the object that gives this rank of `mesh` its microbatches of every iteration,
-        made of the work's token files by `config`, which is the layout's configuration."""
+        """Return the TrainingInputs that give this rank of `mesh` its microbatches of every
+        iteration, made of the work's token files by `config`, which is the layout's
+        configuration."""
         tokens = [(TokenFile(prefix), weight) for prefix, weight in self.tokens]
         return TrainingInputs(config, self.iterations, tokens, self.tokenizer, mesh)
 

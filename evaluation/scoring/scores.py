@@ -287,7 +287,7 @@ def score_in_memory(
 ) -> Scores | None:
     """Score a batch of requests and return its Scores, with `banned` as in `score_batch`; if it
     does not fit into a GPU's memory, warn on standard error and score it in two halves. All ranks
-    that share the model call it. Return None on a rank without the model's last stage.
+    with a part of the model call it. Return None on a rank without the model's last stage.
 
     Raises HardwareMissing if a single row does not fit, or if ranks divide the model and the batch
     does not fit. On a CPU torch's error passes through.
@@ -319,10 +319,10 @@ def score_in_memory(
 def score_batch(
     model: ScoringModel, requests: Sequence[Request], banned: Tokens | None = None
 ) -> Scores | None:
-    """Score requests in one forward pass, in which all ranks that share the model take part, and
-    return their Scores, in order. Return None on a rank without the model's last stage. Token ids
-    that are `banned` are ignored in the column `greedy_allowed`. Raises torch.OutOfMemoryError if
-    they do not fit into a GPU's memory."""
+    """Score requests in one forward pass, in which all ranks with a part of the model take part,
+    and return their Scores, in order. Return None on a rank without the model's last stage. Token
+    ids that are `banned` are ignored in the column `greedy_allowed`. Raises torch.OutOfMemoryError
+    if they do not fit into a GPU's memory."""
     device = model.mesh.device
     counts = np.array([request.num_scored for request in requests], dtype=np.int64)
     lengths = np.array([len(request.tokens) - 1 for request in requests], dtype=np.int64)
