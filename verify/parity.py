@@ -56,8 +56,9 @@ class ParityLayout(ParallelConfig):
 
     @property
     def name(self) -> str:
-        """Name of the layout, made of the settings that differ from the serial run, such as
-        `tp2-sp`; `serial` if none differs. The function `parse_layout` gives the layout back."""
+        """Name of the layout, such as `tp2-sp`: the sizes and settings that differ from the serial
+        run and that a name can state; `serial` if none differs. The function `parse_layout` gives
+        the layout back."""
         sizes = {
             "tp": self.tp,
             "pp": self.pp,
