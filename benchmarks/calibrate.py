@@ -138,7 +138,7 @@ def least(
     """Return a copy of the machine with the constants named in `constants` at the values that,
     within `low` and `high` of each, minimize `errors(machine)`, a function that returns a vector,
     under a soft L1 loss; `scale` is the error from which the loss grows linearly. The search starts
-    from the machine's own values."""
+    from the machine's own values and ends after 100 trials, even if it has not converged."""
     low, high = (
         np.array([constant[side] for constant in constants.values()]) for side in ("low", "high")
     )
@@ -296,10 +296,11 @@ def held_out(
 
 def interval_of(held: HeldOut, source: str) -> ErrorInterval:
     """Return the ErrorInterval of the ratios of measured to predicted time in `held`, whose rows
-    were predicted by fits without them: 90 % of them lie in it. Its coverage and score are those
-    that each fold gets from the interval of the other folds, or from its own if there is one fold;
-    the baseline is the score if every row had the same share of the peak. `source` is the
-    interval's description."""
+    were predicted by fits without them. From FEW (20) ratios on, 90 % of them lie in it; for fewer
+    it is Student's 90 % interval for one more ratio. Its coverage and score are those that each
+    fold gets from the interval of the other folds, or from its own if there is one fold; the
+    baseline is the score if every row had the same share of the peak. `source` is the interval's
+    description."""
     (coverage, score), (_, baseline) = (
         _tried(held["fold"], held[rule]) for rule in ("ratio", "constant")
     )
@@ -568,8 +569,8 @@ def intervals(fit: Fit, held: Mapping[str, HeldOut]) -> dict[str, ErrorInterval]
 def widest(
     a100: HeldOut, h100: HeldOut, v100: HeldOut, within: Iterable[ErrorInterval]
 ) -> ErrorInterval:
-    """Return the ErrorInterval, as factors on the prediction, that covers 90 % of the measurements
-    of each source and every interval in `within`. The rows are already predicted.
+    """Return the ErrorInterval, as factors on the prediction, that spans the 90 % interval of each
+    source's measurements and every interval in `within`. The rows are already predicted.
 
     In `a100` and `h100` a fold is a source, predicted by a fit on the other sources of its cluster;
     `v100` counts as one source, each row of which was predicted by a fit of the software's

@@ -137,6 +137,7 @@ def promise_of(recipe: Path) -> Promise:
 def used(recipe: Path, runs: Path) -> tuple[int, int, float]:
     """Build the dataset of the file `recipe` below the folder `runs` with `mlm-data` in a process
     of its own. Return the peak of its memory and of its disk in bytes, and its processor seconds.
+    Disk is looked at twice a second, so a short peak is missed.
 
     Raises UserError if the build fails.
     """

@@ -49,13 +49,15 @@ def engine_class(name: str) -> type[Engine]:
 
 def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) -> Benchmark:
     """Train the configuration, adapted as by `shared_work` (without dropout, for instance), for
-    `iterations` on the layout of the name `layout`, in this engine and in the one called `theirs`,
-    a key of `ENGINES`, on forked ranks. Return a benchmark's record of losses, gradient norms,
-    learning rates and final weights; sentences on those beyond the tolerance, which is measured on
-    the other engine, are its `disagreements`. Nothing is written.
+    `iterations` on the layout of the name `layout`, in this suite's engine and in the one called
+    `theirs`, a key of `ENGINES`, on forked ranks. Return a benchmark's record of losses, gradient
+    norms, learning rates and final weights; sentences on those beyond the tolerance, which is
+    measured on the other engine, are its `disagreements`. No run is written. Sets torch to one
+    thread.
 
-    Raises BadInput for a configuration that cannot be compared, Diverged if ranks fail or one of
-    the first three is not finite.
+    Raises BadInput for a configuration that cannot be compared or a missing package, Diverged if
+    ranks fail or one of the first three is not finite, DataMissing or IntegrityFailure for a
+    dataset that is missing or incomplete.
     """
     kind = engine_class(theirs)
     layers = config.model.num_layers
@@ -173,7 +175,8 @@ def shared_work(
 ) -> Iterator[tuple[Work, ParityLayout]]:
     """Context manager: yield the training of `iterations` that two engines are given, as Work with
     initial weights drawn from the recipe's seed, and its layout, of the name `layout`. Raises
-    BadInput if it cannot be compared with other engines. The Work's files are gone afterwards.
+    BadInput if it cannot be compared with other engines, DataMissing or IntegrityFailure for a
+    dataset that is missing or incomplete. The Work's files are gone afterwards.
 
     Dropout is 0. The vocabulary has no padding rows, because other engines include them in the
     softmax. The schedule of 2019, which Megatron-Core no longer has, becomes a cosine. The first

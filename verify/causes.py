@@ -250,7 +250,7 @@ def is_near(value: Array, serial: Array) -> bool:
 
 def _of_copies(ranks: Sequence[Sequence[TensorPart]], serial: Array) -> str:
     """Return in words how whole copies of a gradient differ between ranks, and what their sum or
-    mean says of it; "" for equal copies and for parts."""
+    mean says of it; "" for equal copies, for parts and for a single rank."""
     copies = [
         parts[0].value
         for parts in ranks

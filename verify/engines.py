@@ -64,8 +64,9 @@ class Work:
     configuration decides."""
 
     def inputs(self, config: RunConfig, mesh: ParallelMesh) -> TrainingInputs:
-        """Return the object that gives this rank of `mesh` its microbatches of every iteration,
-        made of the work's token files by `config`, which is the layout's configuration."""
+        """Return the TrainingInputs that give this rank of `mesh` its microbatches of every
+        iteration, made of the work's token files by `config`, which is the layout's
+        configuration."""
         tokens = [(TokenFile(prefix), weight) for prefix, weight in self.tokens]
         return TrainingInputs(config, self.iterations, tokens, self.tokenizer, mesh)
 
@@ -165,8 +166,9 @@ class Engine:
         return self.module.named_parameters()
 
     def buffers(self) -> Named:
-        """Return pairs of name and buffer of floating-point numbers of this rank's model, for the
-        buffers that belong to a checkpoint and are the same on every layout."""
+        """Return pairs of name and buffer of floating-point numbers of this rank's model: by
+        default the buffers of `module` that are in its state_dict. They are compared with the
+        serial run's as weights are, so they must be the same on every layout."""
         return saved_buffers(self.module)
 
     def shards(self, named: Mapping[str, Tensor]) -> list[Shard]:
@@ -287,8 +289,8 @@ class Engine:
 
     def show(self, recorder: Recorder, kind: str, named: Named) -> None:
         """Record this rank's shards of the given tensors, which have the names and shapes of
-        parameters. They are recorded under `kind`, such as "gradient of ", and their name in the
-        whole model; empty shards are left out."""
+        parameters or buffers. They are recorded under `kind`, such as "gradient of ", and their
+        name in the whole model; empty shards are left out."""
         for shard in self.shards(dict(named)):
             if shard.value.numel():
                 recorder.show(kind + shard.key, shard.value, shard.start)

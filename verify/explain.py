@@ -56,6 +56,7 @@ class Beyond(NamedTuple):
     """Distance of the recorded value from float64; for a tensor, the norm of the difference."""
     allowed: float
     detail: str
+    """End of the sentence about it: the recorded value and the due one, or their ratio."""
     row: int | None = None
     """Row of the word embedding that is farthest off; None for another value."""
 
@@ -315,8 +316,8 @@ def explain(first: RecordedRun, second: RecordedRun) -> None:
 
 def _first_bits(first: RecordedRun, second: RecordedRun) -> int | None:
     """Print the first number, or else checkpoint, in which two runs have other bits, and return its
-    iteration; None if all bits are equal. Raises BadInput if the runs have no iteration in
-    common."""
+    iteration. Only iterations, numbers and checkpoints that both have are compared; None if these
+    are all equal. Raises BadInput if the runs have no iteration in common."""
     common = [number for number in first.iterations if number in second.iterations]
     for number in common:
         mine = first.numbers(number)

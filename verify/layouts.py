@@ -149,11 +149,12 @@ def check(
     `build(layout)` returns the model of this rank, a model and its optimizer, or a `Program`;
     `layout` has the sizes `tp`, `pp`, `dp`, `fsdp`, `cp`, `ep`, all 1 for the serial run, which
     alone has no process group. `batch` are tensors, or a dict of them, with equally many rows, of
-    float64 or integers; data-parallel ranks take their rows, each in `microbatches`.
-    `loss(model, rows)` is a mean over rows. `layouts` are names such as "tp2,fsdp2". `seed` draws
-    the noise that is added to weights whose elements are all equal, as in norms. Raises
-    AssertionError with a line for each cause and each layout that cannot run; BadInput if nothing
-    is found and the serial run or a layout cannot run.
+    float64 or integers; data-parallel ranks take their rows, each in `microbatches`. `loss(model,
+    rows)` is a mean over rows. `layouts` are names such as "tp2,fsdp2". `seed` draws the noise that
+    is added to weights whose elements are all equal, as in norms. Raises AssertionError with a line
+    for each cause and each layout that cannot run; BadInput if nothing is found and a layout cannot
+    run, and if the serial run cannot run or be repeated. Checkpoints that cannot be compared are
+    passed over.
     """
     sentences = []
     stopped = []
@@ -358,10 +359,10 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
         layout: ParityLayout, folder: Path
     ) -> tuple[list[LayoutFinding], str, bool]:
         """Compare trainings across a checkpoint: from a serial checkpoint on the layout, and from
-        the layout's own checkpoint on one rank.
+        the layout's own checkpoint on one rank. Checkpoints are written below `folder`.
 
         Returns the findings, the reason if checkpoints could not be compared, and True if a rank
-        was lost.
+        was lost. Findings made before such a reason are returned with it.
         """
         # With the same kind of optimizer as the layout, because its checkpoint is loaded there.
         begin = ParityLayout(shard_optimizer=layout.shard_optimizer)
@@ -461,7 +462,8 @@ def _first_output(outcome: Outcome, serial: Mapping[str, Array], weights: Weight
     differs from the serial run's, and the multiple of its bias by which it does; "" where none is
     known to differ.
 
-    Only tensor-parallel ranks are asked, and only outputs of the serial shape are compared.
+    Only outputs of the serial shape are compared. A layout with more ranks than tensor-parallel
+    ones is not asked: it gives "" too.
     """
     if outcome.layout.world_size > outcome.layout.tp:
         return ""
@@ -557,8 +559,9 @@ def _unequal_copies(
 
 def _planted(layout: str, ranks: Sequence[Computed], weights: Weights) -> Iterator[LayoutFinding]:
     """Yield a finding for each parameter and rank where the squared gradient norm, with a gradient
-    of 1 in that parameter alone, is not the parameter's number of elements. `ranks` have the
-    squared norms that each rank found, if any, and `weights` the whole parameters, by name.
+    of 1 in that parameter alone, is not the parameter's number of elements, but for rounding.
+    `ranks` have the squared norms that each rank found, if any, and `weights` the whole parameters,
+    by name.
 
     A sum of ones is exact in fp32. The root and the square of each rank and of the whole round four
     times.

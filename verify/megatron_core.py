@@ -249,9 +249,9 @@ def distribute(values: Mapping[str, Any], module: nn.Module, config: Any) -> tup
 
 def shards_of(gpt: Any, named: Mapping[str, Tensor]) -> list[Shard]:
     """Return this rank's shards of the tensors `named`, which have the names and shapes of `gpt`'s
-    parameters: one for each entry of Megatron-Core's checkpoint, none for a tensor without an
-    entry. They are views, or copies of tensors that are part of a larger storage. The tensors stand
-    in for the parameters while Megatron-Core describes its checkpoint."""
+    parameters or saved buffers: one for each entry of Megatron-Core's checkpoint, none for a tensor
+    without an entry. They are views, or copies of tensors that are part of a larger storage. The
+    tensors stand in for the parameters while Megatron-Core describes its checkpoint."""
     own = {**dict(gpt.named_parameters()), **dict(saved_buffers(gpt))}
     held = {}
     by_storage = {}

@@ -56,8 +56,9 @@ class ParityLayout(ParallelConfig):
 
     @property
     def name(self) -> str:
-        """Name of the layout, made of the settings that differ from the serial run, such as
-        `tp2-sp`; `serial` if none differs. The function `parse_layout` gives the layout back."""
+        """Name of the layout, such as `tp2-sp`: the sizes and settings that differ from the serial
+        run and that a name can state; `serial` if none differs. The function `parse_layout` gives
+        the layout back."""
         sizes = {
             "tp": self.tp,
             "pp": self.pp,
@@ -85,8 +86,10 @@ class ParityLayout(ParallelConfig):
         return "-".join(part for part in parts if part) or "serial"
 
     def configure(self, config: RunConfig) -> RunConfig:
-        """Return a copy of a configuration of this engine with the layout's settings under
-        `parallel`. Raises BadInput if the layout sets the size of microbatches."""
+        """Return a copy of a configuration of this suite's engine with the layout's settings under
+        `parallel`: those named in `NAMED`, such as tp, pp and schedule. Data parallelism follows
+        from the number of ranks; `dp`, `cp`, `ep` and `fsdp` are left out. Raises BadInput if the
+        layout sets the size of microbatches."""
         if self.mb:
             raise BadInput(
                 "mb, the size of microbatches in a layout's name, is for `mlm-verify layouts"
@@ -101,8 +104,9 @@ SERIAL = ParityLayout()
 
 def parse_layout(text: str) -> ParityLayout:
     """Return the layout that a name such as `tp2-sp` stands for. Without `dp` or `fsdp` in the
-    name, `ep` is the number of data-parallel ranks too. Raises BadInput for a part that is unknown
-    or given twice, and for chunks with a schedule that is not interleaved."""
+    name, `ep` is the number of data-parallel ranks too. Raises BadInput for an unknown part, for a
+    part that sets what an earlier one sets, such as gpipe after 1f1b, and for chunks with a
+    schedule that is not interleaved."""
     if text == "serial":
         return SERIAL
     values: JSON = {}

@@ -65,13 +65,14 @@ class Program(Engine):
         `gradient` runs the same batch at every layout, forward and backward, reduces the gradients
         and returns the mean loss; by default the loss of every microbatch of this rank goes
         backward. `step` clips, updates and returns the norm of the whole gradient; by default
-        `clip` clips and returns it, and the optimizer updates. Without both the norm is not
-        compared. `named` are the parameters by their names in the whole model, where this rank's
-        model has others. `starts` has, by name, the first indices of this rank's parts of
-        parameters in the whole; a DTensor knows its own, other parameters are whole. Moments of the
-        `optimizer` are compared: by default AdamW's, and none if `step` is given without it. `save`
-        writes a checkpoint into a new directory, `restore` loads one of any layout; every rank
-        calls them, and one without the other is ignored.
+        `clip` clips and returns it, and the optimizer updates. With neither, the norm is not
+        compared and planted gradients are not counted. `named` are the parameters by their names in
+        the whole model, where this rank's model has others. `starts` has, by name, the first
+        indices of this rank's parts of parameters in the whole; a DTensor knows its own, other
+        parameters are whole. Moments of the `optimizer` are compared: by default AdamW's, and none
+        if `step` is given without it. `save` writes a checkpoint into a new directory, `restore`
+        loads one of any layout; every rank calls them. Unless both are given, checkpoints are not
+        compared.
         """
         self.module = model
         self.gradient = gradient
@@ -182,6 +183,7 @@ class HeldTraining:
     microbatches: int = 1
     """Number of microbatches on every rank."""
     tolerance: float = EXACT
+    """Largest allowed difference of an element, in the multiples that `EXACT` describes."""
     in_double: bool = True
     """True if operations that the program does in fp32 are done in float64."""
 
@@ -191,7 +193,8 @@ class HeldTraining:
         Raises BadInput if the batch cannot be divided, or for a layout that sets the size of
         microbatches.
 
-        In this process torch's default type is float64 afterwards, and warnings are silent.
+        In this process torch's default type is float64 afterwards, with `in_double` fp32 operations
+        are done in float64 (`InDouble`), and warnings are silent.
         """
         if layout.mb:
             raise BadInput(

@@ -63,7 +63,8 @@ def replay(run: Path, count: int | None) -> None:
 
     Raises BadInput for a run that cannot be replayed, IntegrityFailure for a broken seal,
     HardwareMissing for a checkpoint of another numerics identity, Diverged where a metric, a weight
-    or the optimizer's state differs.
+    or the optimizer's state differs, or where a segment cannot begin because its checkpoint is
+    damaged.
     """
     directory = RunDirectory.open(run, "training")
     config = resolve_begun(directory).config
@@ -143,9 +144,10 @@ def _replay_segment(run: Path, segment: Segment) -> list[str]:
 
 
 def _train_again(run: Path, segment: Segment, root: Path) -> Path:
-    """Train a segment again, from the run's checkpoint at its start to its end; return the new run
-    directory below `root`. Raises IntegrityFailure if the checkpoint is damaged, Interrupted if the
-    training stopped before the end, and SystemExit with a rank's code if ranks failed otherwise."""
+    """Train a segment again, from the run's checkpoint at its start, or from the beginning if it
+    starts at 0, to its end; return the new run directory below `root`. Raises IntegrityFailure if
+    the checkpoint is damaged, Interrupted if the training stopped before the end, and SystemExit
+    with a rank's code if ranks failed otherwise."""
     config = segment.config
     start = segment.start
     end = segment.end

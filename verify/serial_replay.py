@@ -129,6 +129,7 @@ class KnownFault(NamedTuple):
     train: JSON = {}  # noqa: RUF012
     """Settings of `train` that a replay changes to reproduce the fault."""
     model: JSON = {}  # noqa: RUF012
+    """Settings of `model` that a replay changes to reproduce the fault."""
 
 
 NO_FAULT = KnownFault("")

@@ -245,10 +245,10 @@ class Builder:
         parallelize_module(model, mesh, plan)
 
     def shard(self, model: Decoder, mesh: Any) -> None:
-        """Wrap each layer of a model, then the model, with FSDP2 in place, so that the ranks of an
-        axis of `mesh` share the parameters. On a mesh of `dp` and `fsdp` the ranks of `fsdp` share
-        them, and each rank of `dp` has a copy. The fields `reduce_dtype` and
-        `gradient_divide_factor` apply."""
+        """Wrap each layer of a model, then the model, with FSDP2 in place, so that the parameters
+        are divided over the ranks of an axis of `mesh`. On a mesh of `dp` and `fsdp` they are
+        divided over the ranks of `fsdp`, and each rank of `dp` has a copy. The fields
+        `reduce_dtype` and `gradient_divide_factor` apply."""
         more = {
             "mp_policy": MixedPrecisionPolicy(reduce_dtype=KINDS.get(self.fields.reduce_dtype)),
             "mesh": mesh,
@@ -261,7 +261,8 @@ class Builder:
 
     def pipelined(self, model: Decoder, layout: ParityLayout) -> Program:
         """Return this rank's stages of torch.distributed.pipelining as a Program, with the step
-        over their microbatches, at least 2 · pp in number."""
+        over their microbatches, at least 2 · pp in number. Raises ValueError for a schedule that
+        torch does not have."""
         rank = dist.get_rank()
         count = max(self.microbatches, 2 * layout.pp)
         schedule: Any = get_schedule_class(self.fields.schedule)

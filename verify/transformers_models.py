@@ -75,9 +75,9 @@ def configured(transformers: Any, texts: Mapping[str, str]) -> Any:
 
 def sizes_of(transformers: Any, texts: Mapping[str, str]) -> tuple[str, JSON]:
     """Return an architecture's `model_type` and the settings of its small configuration, a dict by
-    name. `texts` maps names of fields to texts, which are read as Python literals: `model_type`, by
-    default qwen3, and settings that replace the small ones. Raises BadInput for an architecture or
-    a field that transformers does not have."""
+    name, in which every dropout is 0. `texts` maps names of fields to texts, which are read as
+    Python literals: `model_type`, by default qwen3, and settings that replace the small ones.
+    Raises BadInput for an architecture or a field that transformers does not have."""
     fields = dict(texts)
     kind = fields.pop("model_type", "qwen3")
     causal = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -140,8 +140,9 @@ class Loaded:
 
 
 def axes_of(layout: ParityLayout) -> dict[str, int]:
-    """Return the layout as keyword arguments of transformers' DistributedConfig, by name. Raises
-    BadInput if they cannot state it."""
+    """Return the layout as keyword arguments of transformers' DistributedConfig, by name. `dp`
+    counts copies of what `fsdp` divides; only with `ep` above 1 and `fsdp` 1 it is the `fsdp_size`
+    itself. Raises BadInput if they cannot state the layout."""
     if (
         layout.pp * layout.cp > 1
         or layout.sequence_parallel
@@ -161,9 +162,10 @@ def axes_of(layout: ParityLayout) -> dict[str, int]:
 
 
 def batch_of(seed: int) -> dict[str, Tensor]:
-    """Return a random batch as keyword arguments of the model, with rows of unequal length. Padding
-    and up to 3 tokens of a prompt have no label, and the last eighth of the vocabulary does not
-    occur. `counted` is the number of labels in the batch, repeated for each row."""
+    """Return a random batch as a dict for `token_loss`: `input_ids`, `attention_mask` and `labels`,
+    int64 tensors [8, 12] with rows of unequal length. Padding and up to 3 tokens of a prompt have
+    the label -100, and the last eighth of the vocabulary does not occur. `counted`, [8], is the
+    number of labels after the first position in the whole batch, repeated for each row."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(3, SMALL["vocab_size"] * 7 // 8, (ROWS, LENGTH), generator=generator)
     lengths = torch.randint(LENGTH // 2, LENGTH + 1, (ROWS, 1), generator=generator)

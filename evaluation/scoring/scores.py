@@ -83,7 +83,8 @@ class ScoringModel:
 
     def default_batch_size(self, width: int) -> int:
         """Return the largest number of rows of `width` inputs, at least 1, whose activations take
-        at most MAX_ACTIVATION_BYTES on the model's device."""
+        at most MAX_ACTIVATION_BYTES for the kind of the model's device, cpu or cuda. Activations
+        are estimated as ACTIVATIONS_PER_TOKEN vectors of hidden size for each input."""
         bytes_per_row = width * self.hidden_size * ACTIVATIONS_PER_TOKEN * self.dtype.itemsize
         return max(1, MAX_ACTIVATION_BYTES[self.mesh.device.type] // bytes_per_row)
 
@@ -114,8 +115,8 @@ def score(
     the data-parallel ranks. Otherwise, on a CPU, batches are dealt to `workers` processes of one
     thread each (by default all available cores). Raises BadInput if there is no request, for a
     request longer than the model's context, an unknown token, or several workers on a GPU or beside
-    several ranks, UserError if a worker ends early, and HardwareMissing if a row does not fit into
-    memory.
+    several ranks, and UserError if a worker ends early. On a GPU it raises HardwareMissing if a row
+    does not fit into memory or, where ranks divide the model, if a batch does not.
     """
     mesh = model.mesh
     if not requests:
@@ -231,10 +232,10 @@ def in_workers(
 ) -> Iterator[tuple[int, Scores | None]]:
     """Yield `(item, work(item))` for every number in `items` as soon as it is done, in any order.
 
-    Worker processes, forked from this one, of one thread each take an item at a time. A single
-    worker or a single item stays in this process, with one thread too, so that values do not depend
-    on the number of workers. Raises UserError if one of several workers ends early, and the errors
-    of `work`.
+    Worker processes, at most `workers`, are forked from this one, have one thread each and take an
+    item at a time. A single worker or a single item stays in this process, with one thread too, so
+    that values do not depend on the number of workers. Raises UserError if one of several workers
+    ends early, and the errors of `work`.
     """
     if min(workers, len(items)) > 1:
         pool = ProcessPoolExecutor(
@@ -284,12 +285,12 @@ def _do(item: int) -> Any:
 def score_in_memory(
     model: ScoringModel, requests: Sequence[Request], banned: Tokens | None
 ) -> Scores | None:
-    """Score a batch of requests and return its Scores; if it does not fit into the device's memory,
-    warn on standard error and score it in two halves. All ranks that share the model call it.
-    Return None on a rank without the model's last stage.
+    """Score a batch of requests and return its Scores, with `banned` as in `score_batch`; if it
+    does not fit into a GPU's memory, warn on standard error and score it in two halves. All ranks
+    with a part of the model call it. Return None on a rank without the model's last stage.
 
     Raises HardwareMissing if a single row does not fit, or if ranks divide the model and the batch
-    does not fit.
+    does not fit. On a CPU torch's error passes through.
     """
     try:
         return score_batch(model, requests, banned)
@@ -318,10 +319,10 @@ def score_in_memory(
 def score_batch(
     model: ScoringModel, requests: Sequence[Request], banned: Tokens | None = None
 ) -> Scores | None:
-    """Score requests in one forward pass, in which all ranks that share the model take part, and
-    return their Scores, in order. Return None on a rank without the model's last stage. Token ids
-    that are `banned` are ignored in the column `greedy_allowed`. Raises torch.OutOfMemoryError if
-    they do not fit into the device's memory."""
+    """Score requests in one forward pass, in which all ranks with a part of the model take part,
+    and return their Scores, in order. Return None on a rank without the model's last stage. Token
+    ids that are `banned` are ignored in the column `greedy_allowed`. Raises torch.OutOfMemoryError
+    if they do not fit into a GPU's memory."""
     device = model.mesh.device
     counts = np.array([request.num_scored for request in requests], dtype=np.int64)
     lengths = np.array([len(request.tokens) - 1 for request in requests], dtype=np.int64)
@@ -477,8 +478,9 @@ def forward(
 
 
 def sum_exponentials(logits: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
-    """Return a pair, both [n]: the maximum of the `columns` of each row of logits [n, v], float32,
-    and the sum of exp(logit − maximum) over them, float64. Without columns they are −∞ and 0."""
+    """Return a pair, both [n]: the maximum of the `columns`, a slice, of each row of logits [n, v],
+    float32, and the sum of exp(logit − maximum) over them, float64. Without columns they are −∞ and
+    0."""
     n = len(logits)
     count = columns.stop - columns.start
     highest = logits.new_full((n,), float("-inf"), dtype=torch.float32)

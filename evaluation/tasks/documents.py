@@ -37,7 +37,8 @@ class RunningText:
     @classmethod
     def of_wikitext(cls, source: SourceText, text: str) -> Self:
         """Return the RunningText of a WikiText file's content `text`, with its articles, which
-        begin at first-level headings."""
+        begin at first-level headings, the first one at the text's beginning. Without such a heading
+        it has no articles."""
         starts = [(match[1], match.start()) for match in _HEADING.finditer(text)]
         articles = [(title, start if number else 0) for number, (title, start) in enumerate(starts)]
         return cls(source, text, articles, sum(map(lm_eval_words, lm_eval_documents(text))))

@@ -99,7 +99,7 @@ def huggingface_wikitext(
 ) -> PerplexityTask:
     """Return the PerplexityTask on the official WikiText file of `test_set`, `wikitext103` or
     `wikitext2`, at `path` by transformers' strided recipe (`docs/source/en/perplexity.md`), which
-    divides the loss by sub-words.
+    divides the loss by sub-words, one too few in each window but the first.
 
     Its windows hold the whole context, the target included, so the first target has one token less
     before it than in Megatron-LM's. A stride is half the context, but on WikiText-2, the page's own
