@@ -40,12 +40,13 @@ STACK_SECONDS = 2.0
 
 def launch(work: Callable[[], object], ranks: int) -> int:
     """Fork `ranks` processes that find each other, call `work`, a function without arguments, in
-    each and wait for them; return 0, or the exit code of a rank that failed.
+    each and wait for them; return 0, or the documented exit code of a rank that failed, also if the
+    ranks were stopped during the work.
 
     The ranks inherit all imports, and run one thread each. This process touches no GPU. If a rank
     fails, the others are ended. SIGTERM and Ctrl-C are passed on; on Linux the ranks do not outlive
-    this process. Raises Interrupted if the ranks were stopped before the work began or a signal
-    ended one.
+    this process. Raises Interrupted if the ranks were stopped before the work began, or if a signal
+    from elsewhere ended one and no rank failed by itself.
     """
     from mlm_repro.engine.launch.mesh import STACK_SIGNAL
 

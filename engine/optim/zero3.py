@@ -30,7 +30,8 @@ def shard_zero3(model: StageModel, mesh: ParallelMesh) -> None:
     values are lost and yet to be given, and a model on the meta device takes only its shards'
     memory.
 
-    Gradients are reduced in fp32 or above. Raises BadInput if ranks are threads.
+    Gradients are reduced in fp32 or above, to their mean over the ranks. Raises BadInput unless the
+    data axis has several ranks and they are processes.
     """
     if not isinstance(mesh.dp, GroupAxis):
         raise BadInput(

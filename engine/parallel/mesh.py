@@ -84,8 +84,8 @@ class Axis(ABC):
 
     def start_all_reduce(self, tensor: Tensor) -> Pending:
         """Begin to sum in place the tensors that all ranks of the axis give, of one shape; return
-        the Pending to wait for, after which each rank has the sum. By default the sum is complete
-        on return."""
+        the Pending to wait for, after which each rank has the sum. Only an axis of processes works
+        in the background; on any other the sum is complete on return."""
         # An axis that cannot work in the background is done when it returns.
         self.all_reduce(tensor)
         return DONE

@@ -116,15 +116,17 @@ class ResolvedRun:
 
     @cached_property
     def written_bytes(self) -> int:
-        """Number of bytes of one checkpoint that the rank with the largest share writes, which it
-        copies to the host's memory for that."""
+        """Estimate of the bytes of one checkpoint that the rank with the largest share writes, and
+        copies to the host's memory for that. Tensors are written whole, so it may be up to one
+        tensor's state more; under ZeRO stage 3 it is less."""
         return written_bytes(
             self.config.model, self.config.train.precision, self.config.parallel, self.layout.dp
         )
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Size in bytes of one checkpoint of the whole model and its optimizer."""
+        """Bytes of the tensors of one checkpoint of the whole model and its optimizer, over all
+        ranks."""
         return checkpoint_bytes(self.config.model, self.config.train.precision)
 
     def flops(self, causal: bool = False) -> float:
@@ -186,7 +188,8 @@ class ResolvedRun:
     def directory(self, root: Path) -> RunDirectory:
         """Return the RunDirectory for this run below the folder `root`, whether it was begun or
         not; nothing is written. Raises BadInput if the configuration names no dataset, or the run's
-        name is too long or leads to a run of another kind."""
+        name is too long or leads to a run of another kind, and IntegrityFailure if the manifest of
+        the run with that name cannot be read."""
         return RunDirectory.find(root, self._asked)
 
     def begin(self, root: Path) -> RunDirectory:
@@ -198,7 +201,8 @@ class ResolvedRun:
         (`mlm_repro.engine.checkpoint.checkpoint.resume`). For a new run, a note printed to stderr
         names the runs of the same recipe that have an older identity. Raises BadInput if the
         configuration names no dataset, the run's name is too long or leads to a run of another
-        kind, or the directory cannot be made or holds other work.
+        kind, or the directory cannot be made or holds other work; IntegrityFailure if the manifest
+        of the run with that name cannot be read.
         """
         if self.begun:
             return self.begun
@@ -249,7 +253,9 @@ class ResolvedRun:
 
     def describe(self) -> str:
         """Return the text of a dry run, of several lines: the configuration as JSON, the digest of
-        its settings that are not defaults, and its costs, such as parameters, FLOPs and memory."""
+        its settings that are not defaults, and its costs, such as parameters, FLOPs and memory.
+        Raises BadInput or IntegrityFailure for a token file of its dataset that is missing or
+        damaged."""
         memory = self.memory
         whole = self.flops()
         causal = self.flops(causal=True)
@@ -331,7 +337,8 @@ def resolve(
 def checked_layout(config: RunConfig, ranks: int) -> Layout:
     """Return the Layout of a run on `ranks` ranks in all: the configured tensor and pipeline
     parallelism, all other ranks data-parallel. Raises BadInput if it does not divide the model's
-    sizes, its layers or the batch's microbatches, or does not fit the pipeline schedule."""
+    sizes, its layers or the batch's microbatches, does not fit the pipeline schedule, or is one
+    that the model's family or ZeRO stage 3 does not allow."""
     layout = layout_of(config, ranks)
     parallel = config.parallel
     split_layers(config.model.num_layers, layout.pp, parallel.chunks)
@@ -521,7 +528,8 @@ def resolve_begun(
     """Return the ResolvedRun of the training that was begun in `directory`, to be resumed there,
     with the settings KEY=VALUE in `changed`. Without `ranks` and `changed` it has the layout that
     trained last; with `changed` alone, as many ranks as this machine has GPUs or cores for. Its
-    dataset and starting point are found by their digests if they have moved.
+    dataset and starting point are found by their digests if they have moved. A starting point that
+    is not found is no error here: a run with a checkpoint of its own does not need it.
 
     Raises IntegrityFailure or BadInput if its dataset, its name, its manifest or the meaning of its
     settings has changed since it began, or if `changed` has a setting outside of the sections

@@ -47,8 +47,9 @@ def log_sum(
     is_whole: bool,
 ) -> None:
     """Write each row's largest logit to `top` [n], and to `sums` [2, n] Σ exp(logit − top) and the
-    logit of the row's target, 0 if the row does not have it. `targets` [n] are counted from this
-    rank's first column; another rank's target is negative or not below `columns`.
+    logit of the row's target, 0 if the row does not have it; `top` and `sums` are in fp32.
+    `targets` [n] are counted from this rank's first column; another rank's target is negative or
+    not below `columns`.
 
     The rows of `logits` [n, v/t] have `columns` real logits; the rest is padding. If `factor` is
     above 0 and rows have the whole vocabulary (`is_whole`), they are overwritten by `factor` × the
