@@ -85,12 +85,13 @@ def script_or_arguments(given: Sequence[str]) -> list[str]:
 
 def read_script(text: str) -> list[str]:
     """Return a list of the arguments that the shell script `text` gives to its last call of
-    `pretrain_gpt.py`, or of all words of a text that calls no `pretrain_*.py`; up to the first word
-    that begins with `;`, `&`, `|` or a redirection, and without `$@`.
+    `pretrain_gpt.py`, or of all words of a text that calls no `pretrain_*.py` with flags; up to the
+    first word that begins with `;`, `&`, `|` or an output redirection, and without `$@`.
 
-    Nothing is run. Variables and arrays that the script sets are substituted, and defaults, as in
-    `${NAME:-1}`, of others; the rest keep their `$`. Raises BadInput for an open quotation mark,
-    and if the last such call is of another program, as of `pretrain_bert.py`.
+    Nothing is run. Variables and arrays that the script sets are substituted by their last value in
+    the text, and defaults, as in `${NAME:-1}`, of others; the rest keep their `$`. Raises BadInput
+    for an open quotation mark, and if the last such call is of another program, as of
+    `pretrain_bert.py`.
     """
     text = re.sub(r"\\\n", " ", re.sub(r"(?m)(^|\s)#.*$", r"\1", text))
     text = re.sub(r'"(\$\{\w+\[@\]\})"', r"\1", text)

@@ -352,9 +352,9 @@ class Trainer:
 
     def iterate(self, number: int) -> tuple[Step, list[str], bool]:
         """Run the next iteration, `number`, counted from 0, update the weights unless a guard skips
-        it, and return a tuple: the Step, its line for metrics.jsonl; a list of the guards' warnings
-        as texts, without empty ones; and True if a rank was asked to stop. Every rank calls it,
-        after `prepare`.
+        it or its gradient overflows in fp16, and return a tuple: the Step, its line for
+        metrics.jsonl; a list of the guards' warnings as texts, without empty ones; and True if a
+        rank was asked to stop. Every rank calls it, after `prepare`.
 
         Logs nothing, and leaves this trainer's `state` to the caller. Raises NotFinite or Diverged
         as the guards do, and IntegrityFailure for a token outside the vocabulary.

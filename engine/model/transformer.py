@@ -148,7 +148,8 @@ class TransformerLayer(nn.Module):
 
 class Embedding(nn.Module):
     """Word plus position embedding with dropout: token ids [b, s], the first at position `start`, →
-    [s, b, h], or this rank's positions [s/t, b, h] with sequence parallelism.
+    [s, b, h], or this rank's positions [s/t, b, h] with sequence parallelism. Without `dropout`
+    nothing is dropped.
 
     The last stage of a pipeline holds a copy of the word embedding alone, without `has_positions`,
     for the output head, and does not call it.

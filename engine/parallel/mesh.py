@@ -117,7 +117,8 @@ class Axis(ABC):
     @abstractmethod
     def gather_objects(self, value: Any) -> list[Any]:
         """Return a list of the values, any Python objects that can be pickled, that the ranks of
-        the axis give, in rank order, on every rank. Every rank of the axis calls it."""
+        the axis give, in rank order, on every rank: copies of other processes' objects, but the
+        very objects of ranks that are threads. Every rank of the axis calls it."""
 
     def barrier(self) -> None:
         """Wait until every rank of the axis has called this method."""

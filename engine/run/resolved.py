@@ -232,8 +232,9 @@ class ResolvedRun:
 
     def check_not_longer(self, root: Path) -> None:
         """Raise BadInput if the run at `root`/name, this run's name, is complete and has the same
-        settings but fewer iterations; the error names `--continue`. A run that continues another is
-        not checked. Nothing is returned."""
+        settings but fewer iterations, in an error that names `--continue`; or if it is of another
+        kind. A run that continues another is not checked, and one that is unfinished passes.
+        Nothing is returned."""
         named = root / self.config.name
         train = self.config.train
         if not is_sealed(named) or train.continues or not (named / MANIFEST).is_file():
