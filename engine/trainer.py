@@ -540,7 +540,8 @@ class Trainer:
         """Return an iteration, given as its Step, as text for the progress line: mean loss of the
         last 20 iterations, or of the last `record.log_interval` if that is set, gradient norm,
         learning rate, time and the speed of all ranks together; in fp16 the loss scale, and the
-        number of skipped iterations if there are any."""
+        number of skipped iterations if there are any. The mean covers at most 128 iterations, and
+        none with a loss or norm that is not finite."""
         skipped = self.state.iteration - self.state.optimizer_steps
         norm = line.gradient_norm
         losses = [loss for loss, _ in self.recent.seen][

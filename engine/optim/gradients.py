@@ -66,6 +66,7 @@ class GradientReducer:
     mesh: ParallelMesh
     _buckets: list[_Bucket] = field(default_factory=list)
     _armed: set[int] = field(default_factory=set)
+    """Identities (`id`) of the parameters whose next gradient is the last in this iteration."""
     arrived: set[int] = field(default_factory=set)
     """Identities (`id`) of the parameters that have had a gradient in this iteration."""
 

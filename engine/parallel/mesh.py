@@ -75,6 +75,8 @@ class Axis(ABC):
     size: int
     rank: int
     waiting: Waiting = field(default_factory=Waiting, compare=False)
+    """Timer of the seconds that this rank spends in communication; `build_mesh` gives one to all
+    axes."""
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = SUM) -> Tensor:

@@ -130,9 +130,9 @@ class ResolvedRun:
         return checkpoint_bytes(self.config.model, self.config.train.precision)
 
     def flops(self, causal: bool = False) -> float:
-        """Return as a float the number of floating-point operations (FLOPs) of the whole training
-        on all ranks, with those of a run that it continues. Attention counts in full, or with
-        `causal` its causal half alone."""
+        """Return as a float the number of floating-point operations (FLOPs) in the matrix products
+        of the whole training on all ranks, with those of a run that it continues. Recomputation
+        does not count. Attention counts in full, or with `causal` its causal half alone."""
         return self.tokens * flops_per_token(self.config.model, causal=causal)
 
     @property
