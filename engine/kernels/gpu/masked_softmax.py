@@ -13,9 +13,10 @@ from mlm_repro.engine.kernels.gpu.masks import Context, warps
 
 
 class _MaskedSoftmax(torch.autograd.Function):
-    """Autograd function: softmax of scaled and masked attention scores [b, n, s, k] over the keys,
-    in the scores' shape: causal without `visible`, else over the keys where that is True. It keeps
-    the scores for backward, and not the weights, which are rounded."""
+    """Autograd function (scores [b, n, s, k], scale, visible) → softmax over the keys of scores ×
+    scale, in the scores' shape and dtype: causal without `visible`, with the last query seeing
+    every key, else over the keys where that is True. A query that sees no key gives 0. It keeps the
+    scores for backward, and not the weights, which are rounded."""
 
     @staticmethod
     def forward(
