@@ -71,7 +71,8 @@ def written_documents(path: Path) -> Iterator[Document]:
 
 def write_table(path: Path, files: Iterable[Path]) -> None:
     """Write the documents of `files`, JSON lines files of a dataset, in order as one Parquet table
-    at `path`. Its columns are the texts `id`, `text`, `source` and, as JSON, `metadata`."""
+    at `path`. Its columns are the texts `id`, `text`, `source` and, as JSON, `metadata`; an empty
+    source or metadata is null."""
     import pyarrow
     from pyarrow import parquet
 

@@ -352,9 +352,9 @@ class Trainer:
 
     def iterate(self, number: int) -> tuple[Step, list[str], bool]:
         """Run the next iteration, `number`, counted from 0, update the weights unless a guard skips
-        it, and return a tuple: the Step, its line for metrics.jsonl; a list of the guards' warnings
-        as texts, without empty ones; and True if a rank was asked to stop. Every rank calls it,
-        after `prepare`.
+        it or its gradient overflows in fp16, and return a tuple: the Step, its line for
+        metrics.jsonl; a list of the guards' warnings as texts, without empty ones; and True if a
+        rank was asked to stop. Every rank calls it, after `prepare`.
 
         Logs nothing, and leaves this trainer's `state` to the caller. Raises NotFinite or Diverged
         as the guards do, and IntegrityFailure for a token outside the vocabulary.
@@ -540,7 +540,8 @@ class Trainer:
         """Return an iteration, given as its Step, as text for the progress line: mean loss of the
         last 20 iterations, or of the last `record.log_interval` if that is set, gradient norm,
         learning rate, time and the speed of all ranks together; in fp16 the loss scale, and the
-        number of skipped iterations if there are any."""
+        number of skipped iterations if there are any. The mean covers at most 128 iterations, and
+        none with a loss or norm that is not finite."""
         skipped = self.state.iteration - self.state.optimizer_steps
         norm = line.gradient_norm
         losses = [loss for loss, _ in self.recent.seen][

@@ -73,7 +73,7 @@ def buckets(keys: NDArray[np.uint64]) -> Buckets:
     arrays: the documents bucket by bucket, as indices of `keys` and ascending in each bucket, and
     the start of each bucket, [buckets + 1]; the last start is the total.
 
-    `keys` [documents] may be a memory map. Needs up to 32 bytes for each document.
+    `keys` [documents] may be a memory map. Needs up to 32 bytes of memory for each document.
     """
     order = np.argsort(keys)
     return runs(order, keys[order])

@@ -40,7 +40,8 @@ Codes = NDArray[np.uint32]
 
 
 def as_codes(text: str) -> Codes:
-    """Return the text's code points as uint32 [characters], lone surrogates included."""
+    """Return the text's code points as uint32 [characters], lone surrogates included, a read-only
+    array."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 

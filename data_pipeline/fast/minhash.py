@@ -33,9 +33,9 @@ a."""
 
 
 def working_space() -> tuple[Numbers, Numbers]:
-    """Return working memory for hashing LANES strings at once with SHA-1, as two flat arrays: the
-    words of the schedule, all 0, and the states, which begin with each value of OPENING, LANES
-    times, and are else 0."""
+    """Return working memory for hashing LANES strings at once with SHA-1, as two flat uint32
+    arrays: the words of the schedule, all 0, and the states, which begin with each value of
+    OPENING, LANES times, and are else 0."""
     states = np.zeros((len(OPENING) + ROUNDS, LANES), np.uint32)
     states[: len(OPENING)] = np.array(OPENING, np.uint32)[:, None]
     return np.zeros(ROUNDS * LANES, np.uint32), states.ravel()
@@ -87,10 +87,11 @@ def sha1_hashes32(
 ) -> None:
     """Write the first four bytes of SHA-1 of `data[starts[n]:ends[n]]`, little-endian, to
     `hashes[n]`, for each n in `chosen`. `schedule` and `states` are working memory from
-    `working_space`.
+    `working_space`. Strings have at most LONGEST bytes, which is not checked: a longer one gets a
+    wrong hash.
 
     FIPS 180-4, with its five variables as one sequence: each round appends a state. b is the state
-    before it; c, d and e are the states before b, rotated. Strings are at most LONGEST bytes.
+    before it; c, d and e are the states before b, rotated.
     """
     for first in range(0, chosen.shape[0], LANES):
         lanes = min(LANES, chosen.shape[0] - first)

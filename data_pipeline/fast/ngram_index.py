@@ -103,8 +103,8 @@ class NgramIndex:
 
 @cache
 def fold_table() -> NDArray[np.uint32]:
-    """Return a table [0x110000] that maps each code point to the first code point of its lower
-    case, or to 0 if it is not part of words.
+    """Return a table [0x110000] in uint32 that maps each code point to the first code point of its
+    lower case, or to 0 if it is not part of words.
 
     Words that are equal in lower case are equal after this mapping: the three sigmas are mapped to
     one, because which small sigma a capital becomes depends on its position, and only U+0130 has a

@@ -27,7 +27,8 @@ def shingles(text: str, characters: int = 5) -> frozenset[str]:
 
 
 def as_bytes(text: str) -> NDArray[np.uint8]:
-    """Return the text in UTF-8, as uint8 [bytes]; a lone surrogate keeps its own three bytes."""
+    """Return the text in UTF-8, as uint8 [bytes], a read-only array; a lone surrogate keeps its own
+    three bytes."""
     return np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
 
 

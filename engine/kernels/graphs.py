@@ -49,7 +49,7 @@ class Captured:
 
     def fits(self, inputs: list[Tensor]) -> bool:
         """Return True if the tensors `inputs`, the inputs of one call, are as many and have the
-        shapes as when the graphs were captured."""
+        shapes as when the graphs were captured. Dtypes are not compared."""
         return [given.shape for given in inputs] == [own.shape for own in self.inputs]
 
     def total(self, calls: Sequence[list[Tensor]], factor: float) -> Tensor:

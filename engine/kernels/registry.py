@@ -62,8 +62,9 @@ def on_gpu(device: torch.device) -> bool:
 
 def kernel(name: str, tensor: torch.Tensor) -> Callable[..., Any]:
     """Return the function that implements the kernel `name` for tensors of the device and dtype of
-    `tensor`: a faster one if there is one for both, else the reference in plain torch. Raises
-    KeyError for an unknown name."""
+    `tensor`: the device's faster one, if it has one that takes this dtype, else the reference in
+    plain torch. On a GPU without Triton it is the reference too. Raises KeyError for an unknown
+    name."""
     return implementation(
         name,
         tensor.device.type if tensor.dtype in DTYPES.get(tensor.device.type, ()) else REFERENCE,

@@ -41,8 +41,9 @@ def run_forked(
     no GPU, and return a list of the results in rank order. Results go through pickle. Several ranks
     share a gloo process group.
 
-    Raises RanksFailed when a rank fails, ends, or does not answer within `timeout_seconds`, by
-    default 300; the others are then ended. On a timeout every rank prints its stack to stderr.
+    Raises RanksFailed when a rank raises an exception, ends without a result, or is not done within
+    `timeout_seconds`, by default 300; the others are then ended. On a timeout every rank that still
+    runs prints its stack to stderr.
     """
     # Forked, not spawned: a rank then needs no second import of torch, which takes longer than most
     # tests.

@@ -43,7 +43,9 @@ class _Bucket:
     missing: int = 0
     """Number of the bucket's parameters whose last gradient in the iteration is still to come."""
     works: list[Pending] = field(default_factory=list)
+    """Pendings of the bucket's reduction in this iteration; empty before it starts."""
     is_launched: bool = False
+    """True if the reduction in this iteration has been started, or left out for a copy."""
 
 
 @dataclass
@@ -64,6 +66,7 @@ class GradientReducer:
     mesh: ParallelMesh
     _buckets: list[_Bucket] = field(default_factory=list)
     _armed: set[int] = field(default_factory=set)
+    """Identities (`id`) of the parameters whose next gradient is the last in this iteration."""
     arrived: set[int] = field(default_factory=set)
     """Identities (`id`) of the parameters that have had a gradient in this iteration."""
 
@@ -240,9 +243,10 @@ def _in_buckets(
     dp: int,
 ) -> list[list[tuple[ShardedParameter, Tensor]]]:
     """Return the pairs of parameter and gradient, which come in flat order, cut into buckets, as a
-    list of lists. A bucket ends when it has 4 million elements, or 1 million for each of the `dp`
-    data-parallel ranks if that is more. A parameter for which the function `is_alone` returns True
-    has a bucket of its own, and the bucket before it may be smaller, as the last one may."""
+    list of lists. A bucket ends with the parameter by which it has at least 4 million elements, or
+    1 million for each of the `dp` data-parallel ranks if that is more. A parameter for which the
+    function `is_alone` returns True has a bucket of its own, and the bucket before it may be
+    smaller, as the last one may."""
     buckets: list[list[tuple[ShardedParameter, Tensor]]] = []
     # At the least size, so that the first parameter opens a bucket.
     count = least = max(BUCKET_ELEMENTS, OF_RANK * dp)

@@ -75,6 +75,8 @@ class Axis(ABC):
     size: int
     rank: int
     waiting: Waiting = field(default_factory=Waiting, compare=False)
+    """Timer of the seconds that this rank spends in communication; `build_mesh` gives one to all
+    axes."""
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = SUM) -> Tensor:
@@ -84,8 +86,8 @@ class Axis(ABC):
 
     def start_all_reduce(self, tensor: Tensor) -> Pending:
         """Begin to sum in place the tensors that all ranks of the axis give, of one shape; return
-        the Pending to wait for, after which each rank has the sum. By default the sum is complete
-        on return."""
+        the Pending to wait for, after which each rank has the sum. Only an axis of processes works
+        in the background; on any other the sum is complete on return."""
         # An axis that cannot work in the background is done when it returns.
         self.all_reduce(tensor)
         return DONE
@@ -117,7 +119,8 @@ class Axis(ABC):
     @abstractmethod
     def gather_objects(self, value: Any) -> list[Any]:
         """Return a list of the values, any Python objects that can be pickled, that the ranks of
-        the axis give, in rank order, on every rank. Every rank of the axis calls it."""
+        the axis give, in rank order, on every rank: copies of other processes' objects, but the
+        very objects of ranks that are threads. Every rank of the axis calls it."""
 
     def barrier(self) -> None:
         """Wait until every rank of the axis has called this method."""

@@ -106,9 +106,10 @@ class PartitionedModel:
 
     def capture(self, batch: PipelineInput, reducer: GradientReducer) -> None:
         """Capture CUDA graphs of forward and backward, which the method `forward_backward` replays
-        from now on for microbatches of the shape of `batch`. Only for a mesh of one rank, a GPU,
-        and a model without sentence pairs or memory. Runs passes over zeros, which overwrite the
-        gradients. An earlier pass must have used every dropout site."""
+        from now on for microbatches of the shape of `batch`; others run without graphs. Gradients
+        go through `reducer`. Only for a mesh of one rank, a GPU, and a model without sentence pairs
+        or memory, which the caller checks. Runs passes over zeros, which overwrite the gradients.
+        An earlier pass must have used every dropout site."""
         # A copy of the batch: the graphs read these very tensors at each replay.
         program = self._program(1, training=True)
         own = deepcopy(self.with_keys(batch))

@@ -97,11 +97,11 @@ def pass_orders(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> 
     without interleaving, and for interleaving with a number of microbatches that is not a multiple
     of pp.
 
-    GPipe: all forward passes, then all backward passes, so m activations are in flight. 1F1B
-    (PipeDream-Flush): warm-up forwards, one forward and one backward in turn, the remaining
-    backwards. With several chunks this is the interleaved schedule of the 2021 paper (Figure 4):
-    groups of p microbatches pass through all chunks in turn, and warm-up is 2(p − rank − 1) + (v −
-    1)p instead of p − rank − 1.
+    GPipe: all forward passes, then all backward passes, so the activations of all microbatches are
+    in flight. 1F1B (PipeDream-Flush): warm-up forwards, one forward and one backward in turn, the
+    remaining backwards. With several chunks this is the interleaved schedule of the 2021 paper
+    (Figure 4): groups of p microbatches pass through all chunks in turn, and warm-up is 2(p − rank
+    − 1) + (v − 1)p instead of p − rank − 1, for p ranks with v chunks each.
     """
     check_schedule(name, pp, chunks, microbatches)
     total = microbatches * chunks

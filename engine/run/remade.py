@@ -208,7 +208,8 @@ def checkpoints(run: Path) -> Comparisons:
 def datasets(run: Path) -> Comparisons:
     """Yield a Parent, a directory to check in turn, for each dataset that the manifest in a
     training's directory names; its digest is to be compared with the one in the manifest. Raises
-    BadInput if there is no run, DataMissing if its manifest does not name its datasets."""
+    BadInput if there is no run, IntegrityFailure if its manifest is damaged, DataMissing if it does
+    not name its datasets."""
     for dataset in named_datasets(run):
         yield Parent(dataset.place, dataset.parent, dataset_digest)
 
@@ -252,8 +253,9 @@ def recipe_of(training: Path) -> RunConfig:
 
 
 def _tensors_of(checkpoint: Path, is_old: bool) -> Comparisons:
-    """Yield comparisons, each a Remade, of each tensor's statistics, taken before it was written,
-    and of its entry in the index, with the tensor in the files of the directory `checkpoint`.
+    """Yield comparisons, each a Remade, of the tensors' names in the statistics with the ones in
+    the index, and, for each tensor in both, of its statistics, taken before it was written, and of
+    its entry in the index with the tensor in the files of the directory `checkpoint`.
 
     A checkpoint that `is_old`, of an earlier version, may have statistics without a checksum; an
     Absent says so. Raises IntegrityFailure if index or statistics cannot be read.

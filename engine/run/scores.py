@@ -29,9 +29,9 @@ def check_protocols(protocols: Sequence[str]) -> None:
 
 def start_scoring(checkpoint: Path, protocol: str) -> "subprocess.Popen[bytes] | None":
     """Start a process that scores a run's checkpoint, by its path, by a protocol of `mlm-eval`, and
-    return the process, which the caller waits for and which ends with this one. It writes
-    `scores/CHECKPOINT/PROTOCOL.json` in the run's directory. Return None, and start nothing, if
-    that file exists."""
+    return the process, which the caller waits for and which, on Linux, ends with this one. It
+    writes `scores/CHECKPOINT/PROTOCOL.json` in the run's directory. Return None, and start nothing,
+    if that file exists."""
     path = checkpoint.parents[1] / SCORES / checkpoint.name / f"{protocol}.json"
     if path.is_file():
         return None
