@@ -87,8 +87,9 @@ class Cases(Config):
 
 
 class Said(Config):
-    """The answer of `mlm-verify layouts` on one tree: its findings, or the reason why it cannot
-    run."""
+    """The answer of `mlm-verify layouts` on one tree: its findings, the reasons why it cannot run,
+    or neither if every layout ran without a finding. With findings, the reasons of layouts that
+    could not run are left out."""
 
     state: Literal["finding", "silent", "cannot run"]
     sentences: tuple[str, ...]
@@ -97,8 +98,9 @@ class Said(Config):
 
 
 class Row(Config):
-    """A case's result: the answers before its fix and after it, and in a word whether the fault was
-    found."""
+    """A case's result: the answers before its fix and after it, and in `result` whether the fault
+    was found; `named otherwise` means findings of which none has the words that the case expects,
+    and `cannot run` that one of the two trees could not be run."""
 
     name: str
     before: Said
@@ -167,8 +169,9 @@ def measure(
 def examine(clone: Path, case: Case, beside: Path, folder: Path) -> Row:
     """Run `mlm-verify layouts` as a case asks, on the package before its fix and after it, and
     return the case's Row. The package's trees are extracted from `clone`, a git repository, into
-    `folder` unless they are there. `beside` is the folder of programs that a case names by path.
-    Raises BadInput if git fails or if old lines cannot be put back."""
+    `folder` unless they are there. A case with edits gets a copy with the old lines, `folder`/NAME,
+    which must not exist. `beside` is the folder of programs that a case names by path. Raises
+    BadInput if git fails or if old lines cannot be put back."""
     healthy = extract(clone, case.repository, case.tree or case.commit, folder)
     if case.edits:
         faulty = folder / case.name
@@ -249,9 +252,9 @@ def ask(tree: Path, case: Case, beside: Path) -> Said:
 
 def _answer(tree: Path, case: Case, beside: Path, send: Connection) -> None:
     """Run `mlm-verify layouts` on the package below the directory `tree` and send one pair (state,
-    list of sentences) through `send`: `finding` with the findings, `cannot run` with the reasons,
-    or `silent` with no sentence. For a process of its own: its imports, stdout and stderr are
-    changed."""
+    list of sentences) through `send`: `finding` with the findings alone, if there are any; else
+    `cannot run` with the reasons, if a layout or all could not run; else `silent` with no sentence.
+    For a process of its own: its imports, stdout and stderr are changed."""
     sys.path.insert(0, str(tree))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     program = str(beside / case.program) if ".py:" in case.program else case.program

@@ -114,7 +114,8 @@ def child_seconds(*command: object) -> float:
 
 def rates(size: TrainingSize, measured: Measured) -> dict[str, list[float]]:
     """Return a dict by contender of a list of its tokens a second in each round, by the median
-    iteration of that round. `size` gives the tokens of an iteration."""
+    iteration of that round. `size` gives the tokens of an iteration; the second is that of the
+    clock that timed the rounds, such as a processor second."""
     return {
         name: [size.tokens / median(timed.seconds) for timed in many]
         for name, many in measured.items()
@@ -201,9 +202,10 @@ def failure(error: BaseException) -> str:
 
 
 def gpu_facts() -> dict[str, str]:
-    """Return a dict of texts: driver, clocks, power and temperature of the first GPU under the
-    names of `GPU_FACTS`, which are nvidia-smi's, and the versions of torch's CUDA and cuDNN under
-    `cuda` and `cudnn`. The dict is empty without nvidia-smi."""
+    """Return a dict of texts: driver, clocks, power and temperature of the first GPU, with
+    nvidia-smi's units and under its names, which `GPU_FACTS` has, and the versions of torch's CUDA
+    and cuDNN under `cuda` and `cudnn`. The dict is empty without nvidia-smi. If nvidia-smi fails,
+    its message or an empty text stands in place of the facts."""
     if shutil.which("nvidia-smi") is None:
         return {}
     import torch

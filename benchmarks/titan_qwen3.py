@@ -50,8 +50,9 @@ vars(torch).update(_grouped_mm=grouped_product, histc=count)
 
 
 def loss(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
-    """Return a model's mean loss of the next words of `rows`, token ids [b, s + 1], as a tensor
-    whose gradient is this rank's share in the mean of all data-parallel ranks.
+    """Return a model's mean cross-entropy, in nats, of the next words of this rank's `rows`, token
+    ids [b, s + 1], as a tensor whose gradient is that mean's divided by the number of data-parallel
+    ranks.
 
     torchtitan divides by the tokens of the whole batch and adds gradients up.
     """

@@ -75,8 +75,8 @@ def read_lines(path: Path, model: type[SchemaT]) -> list[SchemaT]:
     """Return a list of the lines of the `.jsonl` file `path`, in order, each as an instance of the
     class `model`.
 
-    Raises IntegrityFailure if the file cannot be read, or if a line does not fit the schema; the
-    sentence has the line's number.
+    Raises IntegrityFailure if the file cannot be read, if a line is not JSON, or if one does not
+    fit the schema; only for the last does the sentence have the line's number.
     """
     try:
         values = [parse_json(line) for line in read_bytes(path).splitlines()]
@@ -134,8 +134,8 @@ def unlike(where: str, said: object, gives: object, by: str = GIVES) -> Iterator
     value in `gives` differ. Both are plain values, or pydantic models.
 
     A field that one of the two lacks counts as None there; lists of unequal length count as one
-    field. A recomputed float may differ by the share `SAME`. A sentence names the field by `where`,
-    and `by` introduces the recomputed value.
+    field. A recomputed float may differ by one part in 10⁹, `SAME`. A sentence names the field by
+    `where`, and `by` introduces the recomputed value.
     """
     said, gives = (
         value.model_dump() if isinstance(value, BaseModel) else value for value in (said, gives)

@@ -56,7 +56,7 @@ class Progress:
     """Context manager that shows the progress of work on standard error. The block is given this
     object and calls `advance`. Shown are the `title`, the finished amount out of `total`, or alone
     if `total` is None, the rate, and the time left. The plural noun `unit` stands behind the
-    amount; `bytes` are shown in kB, MB and so on.
+    amount; `bytes` are shown in kB, MB and so on. Work of less than two seconds shows nothing.
 
     A terminal shows a bar, and any other stream gets a line now and then. Only warnings, from
     `note`, are shown with `--quiet`, and nothing at all on ranks other than 0 or if `quiet` is set.

@@ -64,7 +64,8 @@ class RunDirectory:
         all of `config`. Sections named in `without` only say where the run takes place, and the
         identity does not cover them. `schema` is the version of the kind's schema. Raises BadInput
         if `root` cannot hold directories, if the directory holds other work, if `name` there leads
-        to a run of another kind, or if the name is too long.
+        to a run of another kind, or if the name is too long; IntegrityFailure if a manifest that is
+        there cannot be read.
         """
         manifest = asked_for(name, kind, config, parents, without, settings, schema)
         return cls.find(root, manifest).begun(manifest)
@@ -269,9 +270,9 @@ class RunDirectory:
         """Seal the run's directory, make `<root>/<name>` a link to it as `link` does, and return
         the directory's digest, hexadecimal.
 
-        `known` has SHA-256 digests that need not be computed, by file name. Raises Interrupted if
-        the directory is no longer the one that this process locked, and the errors of `seal` and
-        `link`.
+        `known` has SHA-256 digests that need not be computed, by the file's path in the directory.
+        Raises Interrupted if the directory is no longer the one that this process locked, and the
+        errors of `seal` and `link`.
         """
         check_held(self.path)
         digest = seal(self.path, known)

@@ -56,7 +56,8 @@ def seeds_of(records: Iterable[Record]) -> tuple[int, ...]:
 def sort_runs(paths: Iterable[Path], beside: Iterable[Path] = ()) -> tuple[Path, list[Path]]:
     """Return a pair: the directory of the reproduction among `paths`, and a list of the directories
     of the runs that stand beside it, including those that `beside` names, runs of any kind or
-    folders of runs. All paths are resolved, and each run is named once.
+    folders of runs. All paths are resolved; of several runs whose directories have one name, only
+    the last is listed.
 
     A folder of runs gives its experiments and its comparisons of engines, by the links to the
     newest of each where there are links; one among `paths` also gives its newest reproduction if
