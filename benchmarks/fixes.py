@@ -121,11 +121,11 @@ def measure(
 ) -> Fixes:
     """Run the cases of the table `cases`, a TOML file, whose repository, `megatron` or
     `torchtitan`, has a clone's path in `clones`: all of them if `only` is empty, else the ones that
-    it names. Print a line for each, and return the Fixes. Rows that the JSON file `record` has are
-    kept and not run again; `record`, if given, is written after each case.
+    it names. Print a line for each, and return the Fixes. Rows that the JSON file `record` has for
+    cases of the table are kept and not run again; `record`, if given, is written after each case.
 
-    Raises BadInput for an unknown case, a path that is no repository or a repository that lacks a
-    commit, Diverged if a tree after its fix gives a finding that the table does not explain.
+    Raises BadInput for an unknown case, a directory that is no repository or a repository that
+    lacks a commit, Diverged if a tree after its fix gives a finding and its case has no `why`.
     """
     table = {case.name: case for case in load_config(cases, Cases).case}
     if unknown := [name for name in only if name not in table]:

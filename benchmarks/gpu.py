@@ -279,7 +279,8 @@ def versions() -> Result:
 def built(name: str) -> TrainingStep:
     """Return the TrainingStep of the published model `name` at full size, with its optimizer, on
     the GPU. This process keeps the last one: another call with that name returns it as it was left,
-    so its training goes on, and a call with another name builds anew."""
+    so its training goes on, and a call with another name builds anew. Changes this process's
+    allocator."""
     keep_large_buffers()
     return EAGER.training(full_size(name, MICROBATCHES))
 
@@ -287,9 +288,9 @@ def built(name: str) -> TrainingStep:
 def train_alone(name: str, b: int, dropout: float = DROPOUT, is_captured: bool = False) -> Result:
     """Train the published model `name`, "355m" or "2.5b", at full size, with 8 microbatches of `b`
     sequences and the given probability of dropout, for one iteration that warms up and three timed
-    ones. It goes on with the model that `built` keeps. Return a list of two cases: its speed, and
-    what the GPU does in one more iteration. Raises UserError if `is_captured` is set and the
-    microbatch could not be captured as a CUDA graph."""
+    ones. The model is that of `built`, which may have been trained already. Return a list of two
+    cases: its speed, and what the GPU does in one more iteration. Raises UserError if `is_captured`
+    is set and the microbatch could not be captured as a CUDA graph."""
     training = built(name)
     size = full_size(name, b * MICROBATCHES, 3, 1)
     training.model.graphs = None

@@ -91,9 +91,10 @@ def cpu_seconds(function: Callable[..., T], *arguments: Any) -> tuple[float, T]:
 
 
 def child_seconds(*command: object) -> float:
-    """Run a program, given with its arguments, offline and with one thread, and return the
-    processor seconds of it and its children; its output is dropped. Raises UserError with its last
-    line if it fails."""
+    """Run a program, given with its arguments, under variables that keep Hugging Face's libraries
+    offline and OpenMP and tokenizers to one thread. Return the processor seconds of it and its
+    children; its output is dropped. Raises UserError with the last line of its standard error if it
+    fails."""
     offline = {
         # One thread, and no request to the hub: the time is the program's own work.
         "OMP_NUM_THREADS": "1",

@@ -246,8 +246,8 @@ def _escaped(text: str) -> str:
 
 def _unforeseen(error: Exception) -> UserError:
     """Return the error to report for an unforeseen exception, without raising it: BadInput for a
-    wrong option, an unusable path or an unfit torch, HardwareMissing for too little memory,
-    Interrupted for a failing disk, else a Fault.
+    wrong option, a path that this user cannot use or an unfit torch, HardwareMissing for too little
+    memory, Interrupted for a failing disk, else, for a missing file too, a Fault.
 
     With `--debug` a Fault's traceback goes to a temporary file, which the Fault's sentence names.
     """

@@ -200,7 +200,9 @@ def checked_marker(read: Callable[[], Any], name: object) -> JSON:
         if not is_whole or marker["digest"] != sha256_json(files):
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise IntegrityFailure(f"{MARKER} of {name} is damaged or was edited") from error
+        raise IntegrityFailure(
+            f"{MARKER} of {name} is damaged or was edited, or cannot be read"
+        ) from error
     return dict(marker)
 
 

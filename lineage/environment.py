@@ -144,8 +144,8 @@ def _visible(gpus: list[tuple[str, JSON]]) -> list[JSON]:
 
 def user_cache(name: str) -> Path:
     """Return the path of this user's folder `name` for recomputable files, which may not exist yet:
-    `$XDG_CACHE_HOME/mlm-repro/NAME`, or the same below `~/.cache`. Raises RuntimeError if the user
-    has no home."""
+    `$XDG_CACHE_HOME/mlm-repro/NAME` or, without that variable, the same below `~/.cache`. Raises
+    RuntimeError if the latter is needed and the user has no home."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlm-repro" / name
 
 

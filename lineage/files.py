@@ -173,7 +173,8 @@ class Remade(NamedTuple):
 
 class Absent(NamedTuple):
     """Mark that a check of a run yields in place of a comparison that it left out, because
-    something is not on this machine or because the value is never recomputed."""
+    something is not on this machine or because the value is never recomputed. `name` says in words
+    what is missing or was not compared."""
 
     name: str
     ever: bool = True
@@ -252,8 +253,8 @@ class Environment(FileSchema):
 
     @property
     def code(self) -> str:
-        """Release of this package as text, such as `mlm-repro 1.2.0`, with ` at ` and twelve digits
-        of its commit if that was recorded."""
+        """Release of this package that this environment recorded, as text, such as `mlm-repro
+        1.2.0`, with ` at ` and the first twelve characters of its commit if that was recorded."""
         commit = str(self.source.get("commit") or "")[:12]
         return f"mlm-repro {self.mlm_repro}" + (f" at {commit}" if commit else "")
 

@@ -262,4 +262,6 @@ def new_output(out: Path) -> Iterator[Path]:
         with claimed(out), new_directory(out, claims=True) as temporary:
             yield temporary
     except (OSError, SafetensorError) as error:
-        raise BadInput(f"{out} cannot be written: {cause(error)}") from error
+        raise BadInput(
+            f"{out} cannot be written, or what it is made of cannot be read: {cause(error)}"
+        ) from error

@@ -39,8 +39,9 @@ def compiled(function: Kernel, **options: Any) -> Kernel:
     `options` are numba.njit's; by default float operations happen as written.
 
     The machine code is cached in `NUMBA_CACHE_DIR` or, if that is not set, in this user's cache,
-    never beside the source, where an uninstall would leave it. If that one folder cannot be
-    written, each process compiles for itself.
+    not beside the source, where an uninstall would leave it. If that folder cannot be made, each
+    process compiles for itself; if it is there and cannot be written, numba takes a place of its
+    own, which may be beside the source.
     """
     chosen = config.CACHE_DIR
     try:

@@ -56,12 +56,12 @@ class Progress:
     """Context manager that shows the progress of work on standard error. The block is given this
     object and calls `advance`. Shown are the `title`, the finished amount out of `total`, or alone
     if `total` is None, the rate, and the time left. The plural noun `unit` stands behind the
-    amount; `bytes` are shown in kB, MB and so on. Work of less than two seconds shows nothing.
+    amount; `bytes` are shown in kB, MB and so on.
 
-    A terminal shows a bar, and any other stream gets a line now and then. Only warnings, from
-    `note`, are shown with `--quiet`, and nothing at all on ranks other than 0 or if `quiet` is set.
-    With `every`, each multiple of that count prints a line that stays, on a terminal above the bar,
-    elsewhere instead of the other lines.
+    A terminal shows a bar, and any other stream gets a line now and then, but not for work of less
+    than two seconds. Only warnings, from `note`, are shown with `--quiet`, and nothing at all on
+    ranks other than 0 or if `quiet` is set. With `every`, each multiple of that count prints a line
+    that stays, on a terminal above the bar, elsewhere instead of the other lines.
     """
 
     def __init__(
