@@ -115,8 +115,8 @@ class Worker:
     def answer(self, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call `function` with the arguments in this worker's own process, which is started if
         there is none, wait for its result and return it. Raises UserError if the function fails,
-        takes longer than `seconds` or ends the process; in each case the process is then killed.
-        Function, arguments and result must be picklable."""
+        takes longer than `seconds`, the start of the process included, or ends the process; in each
+        case the process is then killed. Function, arguments and result must be picklable."""
         if self._process is None:
             spawn = multiprocessing.get_context("spawn")
             self._pipe, child_end = spawn.Pipe()

@@ -45,7 +45,8 @@ def carry_out(measure: Callable[[], Benchmark], json: Path | None) -> None:
     standard output, and write it to the file `json` if given.
 
     Raises BadInput if the file cannot be written or is another kind of file, before the call where
-    that can be told; Diverged, after all this, if contenders' answers differ.
+    that can be told; Diverged, after all this, if the Benchmark has disagreements, such as losses
+    that differ.
     """
     check_place("--json", json, '"benchmark"')
     before = os.getloadavg()[0]
@@ -84,7 +85,7 @@ def described_here() -> Environment:
 
 def cpu_seconds(function: Callable[..., T], *arguments: Any) -> tuple[float, T]:
     """Call a function with the arguments; return a pair: the processor seconds that the call takes
-    in all threads of this process, and the function's answer."""
+    in all threads of this process, and the function's result. Child processes are not counted."""
     start = time.process_time()
     answer = function(*arguments)
     return time.process_time() - start, answer

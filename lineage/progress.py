@@ -127,8 +127,9 @@ class Progress:
             sys.stderr.write(f"{sentence}\n")
 
     def _text(self, final: bool) -> str:
-        """Return as text the count of finished work, its rate and the time left; the whole time in
-        place of the time left if the work is `final`, at its end."""
+        """Return as text the count of finished work, its rate per second and, if the total is
+        known, the time left; the whole time in place of the time left if the work is `final`, at
+        its end."""
         elapsed = max(time.monotonic() - self._start, 1e-9)
         rate = (self._count - self._first) / elapsed
         of_total = f"/{self._amount(self._total)}" if self._total else ""

@@ -105,9 +105,9 @@ def kind_of(path: Path) -> str:
 
 
 def load_experiment_runs(paths: Sequence[Path]) -> tuple[Results, list[Origin]]:
-    """Read runs, each given by its own directory. Return a pair: the Results of the sealed ones,
-    and a list of an Origin for each run that has numbers, is a reproduction or compares two
-    engines. A run without a seal is only named, in `left_out` of the results.
+    """Read runs, each given by its own directory. Return a pair: the Results of the sealed runs of
+    experiments, and a list of an Origin for each sealed run that has numbers, is a reproduction or
+    compares two engines. A run without a seal is only named, in `left_out` of the results.
 
     Raises IntegrityFailure or BadInput for a damaged run, and IntegrityFailure for a number that
     belongs to another run or experiment or has no digest.
