@@ -94,9 +94,9 @@ def _take_common_options(arguments: list[str]) -> list[str]:
 def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn:
     """Run a typer application on `sys.argv` and exit with a documented code; the exception behind a
     failure becomes the cause of the SystemExit. After a stop signal the process ends at once,
-    without a SystemExit. A failure is printed to standard error as one sentence, or with
-    `--json-errors` as a line of JSON; ranks other than 0 print only errors that every rank is to
-    print.
+    without a SystemExit, unless it is one of `multiprocessing`. A failure is printed to standard
+    error as one sentence, or with `--json-errors` as a line of JSON; ranks other than 0 print only
+    errors that every rank is to print.
 
     Replaces the standard streams and the handlers of the stop signals. With `default`, a first
     argument that is neither an option nor a verb becomes the argument of the default verb:

@@ -164,7 +164,8 @@ def check_seal(directory: Path, is_read: Callable[[str], bool] = lambda name: Tr
                     else f"{size:,} of {expected['bytes']:,} bytes"
                 )
                 raise IntegrityFailure(
-                    f"{path} was changed after {directory.name} was sealed: it has {had}"
+                    f"{path} was changed after {directory.name} was sealed: it has {had}; put the"
+                    " old file back, or make the directory again"
                 )
             progress.advance(expected["bytes"])
     return str(marker["digest"])
