@@ -45,7 +45,8 @@ class Edit(Config):
 
 class Case(Config):
     """An upstream commit that mends a silent fault, and how `mlm-verify layouts` is asked to find
-    that fault; a row of fixes.toml."""
+    that fault: `program`, `fields`, each a FIELD=VALUE, `layouts` and `microbatches`, 0 for the
+    program's default. A row of fixes.toml."""
 
     name: str
     repository: Literal["megatron", "torchtitan"] = "megatron"
@@ -251,10 +252,11 @@ def ask(tree: Path, case: Case, beside: Path) -> Said:
 
 
 def _answer(tree: Path, case: Case, beside: Path, send: Connection) -> None:
-    """Run `mlm-verify layouts` on the package below the directory `tree` and send one pair (state,
-    list of sentences) through `send`: `finding` with the findings alone, if there are any; else
-    `cannot run` with the reasons, if a layout or all could not run; else `silent` with no sentence.
-    For a process of its own: its imports, stdout and stderr are changed."""
+    """Run `mlm-verify layouts` as a case asks, on the package below the directory `tree`, with
+    programs named by path from the folder `beside`, and send one pair (state, list of sentences)
+    through `send`: `finding` with the findings alone, if there are any; else `cannot run` with the
+    reasons, if a layout or all could not run; else `silent` with no sentence. For a process of its
+    own: its imports, stdout and stderr are changed."""
     sys.path.insert(0, str(tree))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     program = str(beside / case.program) if ".py:" in case.program else case.program

@@ -255,9 +255,10 @@ def _add_afterwards(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> No
 
 
 def compare_kernels(shape: KernelShape) -> list[Case]:
-    """Time on this process's GPU attention beside itself with other tiles and without dropout, and
-    beside torch's, which draws its own mask; norms and GeLU beside their references and
-    torch.compile. Return a list of a Case for each of the three."""
+    """Time on this process's GPU, at `shape` in bf16, forward and backward of attention beside
+    itself with other tiles and without dropout, and beside torch's, which draws its own mask; of
+    norms and GeLU beside their references and torch.compile. Return a list of a Case, in
+    milliseconds, for each of the three."""
     from mlm_repro.engine.kernels.gpu import attention
 
     every = kernel_cases(shape, torch.bfloat16)

@@ -131,9 +131,10 @@ def ratio(
     goal: float | None = None,
     less_is_better: bool = False,
 ) -> Ratio:
-    """Return a Ratio of a benchmark's record: in `rounds` the ratios of numerators to denominators,
-    which have one number a round, in which a slow round cancels, and as its value the median of
-    these. `goal` is the least value wanted, or the greatest with `less_is_better`, or None."""
+    """Return the Ratio called `name` of a benchmark's record: in `rounds` the ratios of numerators
+    to denominators, which have one number a round, in which a slow round cancels, and as its value
+    the median of these. `goal` is the least value wanted, or the greatest with `less_is_better`, or
+    None."""
     rounds = [a / b for a, b in zip(numerators, denominators, strict=True)]
     return Ratio(
         name=name,

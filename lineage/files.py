@@ -183,9 +183,9 @@ class Absent(NamedTuple):
 
 
 class Parent(NamedTuple):
-    """Item that a check of a run yields to name a further directory that is to be checked in the
-    same way, with all that it was made from in turn: an input of the run, or a directory inside the
-    run or inside a folder of runs."""
+    """Item that a check of a run yields to name a further directory, `place`, that is to be checked
+    in the same way, with all that it was made from in turn: an input of the run, or a directory
+    inside the run or inside a folder of runs."""
 
     place: Path
     name: str = ""
