@@ -365,10 +365,10 @@ def compare_peers(name: str, b: int) -> Result:
 
 def compare_copies(name: str, b: int) -> Result:
     """Time three iterations of the published model `name`, which the last call of `built` may have
-    trained already: a first one, one alone, and one while 4 GiB of weights are copied to the host,
-    as an asynchronous checkpoint copies them. Return a list of one case with the milliseconds of
-    each, and the ratios of the last two to the first. `b` is the number of sequences in a
-    microbatch."""
+    trained already: a first one, one alone, and one while up to 4 GiB of its master weights in fp32
+    are copied to the host, as an asynchronous checkpoint copies them. Return a list of one case
+    with the milliseconds of each, and the ratios of the last two to the first. `b` is the number of
+    sequences in a microbatch."""
     training = built(name)
     source = training.optimizer.groups[0].master[:COPIED]
     step = EAGER.steps(training, full_size(name, b * MICROBATCHES))

@@ -267,8 +267,8 @@ class Environment(FileSchema):
 
 
 class Attempt(FileSchema):
-    """One start of a training on its ranks: its first iteration, its layout, its code, its machine
-    and its command."""
+    """One start of a training on its ranks: the number of iterations finished before it, its
+    layout, its code, its machine and its command."""
 
     iteration: int
     """Number of iterations that were finished when the attempt began."""
