@@ -216,8 +216,9 @@ def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
 
 def summarize(row: Row, size: TrainingSize, measured: Measured, gflops: Sequence[float]) -> Case:
     """Return the Case of a row from the contenders' rounds, `measured`, and the speed of matrix
-    products in each round, `gflops`: rates, peak memory, their ratios with the row's goals, and
-    losses."""
+    products in each round, `gflops` in GFLOP/s: rates in tokens per processor second, that of the
+    limit too, peak memory in bytes, the ratios of both with the row's goals, and losses of the
+    first round."""
     speed = rates(size, measured)
     operations = flops_per_token(size.model, causal=True)
     limits = [rate * 1e9 / operations for rate in gflops]

@@ -51,10 +51,10 @@ def seal(directory: Path, known: Mapping[str, str] | None = None) -> str:
     """Flush a finished directory to disk, write its completion marker, the file `COMPLETE`, and
     return its digest, hexadecimal.
 
-    The marker lists all files but hidden ones and those in the folders `DERIVED`; of a sealed
-    directory inside it lists the marker alone. `known` has SHA-256 digests that need not be
-    computed, by the file's path in the directory. Raises IntegrityFailure for a link to a directory
-    that is not sealed.
+    The marker lists all files but hidden ones and those in the folders `DERIVED` at the top level;
+    of a sealed directory inside it lists the marker alone. `known` has SHA-256 digests that need
+    not be computed, by the file's path in the directory. Raises IntegrityFailure for a link to a
+    directory that is not sealed.
     """
     files = {}
     paths = _sealed_files(directory)
