@@ -83,8 +83,8 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """A small language model: embedded words, two blocks with experts and a head, without
-    positions."""
+    """A small language model without attention and positions: embedded words, two blocks with
+    experts, and a head."""
 
     def __init__(self, score_before_experts: bool) -> None:
         super().__init__()

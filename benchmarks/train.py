@@ -156,8 +156,8 @@ def size_of(
 
 def gemm_gflops(precision: Precision) -> float:
     """Time products of square matrices of width 1024 in the number format `precision` on the CPU;
-    return the billions of operations per processor second, a float, in the best of several
-    tries."""
+    return the billions of operations, of which a multiplication with its addition is two, per
+    processor second, a float, in the best of several tries."""
     a, b, out = (torch.ones(GEMM_WIDTH, GEMM_WIDTH, dtype=DTYPES[precision]) for _ in range(3))
 
     def multiply() -> None:
@@ -170,8 +170,9 @@ def gemm_gflops(precision: Precision) -> float:
 
 def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
     """Measure the cases in `names`, trainings by name or `kernels`, by default all, `rounds` times
-    and in processes of their own; return the Benchmark, the record. Raises BadInput for an unknown
-    name, UserError if a measurement fails."""
+    and in processes of their own; return the Benchmark, the record. Its `disagreements` name
+    contenders whose losses differ from ours; nothing is raised for them. Raises BadInput for an
+    unknown name, UserError if a measurement fails."""
     every = [*(row.name for row in ROWS), KERNEL_CASES]
     if unknown := set(names or ()) - {*every}:
         raise BadInput(f"no case is called {sorted(unknown)[0]!r}; there are: {', '.join(every)}")
@@ -215,8 +216,9 @@ def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
 
 def summarize(row: Row, size: TrainingSize, measured: Measured, gflops: Sequence[float]) -> Case:
     """Return the Case of a row from the contenders' rounds, `measured`, and the speed of matrix
-    products in each round, `gflops`: rates, peak memory, their ratios with the row's goals, and
-    losses."""
+    products in each round, `gflops` in GFLOP/s: rates in tokens per processor second, that of the
+    limit too, peak memory in bytes, the ratios of both with the row's goals, and losses of the
+    first round."""
     speed = rates(size, measured)
     operations = flops_per_token(size.model, causal=True)
     limits = [rate * 1e9 / operations for rate in gflops]

@@ -38,12 +38,13 @@ def checkpoint_path(run: Path, iteration: int) -> Path:
 
 def iteration_of(checkpoint: Path) -> int:
     """Return as an int the iteration in the name of a checkpoint directory: 100 for `iter_0000100`.
-    Raises ValueError for another name."""
+    A name without `iter_` is read too. Raises ValueError if the rest is no whole number."""
     return int(checkpoint.name.removeprefix("iter_"))
 
 
 def complete_checkpoints(run: Path) -> list[Path]:
-    """Return a list of the paths of a run's sealed checkpoints, oldest first."""
+    """Return a list of the paths of a run's sealed checkpoints, oldest first. Seals are not read,
+    and a checkpoint that belongs to another run counts too."""
     return sorted(path for path in (run / CHECKPOINTS).glob("iter_*") if is_sealed(path))
 
 
@@ -104,8 +105,8 @@ def resolve_checkpoint(path: Path) -> Path:
 
 
 def read_newest(path: Path, read: Callable[[Path], T]) -> T:
-    """Return `read` of the path of a checkpoint: the checkpoint at `path`, or the newest one in the
-    run directory `path`. Raises the errors of `resolve_checkpoint` and `read`.
+    """Call `read` with the path of a checkpoint, the one at `path` or the newest one in the run
+    directory `path`, and return its result. Raises the errors of `resolve_checkpoint` and `read`.
 
     If a training removes the checkpoint while it is read, the one that is newest by then is read.
     """
@@ -120,9 +121,9 @@ def read_newest(path: Path, read: Callable[[Path], T]) -> T:
 
 def broken_links(run: Path) -> list[str]:
     """Return a list of a sentence for each contradiction within a run's manifest, between it and
-    the run's sealed checkpoints, and between the checkpoints. Empty if there is none. Checkpoints
-    without a lineage.json are left out. The run directory must have a manifest. Raises
-    IntegrityFailure if a JSON file cannot be read."""
+    the run's sealed checkpoints, and between the checkpoints. Empty if there is none. Files are not
+    compared with their seals. Checkpoints without a lineage.json are left out. The run directory
+    must have a manifest. Raises IntegrityFailure if a JSON file or a seal cannot be read."""
     manifest = read_object(run / MANIFEST)
     broken = list(broken_manifest(run.name, manifest))
     checkpoints = [path for path in complete_checkpoints(run) if (path / LINEAGE).is_file()]

@@ -71,7 +71,7 @@ class CommandLine(typer.Typer):
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Return a decorator that adds a function to this application as the subcommand `name`, by
         default called after the function. The subcommand's help ends with the options that are
-        common to all; `settings`, other than `epilog`, are passed on to typer."""
+        common to all; `settings` are passed on to typer and must not have `epilog`."""
         options = "; ".join(f"{option}: {meaning}" for option, meaning in COMMON_OPTIONS.items())
         return super().command(name, epilog=f"Every verb takes {options}.", **settings)
 
@@ -93,8 +93,10 @@ def _take_common_options(arguments: list[str]) -> list[str]:
 
 def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn:
     """Run a typer application on `sys.argv` and exit with a documented code; the exception behind a
-    failure becomes the cause of the SystemExit. A failure is printed to standard error as one
-    sentence, or with `--json-errors` as a line of JSON.
+    failure becomes the cause of the SystemExit. After a stop signal the process ends at once,
+    without a SystemExit, unless it is one of `multiprocessing`. A failure is printed to standard
+    error as one sentence, or with `--json-errors` as a line of JSON; ranks other than 0 print only
+    errors that every rank is to print.
 
     Replaces the standard streams and the handlers of the stop signals. With `default`, a first
     argument that is neither an option nor a verb becomes the argument of the default verb:
@@ -170,9 +172,9 @@ def _end_at_once() -> None:
 class _Output(io.TextIOWrapper):
     """Standard output or error, as a stream that never raises OSError for a failed write.
 
-    On a terminal, control characters other than colours are escaped. Text that cannot be written,
-    because its reader left or its disk is full, is dropped and the work goes on; `lost` holds the
-    first OSError, or None.
+    On a terminal, control characters other than colours, tabs and line breaks are escaped. Text
+    that cannot be written, because its reader left or its disk is full, is dropped and the work
+    goes on; `lost` holds the first OSError, or None.
     """
 
     lost: OSError | None = None
@@ -244,8 +246,8 @@ def _escaped(text: str) -> str:
 
 def _unforeseen(error: Exception) -> UserError:
     """Return the error to report for an unforeseen exception, without raising it: BadInput for a
-    wrong option, an unusable path or an unfit torch, HardwareMissing for too little memory,
-    Interrupted for a failing disk, else a Fault.
+    wrong option, a path that this user cannot use or an unfit torch, HardwareMissing for too little
+    memory, Interrupted for a failing disk, else, for a missing file too, a Fault.
 
     With `--debug` a Fault's traceback goes to a temporary file, which the Fault's sentence names.
     """

@@ -61,8 +61,9 @@ def override_config(config: ConfigT, overrides: Sequence[str]) -> ConfigT:
 
 def to_toml(config: BaseModel) -> str:
     """Return the text of a TOML file with the values of `config` that differ from the defaults.
-    Reading the text gives an equal configuration. A value None is left out, because TOML has
-    none."""
+    Reading the text gives an equal configuration, except in what the text cannot hold: a value
+    None, which is left out and gives the default, a list of sections, and a character above U+FFFF.
+    With the last two the text is not TOML."""
     return "\n".join(_sections(config.model_dump(mode="json", exclude_defaults=True), "")) + "\n"
 
 
@@ -82,8 +83,8 @@ def _sections(values: JSON, name: str) -> list[str]:
 
 def flatten(values: JSON, prefix: str = "") -> JSON:
     """Return the values of nested sections, dicts, as one flat dict dotted key → value, with keys
-    such as `train.seed`. The text `prefix`, such as `run.`, stands before every key, with no dot
-    added; it is empty by default."""
+    such as `train.seed`; an empty section has no key. The text `prefix`, such as `run.`, stands
+    before every key, with no dot added; it is empty by default."""
     flat: JSON = {}
     for key, value in values.items():
         flat |= (

@@ -38,9 +38,10 @@ def compiled(function: Kernel, **options: Any) -> Kernel:
     """Return the Python function `function`, wrapped by numba to be compiled at its first call.
     `options` are numba.njit's; by default float operations happen as written.
 
-    The machine code is cached in `NUMBA_CACHE_DIR` or in this user's cache, never beside the
-    source, where an uninstall would leave it. If neither can be written, each process compiles for
-    itself.
+    The machine code is cached in `NUMBA_CACHE_DIR` or, if that is not set, in this user's cache,
+    not beside the source, where an uninstall would leave it. If that folder cannot be made, each
+    process compiles for itself; if it is there and cannot be written, numba takes a place of its
+    own, which may be beside the source.
     """
     chosen = config.CACHE_DIR
     try:

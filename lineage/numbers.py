@@ -41,7 +41,8 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def csv_cell(text: str) -> str:
     """Return `text` as the text of a CSV cell: an apostrophe stands before anything other than a
-    number that a spreadsheet would take for a formula."""
+    number that a spreadsheet would take for a formula. Commas and quotes stay for the CSV writer to
+    quote."""
     if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
         return text
     try:

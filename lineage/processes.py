@@ -20,8 +20,8 @@ LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def end_with_parent(number: int = signal.SIGKILL) -> None:
-    """Let this process be sent the signal `number`, by default SIGKILL, when its parent ends. Does
-    nothing except on Linux."""
+    """Let this process be sent the signal `number`, by default SIGKILL, when its parent ends; if
+    the parent ended before this call, none comes. Does nothing except on Linux."""
     if LIBC:
         LIBC.prctl(PR_SET_PDEATHSIG, number)
 
@@ -100,7 +100,8 @@ def when_stopped(handler: Callable[[int], None]) -> Iterator[None]:
 
 def heard(call: Callable[[], T]) -> T:
     """Run `call` in a thread, wait for it and return its result, because native code in the main
-    thread would delay a signal. An exception of `call` is raised here."""
+    thread would delay a signal. An exception of `call` is raised here. If a signal's handler raises
+    one meanwhile, the thread goes on by itself."""
     answer: Future[T] = Future()
 
     def work() -> None:

@@ -58,10 +58,10 @@ class Progress:
     if `total` is None, the rate, and the time left. The plural noun `unit` stands behind the
     amount; `bytes` are shown in kB, MB and so on.
 
-    A terminal shows a bar, and any other stream gets a line now and then. Only warnings, from
-    `note`, are shown with `--quiet`, and nothing at all on ranks other than 0 or if `quiet` is set.
-    With `every`, each multiple of that count prints a line that stays, on a terminal above the bar,
-    elsewhere instead of the other lines.
+    A terminal shows a bar, and any other stream gets a line now and then, but not for work of less
+    than two seconds. Only warnings, from `note`, are shown with `--quiet`, and nothing at all on
+    ranks other than 0 or if `quiet` is set. With `every`, each multiple of that count prints a line
+    that stays, on a terminal above the bar, elsewhere instead of the other lines.
     """
 
     def __init__(
@@ -127,8 +127,9 @@ class Progress:
             sys.stderr.write(f"{sentence}\n")
 
     def _text(self, final: bool) -> str:
-        """Return as text the count of finished work, its rate and the time left; the whole time in
-        place of the time left if the work is `final`, at its end."""
+        """Return as text the count of finished work, its rate per second and, if the total is
+        known, the time left; the whole time in place of the time left if the work is `final`, at
+        its end."""
         elapsed = max(time.monotonic() - self._start, 1e-9)
         rate = (self._count - self._first) / elapsed
         of_total = f"/{self._amount(self._total)}" if self._total else ""

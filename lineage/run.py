@@ -64,7 +64,8 @@ class RunDirectory:
         all of `config`. Sections named in `without` only say where the run takes place, and the
         identity does not cover them. `schema` is the version of the kind's schema. Raises BadInput
         if `root` cannot hold directories, if the directory holds other work, if `name` there leads
-        to a run of another kind, or if the name is too long.
+        to a run of another kind, or if the name is too long; IntegrityFailure if a manifest that is
+        there cannot be read.
         """
         manifest = asked_for(name, kind, config, parents, without, settings, schema)
         return cls.find(root, manifest).begun(manifest)
@@ -139,10 +140,10 @@ class RunDirectory:
         return run
 
     def note_attempt(self, iteration: int, parallel: JSON, ranks: int) -> None:
-        """Append an attempt to the run's manifest.json: this process continues a training from
-        `iteration`, at the layout `parallel` on `ranks` ranks. The attempt also has the time, code,
-        machine and command, and a digest of the attempt before. One rank alone calls it. Raises
-        IntegrityFailure if manifest.json cannot be read."""
+        """Append an attempt to the run's manifest.json: this process begins or continues a training
+        after `iteration` finished iterations, at the layout `parallel`, a dict, on `ranks` ranks.
+        The attempt also has the time, code, machine and command, and a digest of the attempt
+        before. One rank alone calls it. Raises IntegrityFailure if manifest.json cannot be read."""
         values = read_object(self.path / MANIFEST)
         here = describe_environment()
         attempts = values.get("attempts") or values.get("layouts", [])
@@ -231,8 +232,10 @@ class RunDirectory:
 
     @property
     def other_code(self) -> str:
-        """Sentence that the run was last worked on under other code than this, naming both; an
-        empty text if the code is the same, or if the run has not begun."""
+        """Sentence that the run was last worked on under another release, commit or digest of the
+        source files than this process has, naming both; an empty text if all are equal, or if the
+        run has not begun. A run without attempts is known by the release and commit that began
+        it."""
         if not (self.path / MANIFEST).is_file():
             return ""
         began = Manifest(**self.manifest)
@@ -269,9 +272,9 @@ class RunDirectory:
         """Seal the run's directory, make `<root>/<name>` a link to it as `link` does, and return
         the directory's digest, hexadecimal.
 
-        `known` has SHA-256 digests that need not be computed, by file name. Raises Interrupted if
-        the directory is no longer the one that this process locked, and the errors of `seal` and
-        `link`.
+        `known` has SHA-256 digests that need not be computed, by the file's path in the directory.
+        Raises Interrupted if the directory is no longer the one that this process locked, and the
+        errors of `seal` and `link`.
         """
         check_held(self.path)
         digest = seal(self.path, known)

@@ -219,8 +219,8 @@ def _drawn(
     experiments: Mapping[str, Experiment], claims: Claims, every: Sequence[Record]
 ) -> dict[str, Exhibit]:
     """Return a dict experiment's name → Exhibit, made of the records in `every` that belong to the
-    experiment; an exhibit without records says so. Experiments that a reproduction answers are left
-    out."""
+    experiment and its verdicts among `claims`; an exhibit without records says so. Experiments that
+    a reproduction answers are left out."""
     by_experiment = claims.by("experiment")
     drawn = {}
     for name, experiment in experiments.items():

@@ -173,7 +173,7 @@ def _means(curves: Sequence[Layer], sentence: str) -> str:
 
 def order_of(reproduction: Reproduction) -> str:
     """Return a sentence, from a reproduction's records and scores, on whether its larger models end
-    lower, in every seed and beyond chance."""
+    lower in perplexity, in every seed and beyond chance; or that it has one size alone."""
     return order_verdict(reproduction.records, reproduction.scores, reproduction.summary.labels)
 
 

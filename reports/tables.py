@@ -88,8 +88,9 @@ def comparison_tables(records: Sequence[Record]) -> list[Table]:
 
 def chance(result: Result, vocab_size: int) -> dict[str, str]:
     """Return a dict quantity → text of the scores of an even guess over a vocabulary of
-    `vocab_size` on the text of a result: accuracy and log-likelihood of a last-word test, bits per
-    byte of another; empty if nothing was scored.
+    `vocab_size` on the text of a result: for a last-word test accuracy in per cent, "at most" a
+    number, and log-likelihood in nats a word; for another bits per byte. Empty if nothing was
+    scored.
 
     A word is one sub-word or more, so a guess of a word is right at most as often as a guess of a
     sub-word.
@@ -168,7 +169,7 @@ def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
 
 def attrition_table(ledger: Ledger) -> Table:
     """Return a Table for readers of a dataset's ledger: for each stage a row of the documents that
-    it kept, and a row for each reason for dropping. Numbers are shortened."""
+    it kept, and a row for each reason for dropping. Counts are in full, sizes in kB, MB or GB."""
     rows = []
     for stage in ledger.stages:
         label = f"kept ({stage.note})" if stage.note else "kept"

@@ -60,7 +60,8 @@ class Training:
 
     def __init__(self, run: Path) -> None:
         """Read a training run, finished or not, from its directory, the dataset with the largest
-        share in it, if that is here, and the results of `mlm-eval` in the run's parent folder.
+        share in it, and the results of `mlm-eval` in the run's parent folder. If that dataset is
+        not here, `note` says so, and `ledger` and `card` are None.
 
         Raises BadInput if the directory holds no training, IntegrityFailure if a file is damaged or
         the run was changed after it was sealed, DataMissing if the manifest does not name its
@@ -191,8 +192,9 @@ def _scores(run: Path) -> dict[str, list[Point]]:
 def _scored(run: Path) -> tuple[dict[str, Result], list[JSON]]:
     """Return a pair: a dict file stem → Result of the run's checkpoints, with the task behind the
     stem if a file has several, and a list of their generated texts, each a dict. They come from the
-    JSON files of `mlm-eval` in the run's parent folder. Other files there are passed over. Raises
-    IntegrityFailure for a damaged result."""
+    JSON files of `mlm-eval` in the run's parent folder. Other files there are passed over, and so
+    are results of checkpoints that the run has no more. Raises IntegrityFailure for a damaged
+    result."""
     digests = {read_digest(checkpoint) for checkpoint in complete_checkpoints(run)}
     evaluations = {}
     samples = []
