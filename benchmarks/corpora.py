@@ -63,8 +63,9 @@ def crawl(rng: random.Random, number: int) -> str:
 
 def templates(rng: random.Random, number: int) -> str:
     """Return the text of document `number`, a page of one of three templates, with words that the
-    generator `rng` chooses. Pages of a template are alike but no duplicates; one in fifty differs
-    from an earlier page by a space alone."""
+    generator `rng` chooses. Pages of a template are alike but no duplicates. One in fifty differs
+    from the page three before it by a space alone, if that had `random.Random` of its number as
+    `rng`, as `texts` gives it; its own `rng` is not used."""
     if number % 50 == 49:
         return templates(random.Random(number - 3), number - 3).replace(" ", "  ", 1)
     vocabulary = _vocabulary()

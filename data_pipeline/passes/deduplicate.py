@@ -158,8 +158,8 @@ def find_copies(settings: Settings, inputs: list[Path], directory: Path) -> Coun
 
     The first `held` documents are not looked at. The rule `megatron-2019` compares equal texts like
     any others, so that no copy is written under it. Settings: `config`, `counts` (for each shard
-    the number of documents that the token filters kept) and `held`. The input is all shards after
-    the pass `measure`. Returns the number of copies as `documents`.
+    the number of documents that the token filters kept) and `held`. The input is the folder
+    of the pass `measure`, which has all shards. Returns the number of copies as `documents`.
     """
     held = settings["held"]
     np.save(directory / STARTS, np.cumsum([0, *settings["counts"]]))
@@ -198,8 +198,9 @@ def _digests(measured: Path, counts: Sequence[int], word: int) -> Words:
 def lay_side_by_side(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: write binary files on the documents that are no copies, in order: `distinct.bin`, their
     numbers in the corpus; `sketches.bin`, their sketches; and for each band a file `band-NNNN.bin`
-    of their keys. Settings are those of `find_copies`; inputs are all shards after the pass
-    `measure`, and the copies. Returns the number of these documents as `documents`."""
+    of their keys. Settings are those of `find_copies`; inputs are the folder of the
+    pass `measure`, which has all shards, and the folder of the copies. Returns the number of these
+    documents as `documents`."""
     config = DeduplicateConfig(**settings["config"])
     measured = inputs[0]
     copies = np.load(inputs[1] / "00000" / COPIES, mmap_mode="r")["document"]
@@ -300,9 +301,9 @@ def resolve_components(settings: Settings, inputs: list[Path], directory: Path) 
     counts again for each copy of its later document; documents below `held` are kept.
 
     Settings: `config`, `held`, `first` and `last`. Inputs: the components, the folder of
-    `lay_side_by_side`, the copies, and all shards after the two passes. Returns `uncompared`, an
-    upper bound on the number of pairs left uncompared, and the numbers of documents `offered` by
-    buckets, pairs `compared` and `members`, and the `seconds`.
+    `lay_side_by_side`, the folder of the copies, and the folders of the two passes, each with all
+    shards. Returns `uncompared`, an upper bound on the number of pairs left uncompared, and the
+    numbers of documents `offered` by buckets, pairs `compared` and `members`, and the `seconds`.
     """
     components, laid, copied = (folder / "00000" for folder in inputs[:3])
     config = DeduplicateConfig(**settings["config"])

@@ -81,8 +81,9 @@ def gather_slice(settings: Settings, inputs: list[Path], directory: Path) -> Cou
 
     Only the shards that hold one of them are opened, and only their own bytes are read. Settings:
     `split`, `first`, `last`, `lines` (True if texts are wanted), `dtype` of tokens, or None if no
-    token file is wanted. Inputs: the order, and all shards after each pass and after selection.
-    Returns the numbers of `documents`, their `bytes` of text and `tokens`.
+    token file is wanted. Inputs: the folder of the order, then the folder of each pass and of the
+    selection, each with all shards. Returns the numbers of `documents`, their `bytes` of text and
+    `tokens`.
     """
     order = np.load(inputs[0] / "00000" / f"order-{settings['split']}.npy", mmap_mode="r")
     numbers = np.array(order[settings["first"] : settings["last"]])

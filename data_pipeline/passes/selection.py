@@ -29,9 +29,10 @@ def find_rare_ngrams(settings: Settings, inputs: list[Path], directory: Path) ->
     """Task: write to `rare.txt`, one a line and sorted, the test sets' n-grams that occur fewer
     than `frequent` times in documents that are not duplicates; all that occur there if `frequent`
     is None. Settings: `counts`, documents of each shard that the token filters kept, and
-    `frequent`. Inputs: all shards after the pass `measure`, then the decisions if duplicates were
-    searched for. Returns `documents`, the number of those documents that have test-set n-grams, and
-    `common`, the number of n-grams that are too frequent and not written."""
+    `frequent`. Inputs: the folder of the pass `measure`, which has all shards, then the folder of
+    the decisions if duplicates were searched for. Returns `documents`, the number of those
+    documents that have test-set n-grams, and `common`, the number of n-grams that are too frequent
+    and not written."""
     measured, *decisions = inputs
     frequency: Counter[str] = Counter()
     documents = start = 0

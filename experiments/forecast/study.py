@@ -133,7 +133,7 @@ def _sweep_rates(
             continue
         config = sweep_config(experiment, ablation, arm, datasets[arm.dataset])
         if code := launch(partial(_train, config, runs), 1):
-            raise StepFailed(f"training of {config.name}", code)
+            raise StepFailed(command=f"training of {config.name}", status=code)
         steps = [step for step in read_steps(_directory_of(config, runs)) if not step.skipped]
         sweep = RateSweep(
             rates=[step.learning_rate for step in steps], losses=[step.loss for step in steps]
@@ -181,7 +181,7 @@ def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
         for done, training in enumerate(as_completed(trainings), 1):
             config = trainings[training]
             if code := training.result():
-                raise StepFailed(f"training of {config.name}", code)
+                raise StepFailed(command=f"training of {config.name}", status=code)
             directory = _directory_of(config, runs)
             keep(directory, folder)
             loss = read_validations(directory)[-1].loss
