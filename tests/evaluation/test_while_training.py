@@ -25,7 +25,7 @@ from mlm_repro.lineage.config import override_config
 from mlm_repro.lineage.digest import check_seal, read_digest, sha256_file
 from mlm_repro.lineage.errors import IntegrityFailure, Interrupted
 from mlm_repro.lineage.files import read_document
-from mlm_repro.reports.training import Training
+from mlm_repro.reports.training import Trainings
 from mlm_repro.verify.recomputed import RunCheck
 from mlm_repro.verify.replay import replay
 from tests.commands import Command, Program
@@ -159,7 +159,7 @@ def test_the_training_is_the_same_and_its_seal_covers_the_scores(
     assert without_times(run) == without_times(plain)
     broken = [text.replace(str(plain), str(run)) for text in RunCheck(plain).broken]
     assert RunCheck(run).broken == broken
-    (curve,) = Training(run).exhibits["lambada-accuracy"].panels[0].layers
+    (curve,) = Trainings([run]).exhibits["lambada-accuracy"].panels[0].layers
     assert [(point.x, point.value) for point in curve.points] == [(2, 0.25), (4, 0.5)]
     (stand_in / "mlm-eval").unlink()  # a replay scores nothing
     replay(run, 1)
