@@ -178,9 +178,10 @@ class SerialReplay(Trainer, Guard):
             group.flat.copy_(group.master)
         fault.plant(self)
 
-    def numbers(self, iteration: int) -> Numbers:
-        """Train a recorded iteration, or nothing for iteration 0, and return its numbers by name,
-        with the validations after it. Call it for each iteration in order."""
+    def numbers(self, iteration: int, validates: bool = True) -> Numbers:
+        """Train a recorded iteration, or nothing for iteration 0, and return its numbers by name
+        and, if `validates`, those of the validations after it. Call it for each iteration in
+        order."""
         numbers = {}
         if now := self.recorded.steps.get(iteration):
             train = self.recorded.config.train
@@ -193,7 +194,7 @@ class SerialReplay(Trainer, Guard):
             has = {name: getattr(line, name) for name in OF_A_STEP}
             numbers = {name: math.inf if has[name] is None else has[name] for name in OF_A_STEP}
             self.scaler.update(overflow=overflows)
-        for recorded in self.recorded.validations[iteration]:
+        for recorded in self.recorded.validations[iteration] if validates else ():
             validation = self._validate(iteration, recorded.samples, recorded.kind)
             numbers[_named(validation)] = validation.loss
         return numbers
