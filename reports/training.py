@@ -4,6 +4,7 @@ over each other, in one file to send."""
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
@@ -47,7 +48,6 @@ SHOWN = 400
 CURVES: dict[str, tuple[str, str, str]] = tables.AXES["curves"]
 """Key of a curve → its id, title and axis label. The score of a protocol is its own title and
 label."""
-SEED = "train.seed"
 MEASURES = "accuracy", "perplexity"
 """Keys of the numbers in a result of `mlm-eval` that are drawn over iterations."""
 
@@ -96,9 +96,9 @@ class Training:
         """Results of its checkpoints by the stem of the file beside the run, with the task if the
         file has several; prompts with the continuations that its checkpoints generated."""
 
-    @property
+    @cached_property
     def curves(self) -> Curves:
-        """The run's curves. The scores of its checkpoints are read at each access."""
+        """The run's curves, with the scores that its directory has of its checkpoints."""
         curves: Curves = defaultdict(dict, {key: {} for key in CURVES})
         for line in self.validations:
             curves["validation"][line.iteration] = line.loss
@@ -132,7 +132,7 @@ class Trainings:
         a line, but runs whose settings differ in the seed alone share one."""
         alike = defaultdict(list)
         for run in self.runs:
-            alike[str(run.settings | {SEED: None})].append(run)
+            alike[str(run.settings | {"train.seed": None})].append(run)
         return [
             (f"{runs[0].path.name}{f', mean of {len(runs)}' * (len(runs) > 1)}", runs)
             for runs in alike.values()
@@ -164,8 +164,11 @@ class Trainings:
                 for rank, (line, runs) in enumerate(lines, len(layers)):
                     curves = [run.curves[part] for run in runs]
                     if points := _points(curves, len(self.runs) > 1):
-                        shown = line if len(lines) > 1 else series
-                        layers.append(Layer(shown, rank, "measured", tuple(points)))
+                        layers.append(
+                            Layer(
+                                line if len(lines) > 1 else series, rank, "measured", tuple(points)
+                            )
+                        )
             if layers:
                 sentence = ends_of(layers)
                 yield Exhibit(
