@@ -134,15 +134,15 @@ def _train(run: "ResolvedRun", runs: Path, same_code: bool, threads: bool = Fals
     """
     check_torch()
     directory = run.begun or run.directory(runs)
-    if not directory.is_at_rest:
-        check_protocols(run.config.record.evaluate)
     other = directory.other_code
     if other and same_code:
         raise BadInput(
             f"{other}: --same-code refuses a run on which other code worked last; without it a run"
             " that is not complete goes on, and its manifest notes the code"
         )
-    if not launched_ranks():
+    if not launched_ranks():  # of launched ranks the first one asks, when all have come
+        if not directory.is_at_rest:
+            check_protocols(run.config.record.evaluate)
         directory = run.begin(runs)
         if directory.is_at_rest:
             directory.link()

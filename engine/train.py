@@ -20,11 +20,13 @@ from mlm_repro.engine.launch.mesh import (
 from mlm_repro.engine.parallel.mesh import ParallelMesh
 from mlm_repro.engine.run.loggers import open_loggers
 from mlm_repro.engine.run.resolved import ResolvedRun
+from mlm_repro.engine.run.scores import check_protocols
 from mlm_repro.engine.trainer import Trainer
 from mlm_repro.lineage.chain import complete_checkpoints, iteration_of
 from mlm_repro.lineage.lock import locked
 from mlm_repro.lineage.progress import announce, format_bytes
 from mlm_repro.lineage.run import RunDirectory
+from mlm_repro.lineage.variables import launched_ranks
 
 FP16_ON_A_PROCESSOR = (
     "fp16 takes about eleven times as long as fp32 or bf16 on a processor: --set"
@@ -71,6 +73,9 @@ def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirector
             with mesh.all_or_none():
                 if local_rank() == 0:
                     run.data.check()
+                # A plain process has asked already, before it began the run.
+                if mesh.is_first and launched_ranks():
+                    check_protocols(config.record.evaluate)
                 loggers = open_loggers(config.record.loggers if mesh.is_first else ())
             with explaining_out_of_memory(run, mesh, "before the first iteration"):
                 trainer = Trainer(run, directory, mesh)

@@ -1,4 +1,4 @@
-"""`mlm-report`: pages from result files, of a reproduction or of one training."""
+"""`mlm-report`: pages from result files, of a reproduction or of trainings."""
 
 import sys
 import time
@@ -76,21 +76,27 @@ def build(
 
 @app.command("run")
 def training(
-    run: Annotated[Path, typer.Argument(help="A training run, finished or not.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="A training run, finished or not, or several.", metavar="RUN…"),
+    ],
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path(),
 ) -> None:
     """Write the page of one training as NAME.html: one file, to open in a browser or to send.
 
     It has the curves, the numbers behind them, the data card, and the results and generated text of
-    its checkpoints that `mlm-eval --json` wrote beside the run. If a file is damaged, no page is
-    written, and the command exits with code 6.
+    its checkpoints that `mlm-eval --json` wrote beside the run. Several runs lie over each other in
+    one page, NAME-and-2-more.html, with a table of the settings in which they differ; runs that
+    differ in the seed alone are one line, their mean. If a file is damaged, no page is written, and
+    the command exits with code 6.
     """
     from mlm_repro.lineage.atomic import write_bytes
-    from mlm_repro.reports.training import Training, render_training
+    from mlm_repro.reports.training import Trainings, render_trainings
 
-    loaded = Training(run)
-    page = out / f"{loaded.path.name}.html"
-    write_bytes(page, render_training(loaded).encode("utf-8", "replace"))
+    loaded = Trainings(runs)
+    others = f"-and-{len(runs) - 1}-more" * (len(runs) > 1)
+    page = out / f"{loaded.runs[0].path.name}{others}.html"
+    write_bytes(page, render_trainings(loaded).encode("utf-8", "replace"))
     print(page)
 
 

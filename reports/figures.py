@@ -224,7 +224,8 @@ def _plot(axes: "Axes", panel: Panel) -> None:
                     zorder=3,
                 )
     if panel.has_curves and len(panel.layers) > 1:
-        axes.legend()
+        # Above the curves, where it hides none, unless a title is there.
+        axes.legend(**({} if panel.title else {"loc": "lower left", "bbox_to_anchor": (0, 1)}))
     points = list(chain.from_iterable(layer.points for layer in panel.layers))
     xs = sorted({point.x for point in points})
     if _multiply(xs):

@@ -44,7 +44,7 @@ def by_kind(curves: Sequence[Layer]) -> list[Panel]:
 def _curves(reproduction: Reproduction) -> Iterator[Exhibit]:
     perplexities = reproduction.select("2019/figure-6", "validation_perplexity")
     if curves := _labelled(perplexities, reproduction):
-        sentence = _ends(curves)
+        sentence = ends_of(curves)
         means = _means(curves, ", means of several seeds with the bands of all")
         yield Exhibit(
             "2019-figure-6",
@@ -61,7 +61,7 @@ def _curves(reproduction: Reproduction) -> Iterator[Exhibit]:
         )
     losses = reproduction.select("2019/training-loss", "training_loss")
     if curves := _labelled(losses, reproduction):
-        sentence = _ends(curves) + _means(curves, " Lines are means of several seeds.")
+        sentence = ends_of(curves) + _means(curves, " Lines are means of several seeds.")
         yield Exhibit(
             "training-loss",
             "Training loss against iterations",
@@ -159,7 +159,8 @@ def _labelled(records: Sequence[Record], reproduction: Reproduction) -> list[Lay
     ]
 
 
-def _ends(curves: Sequence[Layer]) -> str:
+def ends_of(curves: Sequence[Layer]) -> str:
+    """Return a sentence on the last value of each of the curves."""
     ends = (
         f"{'published ' * (curve.kind == 'published')}{curve.series} {show(curve.final)}"
         for curve in curves

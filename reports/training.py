@@ -1,10 +1,13 @@
-"""A page of one training: its curves, numbers, generated text, evaluations and data, in one file to
-send."""
+"""A page of one training, with curves, numbers, generated text, evaluations and data, or of several
+over each other, in one file to send."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
+from statistics import fmean
 
 from mlm_repro.data_pipeline.files import (
     DATASET,
@@ -16,7 +19,6 @@ from mlm_repro.data_pipeline.files import (
 from mlm_repro.engine.costs import parameter_count, tokens_trained
 from mlm_repro.engine.run.files import (
     SUMMARY,
-    Step,
     read_steps,
     read_summary,
     read_validations,
@@ -26,10 +28,11 @@ from mlm_repro.engine.run.scores import SCORES
 from mlm_repro.evaluation.schema import Result
 from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.chain import complete_checkpoints, iteration_of
+from mlm_repro.lineage.config import flatten
 from mlm_repro.lineage.digest import check_seal, read_digest
-from mlm_repro.lineage.errors import UserError
+from mlm_repro.lineage.errors import BadInput, UserError
 from mlm_repro.lineage.files import Manifest, parse_document, read_document, read_object
-from mlm_repro.lineage.numbers import exact, show
+from mlm_repro.lineage.numbers import exact
 from mlm_repro.lineage.progress import format_duration
 from mlm_repro.lineage.run import MANIFEST, RunDirectory
 from mlm_repro.reports import tables
@@ -37,21 +40,19 @@ from mlm_repro.reports.exhibit import Exhibit, Table
 from mlm_repro.reports.figures import Layer, Panel, Point
 from mlm_repro.reports.page import shell
 from mlm_repro.reports.render import render_all
-from mlm_repro.reports.reproduced import evaluations_exhibit, ledger_exhibit
+from mlm_repro.reports.reproduced import ends_of, evaluations_exhibit, ledger_exhibit
 from mlm_repro.reports.style import template_environment
 
 SHOWN = 400
 """Largest number of points in a curve of a training's page."""
-LISTED = 100
-"""Largest number of iterations in the page's table of iterations."""
 CURVES: dict[str, tuple[str, str, str]] = tables.AXES["curves"]
-"""Key of a value in the metrics → id, title and axis label of its curve, of the curves beside the
-loss."""
-TRAINED = ("iteration", "samples", "loss", *CURVES)
-VALIDATED = ("iteration", "samples", "loss", "perplexity")
-"""Fields in the table of iterations, `TRAINED`, and in the table of validations."""
+"""Key of a curve → its id, title and axis label. The score of a protocol is its own title and
+label."""
 MEASURES = "accuracy", "perplexity"
 """Keys of the numbers in a result of `mlm-eval` that are drawn over iterations."""
+
+Curves = dict[str, dict[int, float]]
+"""Key of a curve, one of `CURVES` or a score such as `lambada accuracy` → iteration → number."""
 
 
 class Training:
@@ -71,9 +72,12 @@ class Training:
         self.path = path = directory.path
         self.manifest = read_document(path / MANIFEST, Manifest)
         config = read_config(directory)
-        self.state = "unfinished: it was stopped, failed or is at work"
-        if directory.is_complete:
-            self.state = f"complete and unchanged, digest {check_seal(path)[:16]}"
+        values = config.model_dump(mode="json", exclude={"name"})
+        self.settings = flatten({**values, "made of": self.manifest.parents})
+        """Dict dotted key → value of the configuration, without the name, and of the digests of the
+        run's inputs."""
+        self.digest = check_seal(path) if directory.is_complete else ""
+        """Digest of the run; empty if it is unfinished."""
         self.size = parameter_count(config.model), tokens_trained(config.model, config.train)
         """Number of the model's parameters, and number of tokens of the whole training."""
         self.summary = read_summary(path) if (path / SUMMARY).is_file() else None
@@ -83,110 +87,119 @@ class Training:
         self.datasets = named_datasets(path)
         self.ledger: Ledger | None = None
         self.card: DataCard | None = None
-        self.note = ""
-        """Sentence on the datasets that are not shown; empty if there are none."""
-        data = max(self.datasets, key=lambda each: each.weight, default=None)
-        if data and not data.is_here:
-            self.note = f"The dataset {data.place} is not here, or was built anew since."
-        elif data:
-            if len(self.datasets) > 1:
-                self.note = (
-                    f"Of {len(self.datasets)} datasets this is the one of the largest share."
-                )
-            if (data.place / LEDGER).is_file():  # a dataset that this suite did not build has none
-                self.ledger = read_document(data.place / LEDGER, Ledger)
-            self.card = read_document(data.place / DATASET, DataCard)
+        self.data = max(self.datasets, key=lambda each: each.weight, default=None)
+        """The dataset that the ledger and the card are of; None if the run names none."""
+        if self.data and self.data.is_here:
+            place = self.data.place
+            if (place / LEDGER).is_file():  # a dataset that this suite did not build has none
+                self.ledger = read_document(place / LEDGER, Ledger)
+            self.card = read_document(place / DATASET, DataCard)
         self.evaluations, self.samples = _scored(path)
         """Results of its checkpoints by the stem of the file beside the run, with the task if the
         file has several; prompts with the continuations that its checkpoints generated."""
 
-    @property
-    def exhibits(self) -> dict[str, Exhibit]:
-        """Dict name → Exhibit of the page: the training's curves if an iteration is recorded, a
-        curve for each score of its checkpoints that the run's directory has, and the evaluations
-        and the data's ledger if there are any. The scores are read at each access."""
-        return {exhibit.name: exhibit for exhibit in self._exhibits()}
+    @cached_property
+    def curves(self) -> Curves:
+        """The run's curves, with the scores that its directory has of its checkpoints."""
+        curves: Curves = defaultdict(dict, {key: {} for key in CURVES})
+        for line in self.validations:
+            curves["validation"][line.iteration] = line.loss
+        for step in self.steps:
+            for key in CURVES:
+                if (value := getattr(step, key, None)) is not None:
+                    curves[key][step.iteration] = value
+        for path in sorted((self.path / SCORES).glob("*/*.json")):
+            result = read_object(path)
+            for key in MEASURES:
+                if result.get(key) is not None:
+                    curves[f"{path.stem} {key}"][iteration_of(path.parent)] = result[key]
+        return curves
 
-    def _exhibits(self) -> Iterator[Exhibit]:
-        if self.steps:
-            curves = [binned("training", self.steps, "loss")]
-            if self.validations:
-                points = [Point(line.iteration, line.loss) for line in self.validations]
-                curves.append(Layer("validation", 2, "measured", tuple(points)))
-            yield _curve("loss", "Loss", "loss (nats)", curves)
-            for key, (name, title, label) in CURVES.items():
-                if (curve := binned(label, self.steps, key)).points:
-                    yield _curve(name, title, label, [curve])
-        for name, points in _scores(self.path).items():
-            curve = Layer(name, 0, "measured", tuple(points))
-            yield _curve(name.replace(" ", "-"), name, name, [curve])
-        if self.evaluations:
-            yield evaluations_exhibit(self.evaluations, [])
-        if self.ledger:
-            yield ledger_exhibit(self.ledger)
+
+class Trainings:
+    """Trainings on one page, with their curves over each other."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        """Read one training or several. Raises BadInput if two paths lead to the same run, and what
+        `Training` raises."""
+        self.runs = [Training(path) for path in paths]
+        places = [run.path for run in self.runs]
+        for place in places:
+            if places.count(place) > 1:
+                raise BadInput(f"{place} is named twice: name each run once")
 
     @property
-    def listed(self) -> list[Table]:
-        """List of the page's Tables: one of at most 100 iterations, evenly spread and with the
-        last, and one of validations; a table without rows is left out."""
-        # Counted from the end, so that the last iteration is always shown.
-        shown = self.steps[:: -(len(self.steps) // LISTED + 1)][::-1]
-        title = f"{len(shown)} of {len(self.steps)} recorded iterations"
-        tables_of = ((title, TRAINED, shown), ("Validations", VALIDATED, self.validations))
+    def lines(self) -> list[tuple[str, list[Training]]]:
+        """List of pairs: the name of a line of the page, and the runs whose mean it is. Each run is
+        a line, but runs whose settings differ in the seed alone share one."""
+        alike = defaultdict(list)
+        for run in self.runs:
+            alike[str(run.settings | {"train.seed": None})].append(run)
         return [
-            Table(
-                names, [[exact(getattr(line, name)) for name in names] for line in lines], 0, name
-            )
-            for name, names, lines in tables_of
-            if lines
+            (f"{runs[0].path.name}{f', mean of {len(runs)}' * (len(runs) > 1)}", runs)
+            for runs in alike.values()
         ]
 
+    @property
+    def exhibits(self) -> dict[str, Exhibit]:
+        """Dict name → Exhibit of the page: the curves that have a point, and the evaluations and
+        the data's ledger of the first run if there are any."""
+        exhibits = list(self._curves())
+        run = self.runs[0]
+        if run.evaluations:
+            exhibits.append(evaluations_exhibit(run.evaluations, []))
+        if run.ledger:
+            exhibits.append(ledger_exhibit(run.ledger))
+        return {exhibit.name: exhibit for exhibit in exhibits}
 
-def binned(name: str, steps: Sequence[Step], key: str) -> Layer:
-    """Return a curve, as a Layer named `name`, over iterations of the steps' field `key`, with at
-    most `SHOWN` points; if there are more steps, each point is the mean of a block, with minimum
-    and maximum, at its last iteration. Steps without a value are left out."""
-    valued = [step for step in steps if getattr(step, key) is not None]
-    apart = -(-len(valued) // SHOWN) or 1
-    blocks = [valued[start : start + apart] for start in range(0, len(valued), apart)]
-    points = [
-        Point.mean(block[-1].iteration, [getattr(step, key) for step in block]) for block in blocks
-    ]
-    return Layer(name, 0, "measured", tuple(points))
+    def _curves(self) -> Iterator[Exhibit]:
+        """Yield an Exhibit for each curve that has a point. On a page of one line the loss's has
+        the validations too."""
+        lines = self.lines
+        for key in dict.fromkeys(chain.from_iterable(run.curves for run in self.runs)):
+            name, title, label = CURVES.get(key, (key.replace(" ", "-"), key, key))
+            drawn = {label: key}
+            if len(lines) == 1 and key == "loss":
+                drawn = {"training": key, "validation": "validation"}
+            layers = list[Layer]()
+            for series, part in drawn.items():
+                for rank, (line, runs) in enumerate(lines, len(layers)):
+                    curves = [run.curves[part] for run in runs]
+                    if points := _points(curves, len(self.runs) > 1):
+                        layers.append(
+                            Layer(
+                                line if len(lines) > 1 else series, rank, "measured", tuple(points)
+                            )
+                        )
+            if layers:
+                sentence = ends_of(layers)
+                yield Exhibit(
+                    name,
+                    title,
+                    [sentence],
+                    Table((), ()),
+                    "",
+                    [Panel(layers, "iteration", label)],
+                    f"Line chart of {label} over iterations. {sentence}",
+                    column=True,
+                )
 
 
-def _curve(name: str, title: str, label: str, curves: list[Layer]) -> Exhibit:
-    ends = "; ".join(f"{curve.series} {show(curve.final)}" for curve in curves)
-    caption = [f"At the end: {ends}."]
-    if curves[0].repeats > 1:
-        caption.append(
-            f"Points are means of {curves[0].repeats} iterations, the band their least and"
-            " greatest."
-        )
-    return Exhibit(
-        name,
-        title,
-        caption,
-        Table((), ()),
-        "",
-        [Panel(curves, "iteration", label)],
-        f"Line chart of {label} over iterations. {caption[0]}",
-        column=True,
-    )
-
-
-def _scores(run: Path) -> dict[str, list[Point]]:
-    """Return a dict protocol and number, such as `lambada accuracy` → list of Points over
-    iterations, from the files that a run's directory has of the scores of its checkpoints; empty
-    without such files. Raises IntegrityFailure if one cannot be read."""
-    curves: dict[str, list[Point]] = defaultdict(list)
-    for path in sorted((run / SCORES).glob("*/*.json")):
-        result = read_object(path)
-        for name in MEASURES:
-            if result.get(name) is not None:
-                point = Point(iteration_of(path.parent), result[name])
-                curves[f"{path.stem} {name}"].append(point)
-    return curves
+def _points(curves: Sequence[dict[int, float]], of_runs: bool) -> list[Point]:
+    """Return a list of at most `SHOWN` Points over the iterations at which all curves have a
+    number. If these are more, each point is the mean of a block, at its last iteration, with the
+    least and the greatest of the block or, if `of_runs`, of the curves."""
+    shared = sorted(set(curves[0]).intersection(*curves))
+    apart = -(-len(shared) // SHOWN) or 1
+    points = []
+    for start in range(0, len(shared), apart):
+        block = shared[start : start + apart]
+        values: list[float] = []
+        for curve in curves:
+            of_block = [curve[number] for number in block]
+            values += [fmean(of_block)] if of_runs else of_block
+        points.append(Point.mean(block[-1], values))
+    return points
 
 
 def _scored(run: Path) -> tuple[dict[str, Result], list[JSON]]:
@@ -215,21 +228,16 @@ def _scored(run: Path) -> tuple[dict[str, Result], list[JSON]]:
     return evaluations, samples
 
 
-def render_training(training: Training) -> str:
-    """Return the HTML of a training's page as one text, which refers to nothing outside itself.
+def render_trainings(trainings: Trainings) -> str:
+    """Return the HTML of a page of trainings as one text, which refers to nothing outside itself.
     Figures are drawn, with a line of progress on standard error."""
-    exhibits = training.exhibits
+    exhibits = trainings.exhibits
     context = {
-        "run": training,
+        "page": trainings,
         "exhibits": exhibits,
         "drawings": render_all(exhibits.values()),
-        "alone": True,
-        "card": training.card,
-        "ledger": training.ledger,
-        "note": training.note,
-        "ours": "measured",
         "tables": tables,
-        "curves": [exhibit for exhibit in exhibits.values() if exhibit.column],
         "duration": format_duration,
+        "exact": exact,
     }
     return template_environment().get_template("run.html").render(shell() | context)

@@ -182,11 +182,11 @@ class SerialReplay(Trainer, Guard):
             group.flat.copy_(group.master)
         fault.plant(self)
 
-    def numbers(self, iteration: int) -> Numbers:
+    def numbers(self, iteration: int, validates: bool = True) -> Numbers:
         """Train a recorded iteration again, or nothing for iteration 0. Return a dict name → number
         of this replay: the iteration's numbers such as the loss, infinity for one that it lacks,
-        and the loss in each validation that the run made after the iteration. Call it for each
-        iteration in order."""
+        and, if `validates`, the loss in each validation that the run made after the iteration. Call
+        it for each iteration in order."""
         numbers = {}
         if now := self.recorded.steps.get(iteration):
             train = self.recorded.config.train
@@ -199,7 +199,7 @@ class SerialReplay(Trainer, Guard):
             has = {name: getattr(line, name) for name in OF_A_STEP}
             numbers = {name: math.inf if has[name] is None else has[name] for name in OF_A_STEP}
             self.scaler.update(overflow=overflows)
-        for recorded in self.recorded.validations[iteration]:
+        for recorded in self.recorded.validations[iteration] if validates else ():
             validation = self._validate(iteration, recorded.samples, recorded.kind)
             numbers[_named(validation)] = validation.loss
         return numbers

@@ -219,14 +219,14 @@ class CheckpointWriter:
     @property
     def is_writing(self) -> bool:
         """True while a checkpoint is in progress: from `begin` until `go_on` returns an Ancestor or
-        raises."""
+        raises, or `close` is called."""
         return self._steps is not None
 
     @property
     def is_ready(self) -> bool:
         """True if a checkpoint is being written and this rank's thread has finished the current
         step. When every rank's thread has, `go_on` does not wait."""
-        return self._steps is not None and self._work.done()
+        return self.is_writing and self._work.done()
 
     def copy(self) -> None:
         """Copy weights and optimizer state to the host memory of the ranks that write them, over
@@ -278,9 +278,10 @@ class CheckpointWriter:
         """Give up a checkpoint in progress, if there is one, and remove its files, after waiting
         for the thread; if it is already being sealed, it is finished instead. In both cases the
         writer can then write no other."""
-        if self._steps is not None:
+        if self._steps:
             self._is_given_up = True
             self._steps.close()
+            self._steps = None
 
     def _saving(
         self,

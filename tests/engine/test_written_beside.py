@@ -179,6 +179,28 @@ def test_one_that_is_written_when_training_diverges_is_kept(
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["iter_0000010"]
 
 
+def test_one_that_is_given_up_is_no_longer_being_written(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slowly(monkeypatch, 3)
+    iterate, seen = Trainer.iterate, list[tuple[checkpoint.CheckpointWriter, bool]]()
+
+    def fail(trainer: Trainer, number: int) -> Any:
+        if number == 11:
+            seen.append((trainer.writer, trainer.writer.is_writing))
+            raise ValueError("a fault")
+        return iterate(trainer, number)
+
+    monkeypatch.setattr(Trainer, "iterate", fail)
+    with pytest.raises(ValueError, match="a fault"):
+        train(small_config(dataset, **SHORT), tmp_path)
+    [(writer, was_writing)] = seen
+    assert was_writing
+    assert (writer.is_writing, writer.is_ready) == (False, False)
+    (run,) = tmp_path.glob("small-*")
+    assert not complete_checkpoints(run)
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_killed_while_one_is_written_the_run_goes_on_from_the_one_before(
     ranks: int, dataset: Path, tmp_path: Path

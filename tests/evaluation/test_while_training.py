@@ -4,6 +4,7 @@ without."""
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -25,7 +26,7 @@ from mlm_repro.lineage.config import override_config
 from mlm_repro.lineage.digest import check_seal, read_digest, sha256_file
 from mlm_repro.lineage.errors import IntegrityFailure, Interrupted
 from mlm_repro.lineage.files import read_document
-from mlm_repro.reports.training import Training
+from mlm_repro.reports.training import Trainings
 from mlm_repro.verify.recomputed import RunCheck
 from mlm_repro.verify.replay import replay
 from tests.commands import Command, Program
@@ -64,9 +65,11 @@ import json, os, sys, time
 from pathlib import Path
 folder = Path(__file__).parent
 verb, *words = sys.argv[1:]
-if verb == "check":
-    sys.exit()
 mode = (folder / "mode").read_text()
+if verb == "check":
+    with (folder / "checks").open("a") as checks:
+        checks.write(os.environ.get("RANK", "none") + " ")
+    sys.exit("error: not here\\n" if mode == "refuses" else 0)
 out = Path(words[words.index("--json") + 1])
 metrics = (out.parents[2] / "metrics.jsonl").read_text().splitlines()
 reached = max(json.loads(line)["iteration"] for line in metrics)
@@ -81,7 +84,8 @@ out.parent.mkdir(parents=True, exist_ok=True)
 out.write_text(json.dumps({{"task": words[0], "accuracy": reached / 8, "perplexity": None}}))
 """
 """A program in the place of `mlm-eval` that starts at once and does what the file `mode` says; it
-notes its protocol, checkpoint, the iteration that the metrics had reached, and its process."""
+notes its protocol, checkpoint, the iteration that the metrics had reached, and its process, or the
+rank that asks for a check."""
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +163,7 @@ def test_the_training_is_the_same_and_its_seal_covers_the_scores(
     assert without_times(run) == without_times(plain)
     broken = [text.replace(str(plain), str(run)) for text in RunCheck(plain).broken]
     assert RunCheck(run).broken == broken
-    (curve,) = Training(run).exhibits["lambada-accuracy"].panels[0].layers
+    (curve,) = Trainings([run]).exhibits["lambada-accuracy"].panels[0].layers
     assert [(point.x, point.value) for point in curve.points] == [(2, 0.25), (4, 0.5)]
     (stand_in / "mlm-eval").unlink()  # a replay scores nothing
     replay(run, 1)
@@ -287,6 +291,35 @@ def test_what_cannot_be_scored_is_said_before_training(
         assert (code, out, len(sentences)) == (2, "", 1), err
         assert sentences[0].startswith(f"error: {said}")
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("mode", ["refuses", "0"])
+def test_of_launched_ranks_the_first_asks_and_all_stop(
+    mode: str, data: Path, stand_in: Path, tmp_path: Path
+) -> None:
+    (stand_in / "mode").write_text(mode)
+    toml = write_toml(tmp_path / "small.toml", data, **SHORT)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    ranks = [
+        start(
+            *("run", toml, "--set=record.evaluate=lambada", "--runs", tmp_path / "runs"),
+            plant=f"mlm_eval={stand_in / 'mlm-eval'}",
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE="2",
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=port,
+        )
+        for rank in range(2)
+    ]
+    done = [finish(rank) for rank in ranks]
+    refuses = mode == "refuses"
+    assert [code for code, _, _ in done] == [2 * refuses] * 2, done
+    assert ("error: not here" in done[0][2]) == refuses
+    assert (stand_in / "checks").read_text() == "0 "
+    assert bool(list((tmp_path / "runs").glob("small-*/metrics.jsonl"))) != refuses
 
 
 def test_test_files_are_found_without_a_model(

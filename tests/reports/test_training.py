@@ -15,7 +15,7 @@ from mlm_repro.lineage.atomic import write_json, write_text
 from mlm_repro.lineage.config import parse_config
 from mlm_repro.lineage.digest import seal
 from mlm_repro.lineage.run import RunDirectory
-from mlm_repro.reports.training import SHOWN, Training, render_training
+from mlm_repro.reports.training import SHOWN, Trainings, render_trainings
 from tests.commands import call
 from tests.reports.browser import BROWSER, browse
 from tests.reports.reproduction import HOSTILE, data_card, evaluation, ledger, write_reproduction
@@ -65,9 +65,14 @@ LINES = [
 
 
 def write_training(
-    root: Path, lines: list[dict[str, Any]] = LINES, family: str = "gpt2", is_complete: bool = True
+    root: Path,
+    lines: list[dict[str, Any]] = LINES,
+    family: str = "gpt2",
+    is_complete: bool = True,
+    **recipe: Any,
 ) -> Path:
-    """A training with a checkpoint, and its dataset, below `root`."""
+    """A training with a checkpoint, and its dataset, below `root`; `recipe` are settings of
+    `train`."""
     data = root / "words"
     if not data.exists():
         write_text(data / "dataset.json", json.dumps(data_card()))
@@ -76,7 +81,7 @@ def write_training(
     values = {
         "name": "own",
         "model": {"family": family, "num_layers": 2, "hidden_size": 32, "num_heads": 4},
-        "train": {"iterations": 8, "precision": "fp32"},
+        "train": {"iterations": 8, "precision": "fp32", **recipe},
         "data": {"dataset": str(data)},
     }
     config = parse_config(values, RunConfig, "the test").model_dump(mode="json")
@@ -93,7 +98,7 @@ def write_training(
 
 def page_of(run: Path) -> str:
     """The page's text."""
-    return render_training(Training(run))
+    return render_trainings(Trainings([run]))
 
 
 def test_the_numbers_are_those_of_the_metrics_and_the_page_stands_alone(tmp_path: Path) -> None:
@@ -138,7 +143,7 @@ def test_scores_of_its_checkpoints_are_curves(tmp_path: Path) -> None:
     for number, perplexity in ((4, 96.0), (8, None)):
         result = {"accuracy": number / 16, "perplexity": perplexity}
         write_json(run / "scores" / f"iter_{number:07}" / "lambada.json", result)
-    exhibits = Training(run).exhibits
+    exhibits = Trainings([run]).exhibits
     for name, values in (("accuracy", [(4, 0.25), (8, 0.5)]), ("perplexity", [(4, 96.0)])):
         (panel,) = exhibits[f"lambada-{name}"].panels
         (curve,) = panel.layers
@@ -182,15 +187,13 @@ def test_a_resumed_run_names_each_layout(tmp_path: Path) -> None:
 
 def test_many_iterations_become_means_with_their_range(tmp_path: Path) -> None:
     run = write_training(
-        tmp_path, [step(number, 5 + number % 2) for number in range(1, 3 * SHOWN + 2)]
+        tmp_path,
+        [validation(0, 7.0), *(step(number, 5 + number % 2) for number in range(1, 3 * SHOWN + 2))],
     )
-    loaded = Training(run)
-    assert (
-        "Points are means of 4 iterations, the band their least and greatest."
-        in loaded.exhibits["loss"].caption
-    )
-    assert loaded.listed[0].rows[-1][0] == f"{3 * SHOWN + 1}"
-    assert "93 of 1201 recorded iterations" in page_of(run)
+    html = page_of(run)
+    assert "Points are means of 4 iterations, the band their least and greatest." in html
+    assert "93 of 1201 recorded iterations" in html
+    assert [row[0] for row in rows_of(html) if len(row) == 6][-1] == f"{3 * SHOWN + 1}"
 
 
 def test_results_and_text_of_its_own_checkpoints_are_shown(tmp_path: Path) -> None:
@@ -235,6 +238,86 @@ def test_a_changed_run_and_what_is_no_training_are_refused(tmp_path: Path) -> No
         assert re.search("reproduction, not a training run|is not a run directory", line)
 
 
+def above(number: float) -> list[dict[str, Any]]:
+    """The lines, with losses higher by `number`."""
+    return [line | {"loss": line["loss"] + number} for line in LINES]
+
+
+def test_runs_that_differ_in_the_seed_are_one_line_and_others_lines_of_their_own(
+    tmp_path: Path,
+) -> None:
+    low = write_training(tmp_path, above(-0.5), seed=1)
+    high = write_training(tmp_path, above(1.0), seed=2)
+    other = write_training(tmp_path, above(-1.0), seed=1, learning_rate=0.25)
+    shorter = write_training(tmp_path, LINES[:4], is_complete=False, iterations=9)
+    page = Trainings([low, other, high, shorter])
+    exhibits = page.exhibits
+    for name, lines in (("loss", LINES[1:-1]), ("validation-loss", [LINES[0], LINES[-1]])):
+        mean, *alone = exhibits[name].panels[0].layers
+        assert mean.series == f"{low.name}, mean of 2"
+        assert [(point.x, point.count) for point in mean.points] == [
+            (line["iteration"], 2) for line in lines
+        ]
+        for point, line in zip(mean.points, lines, strict=True):
+            numbers = (point.value, point.low, point.high)
+            assert numbers == pytest.approx([line["loss"] + part for part in (0.25, -0.5, 1.0)])
+        assert [layer.series for layer in alone] == [other.name, shorter.name]
+        assert [point.value for point in alone[0].points] == [line["loss"] - 1 for line in lines]
+        assert all(point.low is None for point in alone[0].points)
+        assert len(alone[1].points) == (3 if name == "loss" else 1)
+    html = render_trainings(page)
+    runs = [run.name for run in (low, other, high, shorter)]
+    rows = rows_of(html)
+    start = rows.index(["setting", *runs])
+    assert rows[start + 1 : start + 4] == [
+        ["train.iterations", "8", "8", "8", "9"],
+        ["train.learning_rate", "0.00015", "0.25", "0.00015", "0.00015"],
+        ["train.seed", "1", "1", "2", "1234"],
+    ]
+    sentence = (
+        f"Of 3 lines, the one that ends at the lowest validation loss, 3.62, is {other.name}."
+    )
+    assert sentence in html
+    assert Outline(html).balanced
+    for run in runs:
+        assert f"{run}: " in html
+
+
+def test_seeds_alone_are_one_line_with_training_and_validation(tmp_path: Path) -> None:
+    runs = [write_training(tmp_path, above(seed), seed=seed) for seed in range(3)]
+    training, validation = Trainings(runs).exhibits["loss"].panels[0].layers
+    assert (training.series, validation.series) == ("training", "validation")
+    assert validation.points[-1].value == pytest.approx(LINES[-1]["loss"] + 1)
+    assert "3 trainings that differ in the seed alone." in render_trainings(Trainings(runs))
+
+
+def test_many_iterations_of_several_runs_have_the_band_of_the_runs(tmp_path: Path) -> None:
+    lines = [step(number, 5 + number % 2) for number in range(1, 2 * SHOWN + 1)]
+    higher = [line | {"loss": line["loss"] + 1} for line in lines]
+    runs = [
+        write_training(tmp_path, each, seed=seed)
+        for seed, each in enumerate((lines, higher, lines))
+    ]
+    curve = Trainings(runs[:2]).exhibits["loss"].panels[0].layers[0]
+    assert len(curve.points) == SHOWN
+    assert {(point.value, point.low, point.high) for point in curve.points} == {(6.0, 5.5, 6.5)}
+
+
+def test_one_page_of_several_runs_is_written_or_refused_in_a_sentence(tmp_path: Path) -> None:
+    first, second = (write_training(tmp_path, seed=seed) for seed in (1, 2))
+    done = call({}, "mlm-report", "run", first, second, "--out", tmp_path)
+    assert Path(done.out.strip()) == tmp_path / f"{first.name}-and-1-more.html"
+    (tmp_path / "again").symlink_to(first)
+    for wrong, sentence in (
+        (tmp_path / "again", f"{first} is named twice: name each run once"),
+        (tmp_path / "words", "words is not a run directory"),
+    ):
+        done = call({}, "mlm-report", "run", first, second, wrong, "--out", tmp_path / "none")
+        assert (done.code, not (tmp_path / "none").exists()) == (2, True)
+        assert sentence in done.err
+        assert len(done.err.splitlines()) == 1
+
+
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 def test_the_page_opens_in_a_browser(tmp_path: Path) -> None:
     done = call({}, "mlm-report", "run", write_training(tmp_path), "--out", tmp_path)
@@ -245,5 +328,5 @@ def test_the_page_opens_in_a_browser(tmp_path: Path) -> None:
         "--dump-dom",
     )
     assert "CONSOLE" not in opened.stderr
-    assert opened.stdout.count("<svg") == 4
+    assert opened.stdout.count("<svg") == 5
     assert ">Dark page</button>" in opened.stdout
