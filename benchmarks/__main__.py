@@ -7,16 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from benchmarks.timing import carry_out
 from mlm_repro.lineage.command import CommandLine, run_command
 from mlm_repro.lineage.errors import KEEPS_NOTHING, BadInput
 from mlm_repro.lineage.lock import check_place
 
-Json = Annotated[Path | None, typer.Option("--json", help="Also write the record to this file.")]
-Rounds = Annotated[int, typer.Option(min=1, help="How often every contender is measured, in turn.")]
-Only = Annotated[list[str] | None, typer.Option(help="Only this case; may be repeated.")]
+Json = Annotated[Path | None, Option("--json", help="Also write the record to this file.")]
+Rounds = Annotated[int, Option(min=1, help="How often every contender is measured, in turn.")]
+Only = Annotated[list[str] | None, Option(help="Only this case; may be repeated.")]
 
 app = CommandLine(
     help="Measure speed beside other programs, in one run on this machine.", no_args_is_help=True
@@ -26,12 +26,12 @@ app = CommandLine(
 @app.command()
 def data(
     corpus: Annotated[
-        Path | None, typer.Option(help="A .jsonl file with a string `text` on every line.")
+        Path | None, Option(help="A .jsonl file with a string `text` on every line.")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="How often the whole pipeline is run.")] = 3,
+    rounds: Annotated[int, Option(min=1, help="How often the whole pipeline is run.")] = 3,
     case: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help=(
                 "Instead: memory, disk and time of crawl, templates, tweets, books or code; may be"
                 " repeated."
@@ -98,7 +98,7 @@ def evaluate(rounds: Rounds = 9, json: Json = None) -> None:
 def gpu(
     items: Annotated[
         str,
-        typer.Option(
+        Option(
             help=(
                 "`all`, or some with commas between them; they are measured in the order of"
                 " docs/gpu.md."
@@ -107,15 +107,13 @@ def gpu(
     ] = "all",
     out: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="Write gpu.jsonl and gpu.json into it, and leave out the items that these have."
         ),
     ] = None,
-    deadline: Annotated[
-        float | None, typer.Option(min=1, help="End after this many seconds.")
-    ] = None,
+    deadline: Annotated[float | None, Option(min=1, help="End after this many seconds.")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print the items with their seconds.")
+        bool, Option("--dry-run", help="Only print the items with their seconds.")
     ] = False,
     json: Json = None,
 ) -> None:
@@ -137,7 +135,7 @@ def gpu(
 
 @app.command()
 def calibrate(
-    out: Annotated[Path, typer.Option(help="Folder for constants.")] = Path("runs/calibration"),
+    out: Annotated[Path, Option(help="Folder for constants.")] = Path("runs/calibration"),
     json: Json = None,
 ) -> None:
     """Fit the simulator's constants on the measured iterations that are shipped, write them to
@@ -151,14 +149,14 @@ def calibrate(
 def fixes(
     clone: Annotated[
         Path | None,
-        typer.Option(exists=True, help="A clone of NVIDIA/Megatron-LM; nothing is fetched."),
+        Option(exists=True, help="A clone of NVIDIA/Megatron-LM; nothing is fetched."),
     ] = None,
     torchtitan: Annotated[
-        Path | None, typer.Option(exists=True, help="A clone of pytorch/torchtitan.")
+        Path | None, Option(exists=True, help="A clone of pytorch/torchtitan.")
     ] = None,
     case: Only = None,
     json: Annotated[
-        Path | None, typer.Option(help="Keep the rows in this file, and go on where it ends.")
+        Path | None, Option(help="Keep the rows in this file, and go on where it ends.")
     ] = None,
 ) -> None:
     """Test `mlm-verify layouts` on upstream's fixes of silent parallel faults: a finding before

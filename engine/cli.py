@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
 from mlm_repro.engine.launch.local import keep_large_buffers
 from mlm_repro.engine.run.scores import check_protocols
@@ -27,43 +28,39 @@ if TYPE_CHECKING:
     from mlm_repro.engine.run.resolved import ResolvedRun
 
 app = CommandLine(help="Train GPT-2 the Megatron-LM way.", no_args_is_help=True)
-Model = Annotated[Path, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")]
+Model = Annotated[Path, Argument(help="A shipped model, such as 355m, or a TOML file.")]
 Twin = Annotated[
-    bool, typer.Option("--twin", help="Shrink the recipe to laptop size by the stated rule.")
+    bool, Option("--twin", help="Shrink the recipe to laptop size by the stated rule.")
 ]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")
-]
-Runs = Annotated[Path, typer.Option("--runs", help="Folder of run directories.")]
+Overrides = Annotated[list[str] | None, Option("--set", help="Override a key: section.key=value.")]
+Runs = Annotated[Path, Option("--runs", help="Folder of run directories.")]
 Ranks = Annotated[
     int | None,
-    typer.Option(
-        "--ranks", min=1, help="Processes; by default one per GPU or core of this machine."
-    ),
+    Option("--ranks", min=1, help="Processes; by default one per GPU or core of this machine."),
 ]
 SameCode = Annotated[
-    bool, typer.Option("--same-code", help="Refuse a run on which other code worked last.")
+    bool, Option("--same-code", help="Refuse a run on which other code worked last.")
 ]
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
 def run(
     config: Model,
-    others: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+    others: Annotated[list[str] | None, Argument(hidden=True)] = None,
     overrides: Overrides = None,
     twin: Twin = False,
     runs: Runs = Path("runs"),
     ranks: Ranks = None,
     threads: Annotated[
         bool,
-        typer.Option("--threads", help="Run the ranks as threads of this process, for a debugger."),
+        Option("--threads", help="Run the ranks as threads of this process, for a debugger."),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved run and its cost, and stop.")
+        bool, Option("--dry-run", help="Print the resolved run and its cost, and stop.")
     ] = False,
     earlier: Annotated[
         Path | None,
-        typer.Option("--continue", help="Go on from the end of this run, as a new run."),
+        Option("--continue", help="Go on from the end of this run, as a new run."),
     ] = None,
     same_code: SameCode = False,
 ) -> None:
@@ -103,7 +100,7 @@ def run(
 
 @app.command()
 def resume(
-    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    run: Annotated[Path, Argument(help="Run directory.")],
     overrides: Overrides = None,
     ranks: Ranks = None,
     same_code: SameCode = False,
@@ -186,20 +183,20 @@ def _say_end(run: Path) -> None:
 
 @app.command("finetune")
 def finetune_(
-    task: Annotated[str, typer.Argument(help="mnli, qqp, squad, squad2 or race.")],
+    task: Annotated[str, Argument(help="mnli, qqp, squad, squad2 or race.")],
     checkpoint: Annotated[
         Path,
-        typer.Option("--ckpt", help="A BERT's checkpoint or run directory; `import` makes one."),
+        Option("--ckpt", help="A BERT's checkpoint or run directory; `import` makes one."),
     ],
-    data: Annotated[Path, typer.Option(help="Folder with the task's published files.")],
+    data: Annotated[Path, Option(help="Folder with the task's published files.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Override a value of the published recipe: key=value."),
+        Option("--set", help="Override a value of the published recipe: key=value."),
     ] = None,
     ensemble: Annotated[
-        int, typer.Option(min=1, help="Trainings, with seeds from `seed` on: medians, ensemble.")
+        int, Option(min=1, help="Trainings, with seeds from `seed` on: medians, ensemble.")
     ] = 1,
-    json: Annotated[Path | None, typer.Option(help="Also write the result to this file.")] = None,
+    json: Annotated[Path | None, Option(help="Also write the result to this file.")] = None,
 ) -> None:
     """Fine-tune a BERT on MNLI, QQP, SQuAD or RACE and print its metrics on the held-out files. The
     trained weights are not kept."""
@@ -223,8 +220,8 @@ def finetune_(
 
 @app.command("export")
 def export_(
-    checkpoint: Annotated[Path, typer.Argument(help="Checkpoint or run directory.")],
-    out: Annotated[Path, typer.Argument(help="New directory.")],
+    checkpoint: Annotated[Path, Argument(help="Checkpoint or run directory.")],
+    out: Annotated[Path, Argument(help="New directory.")],
 ) -> None:
     """Write a checkpoint, or a model that `shard-hf` divided, as a Hugging Face directory, and
     print the directory."""
@@ -241,9 +238,9 @@ def export_(
 
 @app.command("shard-hf")
 def shard_hf(
-    directory: Annotated[Path, typer.Argument(help="Hugging Face directory with safetensors.")],
-    out: Annotated[Path, typer.Argument(help="New directory.")],
-    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks, a file each.")] = 1,
+    directory: Annotated[Path, Argument(help="Hugging Face directory with safetensors.")],
+    out: Annotated[Path, Argument(help="New directory.")],
+    tp: Annotated[int, Option(min=1, help="Tensor-parallel ranks, a file each.")] = 1,
 ) -> None:
     """Divide a Hugging Face model over tensor-parallel ranks, bit for bit; `export` merges it
     again.
@@ -268,16 +265,16 @@ def shard_hf(
 @app.command("import")
 def import_(
     directory: Annotated[
-        Path, typer.Argument(help="Hugging Face GPT-2 or BERT, Megatron-LM save or torch_dist.")
+        Path, Argument(help="Hugging Face GPT-2 or BERT, Megatron-LM save or torch_dist.")
     ],
-    out: Annotated[Path, typer.Argument(help="New checkpoint directory.")],
+    out: Annotated[Path, Argument(help="New checkpoint directory.")],
     vocab: Annotated[
         Path | None,
-        typer.Option(help="Folder with vocab.json and merges.txt; Megatron-LM's needs one."),
+        Option(help="Folder with vocab.json and merges.txt; Megatron-LM's needs one."),
     ] = None,
     heads: Annotated[
         int | None,
-        typer.Option(min=1, help="Attention heads, if the files do not have them."),
+        Option(min=1, help="Attention heads, if the files do not have them."),
     ] = None,
 ) -> None:
     """Turn another program's published weights into a checkpoint of this engine, and print the
@@ -293,16 +290,16 @@ def import_(
 
 @app.command()
 def schedule(
-    pp: Annotated[int, typer.Option(min=1, help="Pipeline-parallel ranks.")],
+    pp: Annotated[int, Option(min=1, help="Pipeline-parallel ranks.")],
     microbatches: Annotated[
-        int, typer.Option(min=1, help="Microbatches per iteration and data-parallel rank.")
+        int, Option(min=1, help="Microbatches per iteration and data-parallel rank.")
     ],
     chunks: Annotated[
-        int, typer.Option(min=1, help="Stages per rank; more than one is interleaved.")
+        int, Option(min=1, help="Stages per rank; more than one is interleaved.")
     ] = 1,
     name: Annotated[
         Literal["gpipe", "1f1b", "interleaved"] | None,
-        typer.Option("--schedule", help="By default 1f1b, with chunks interleaved."),
+        Option("--schedule", help="By default 1f1b, with chunks interleaved."),
     ] = None,
 ) -> None:
     """Print a pipeline schedule as a grid, with its bubble and the peak number of its activations

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
 from mlm_repro.engine.launch.local import keep_large_buffers
 from mlm_repro.evaluation.models.places import Place
@@ -44,11 +45,11 @@ CKPT_HELP = (
     " model, a GGUF file, the directory of a PEFT adapter, smollm2 (with the extra of that name),"
     " or a Megatron-LM save directory."
 )
-Checkpoint = Annotated[Path, typer.Option(help=CKPT_HELP)]
-Json = Annotated[Path | None, typer.Option(help="Also write the result to this file.")]
+Checkpoint = Annotated[Path, Option(help=CKPT_HELP)]
+Json = Annotated[Path | None, Option(help="Also write the result to this file.")]
 Scoring = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--set",
         help=(
             "Override a setting: batch_size, workers, layout, backend, dtype, device, vocab or"
@@ -62,7 +63,7 @@ Scoring = Annotated[
 def run(
     protocol: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help=(
                 "A name from `mlm-eval list`, `all`, `cloze`, `perplexity` or one of its variants"
                 " below."
@@ -72,7 +73,7 @@ def run(
     ckpt: Checkpoint,
     file: Annotated[
         Path | None,
-        typer.Argument(
+        Argument(
             help=(
                 'Your text file, .jsonl file of {"text": ...} lines or .json array of them; for a'
                 " named protocol its test "
@@ -83,7 +84,7 @@ def run(
     ] = None,
     window: Annotated[
         int | None,
-        typer.Option(
+        Option(
             min=2,
             help=(
                 "Longest input; by default the model's context, beyond which only rotary"
@@ -93,7 +94,7 @@ def run(
     ] = None,
     stride: Annotated[
         int | None,
-        typer.Option(
+        Option(
             min=1,
             help=(
                 "Tokens between the starts of windows; by default a 32nd of a window, in"
@@ -103,13 +104,13 @@ def run(
     ] = None,
     first: Annotated[
         Literal["once", "every"],
-        typer.Option(
+        Option(
             help=("Put the tokenizer's first tokens before a file's text once, or in every window.")
         ),
     ] = "once",
     limit: Annotated[
         int | None,
-        typer.Option(
+        Option(
             min=1,
             help="Score only this many windows or examples, evenly spread; the result is partial.",
         ),
@@ -118,7 +119,7 @@ def run(
     json: Json = None,
     samples: Annotated[
         Path | None,
-        typer.Option(help="Also write every window or example to this .jsonl file."),
+        Option(help="Also write every window or example to this .jsonl file."),
     ] = None,
 ) -> None:
     """Score a checkpoint: `mlm-eval wikitext103 --ckpt DIR`, `mlm-eval perplexity FILE --ckpt DIR`.
@@ -188,13 +189,13 @@ def run(
 def compare(
     results: Annotated[
         list[Path],
-        typer.Argument(
+        Argument(
             help="Two or more files that --json wrote; the others are compared with the first."
         ),
     ],
     json: Json = None,
     csv: Annotated[
-        Path | None, typer.Option(help="Also write the table of all models to this .csv file.")
+        Path | None, Option(help="Also write the table of all models to this .csv file.")
     ] = None,
 ) -> None:
     """Compare models by their results on the same texts: the paired difference, its 95 % interval
@@ -229,10 +230,8 @@ def compare(
 @app.command()
 def identify(
     ckpt: Checkpoint,
-    claimed: Annotated[str, typer.Option(help="The number, with the digits that were printed.")],
-    task: Annotated[
-        Literal["wikitext103", "lambada"], typer.Option(help="The test.")
-    ] = "wikitext103",
+    claimed: Annotated[str, Option(help="The number, with the digits that were printed.")],
+    task: Annotated[Literal["wikitext103", "lambada"], Option(help="The test.")] = "wikitext103",
     scoring: Scoring = None,
     json: Json = None,
 ) -> None:
@@ -254,11 +253,11 @@ def identify(
 def oracle(
     out: Annotated[
         Path | None,
-        typer.Option(help="New directory for the oracle, or the one that gave the numbers."),
+        Option(help="New directory for the oracle, or the one that gave the numbers."),
     ] = None,
     identify: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help=(
                 "A harness's number, or TEXT=NUMBER, or TEXT=NUMBER TEXT=NUMBER of a run; may be"
                 " given several times."
@@ -267,7 +266,7 @@ def oracle(
     ] = None,
     unit: Annotated[
         Literal["ppl", "loss", "bits-per-byte", "accuracy"] | None,
-        typer.Option(help="Unit of the number."),
+        Option(help="Unit of the number."),
     ] = None,
     json: Json = None,
 ) -> None:
@@ -304,21 +303,19 @@ def oracle(
 @app.command()
 def generate(
     ckpt: Checkpoint,
-    prompt: Annotated[
-        str, typer.Option(help="Text to continue; by default a new document begins.")
-    ] = "",
+    prompt: Annotated[str, Option(help="Text to continue; by default a new document begins.")] = "",
     max_new_tokens: Annotated[
-        int, typer.Option(min=1, help="Maximum number of tokens to add; end-of-text stops earlier.")
+        int, Option(min=1, help="Maximum number of tokens to add; end-of-text stops earlier.")
     ] = 64,
     temperature: Annotated[
-        float | None, typer.Option(help="Sample, with the logits divided by this number.")
+        float | None, Option(help="Sample, with the logits divided by this number.")
     ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
+    top_k: Annotated[int | None, Option(help="Sample from the k likeliest tokens.")] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(help="Sample from the likeliest tokens that together have this probability."),
+        Option(help="Sample from the likeliest tokens that together have this probability."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 1234,
+    seed: Annotated[int, Option(min=0, help="Seed of the sampling.")] = 1234,
     scoring: Scoring = None,
     json: Json = None,
 ) -> None:
@@ -362,10 +359,10 @@ def harness(context: typer.Context) -> None:
 def fetch(
     models: Annotated[
         list[str],
-        typer.Argument(help="Names on the Hugging Face hub; owner/name@revision pins one."),
+        Argument(help="Names on the Hugging Face hub; owner/name@revision pins one."),
     ],
     out: Annotated[
-        Path, typer.Option(help="Folder with a directory for each; MLM_MODELS_DIR can name it.")
+        Path, Option(help="Folder with a directory for each; MLM_MODELS_DIR can name it.")
     ],
 ) -> None:
     """Copy models of the Hugging Face hub, with their digests, for a machine without a
@@ -378,7 +375,7 @@ def fetch(
 
 @app.command()
 def check(
-    protocols: Annotated[list[str], typer.Argument(help="Names from `mlm-eval list`.")],
+    protocols: Annotated[list[str], Argument(help="Names from `mlm-eval list`.")],
 ) -> None:
     """Print the path of each protocol's test file; one that is not here is downloaded.
 

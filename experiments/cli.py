@@ -4,7 +4,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 from mlm_repro.lineage.command import CommandLine, run_command
 from mlm_repro.lineage.errors import BadInput, Diverged
@@ -17,37 +17,35 @@ if TYPE_CHECKING:
 app = CommandLine(
     help="Reproduce the papers' runs at the size this machine allows.", no_args_is_help=True
 )
-Runs = Annotated[Path, typer.Option("--runs", help="Folder of run directories.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print sizes and cost, and stop.")]
-Name = Annotated[str | None, typer.Argument(help="An experiment, such as 2021/figure-11.")]
+Runs = Annotated[Path, Option("--runs", help="Folder of run directories.")]
+DryRun = Annotated[bool, Option("--dry-run", help="Print sizes and cost, and stop.")]
+Name = Annotated[str | None, Argument(help="An experiment, such as 2021/figure-11.")]
 
 
 @app.command()
 def reproduce(
     target: Annotated[
         Literal["355m", "2.5b", "8.3b"],
-        typer.Argument(help="Largest model; the smaller ones are run for comparison."),
+        Argument(help="Largest model; the smaller ones are run for comparison."),
     ],
     mode: Annotated[
         Literal["auto", "full", "scaled"],
-        typer.Option(help="full: published size; scaled: twins; auto: what fits."),
+        Option(help="full: published size; scaled: twins; auto: what fits."),
     ] = "auto",
     smoke: Annotated[
         bool,
-        typer.Option(
-            "--smoke", help="Train twins of the smallest size, to see that everything works."
-        ),
+        Option("--smoke", help="Train twins of the smallest size, to see that everything works."),
     ] = False,
     seeds: Annotated[
         int | None,
-        typer.Option(
+        Option(
             min=1,
             max=9,
             help="Trainings of each twin, 2 by default, 1 with --smoke; several give a band.",
         ),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Another data recipe, such as wikipedia or a TOML file.")
+        Path | None, Option(help="Another data recipe, such as wikipedia or a TOML file.")
     ] = None,
     runs: Runs = Path("runs"),
     dry_run: DryRun = False,
@@ -68,24 +66,24 @@ def reproduce(
 
 @app.command()
 def sweep(
-    recipe: Annotated[str, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")],
+    recipe: Annotated[str, Argument(help="A shipped model, such as 355m, or a TOML file.")],
     vary: Annotated[
         list[str],
-        typer.Option(help="A key and its values: train.learning_rate=1e-3,3e-3. May be repeated."),
+        Option(help="A key and its values: train.learning_rate=1e-3,3e-3. May be repeated."),
     ],
     fixed: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a key for all: section.key=value.")
+        list[str] | None, Option("--set", help="Override a key for all: section.key=value.")
     ] = None,
     runs: Runs = Path("runs"),
     part: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="I/N",
             help="Train every Nth, from the Ith on: N tasks of a job array divide them.",
         ),
     ] = "1/1",
     best: Annotated[
-        Path | None, typer.Option(help="Write the best as a recipe to this TOML file.")
+        Path | None, Option(help="Write the best as a recipe to this TOML file.")
     ] = None,
 ) -> None:
     """Train a recipe at every combination of settings; print the losses with intervals over the
@@ -110,11 +108,11 @@ def sweep(
 @app.command()
 def launch(
     manifest: Annotated[
-        Path, typer.Argument(help="A shipped job, such as 8.3b, or the TOML file of one.")
+        Path, Argument(help="A shipped job, such as 8.3b, or the TOML file of one.")
     ],
-    out: Annotated[Path, typer.Option(help="Folder for the launch files.")],
+    out: Annotated[Path, Option(help="Folder for the launch files.")],
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a key: key=value.")
+        list[str] | None, Option("--set", help="Override a key: key=value.")
     ] = None,
 ) -> None:
     """Write the torchrun and Slurm files of a training job, with a container also Kubernetes'. They
@@ -135,9 +133,9 @@ def launch(
 def simulate(
     rows: Annotated[
         Path,
-        typer.Argument(help="CSV file of clusters, models and layouts; ptd-p-runs is shipped."),
+        Argument(help="CSV file of clusters, models and layouts; ptd-p-runs is shipped."),
     ],
-    out: Annotated[Path, typer.Option(help="CSV file of predictions.")],
+    out: Annotated[Path, Option(help="CSV file of predictions.")],
 ) -> None:
     """Predict time, TFLOP/s and memory of an iteration for every row, or say why it cannot run."""
     from mlm_repro.experiments.simulator.batch import simulate_file
@@ -151,39 +149,35 @@ def simulate(
 @app.command("plan")
 def plan_(
     model: Annotated[
-        str, typer.Argument(help="A shipped model, such as 8.3b or ptd-p/145.6b, or a TOML file.")
+        str, Argument(help="A shipped model, such as 8.3b or ptd-p/145.6b, or a TOML file.")
     ],
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs of the cluster that train.")],
-    cluster: Annotated[
-        str, typer.Option(help="A shipped cluster, such as dgx-2h-v100, or a TOML file.")
-    ],
+    gpus: Annotated[int, Option(min=1, help="GPUs of the cluster that train.")],
+    cluster: Annotated[str, Option(help="A shipped cluster, such as dgx-2h-v100, or a TOML file.")],
     software: Annotated[
-        str, typer.Option(help="Training software, such as megatron-2021; by default this engine.")
+        str, Option(help="Training software, such as megatron-2021; by default this engine.")
     ] = "",
     batch: Annotated[
-        int, typer.Option(min=0, help="Sequences of an iteration; by default the model's.")
+        int, Option(min=0, help="Sequences of an iteration; by default the model's.")
     ] = 0,
-    seq: Annotated[
-        int, typer.Option(min=0, help="Length of a sequence; by default the model's.")
-    ] = 0,
+    seq: Annotated[int, Option(min=0, help="Length of a sequence; by default the model's.")] = 0,
     tokens: Annotated[
         float,
-        typer.Option(min=0, help="Tokens to train on, such as 300e9; by default the model's."),
+        Option(min=0, help="Tokens to train on, such as 300e9; by default the model's."),
     ] = 0,
     days: Annotated[
-        float, typer.Option(min=0, help="Also print how many tokens this many days suffice for.")
+        float, Option(min=0, help="Also print how many tokens this many days suffice for.")
     ] = 0.0,
     price: Annotated[
-        float, typer.Option(min=0, help="Price of a GPU-hour: adds what a layout costs.")
+        float, Option(min=0, help="Price of a GPU-hour: adds what a layout costs.")
     ] = 0.0,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")
+        list[str] | None, Option("--set", help="Override a key: section.key=value.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write the model by its first layout to this TOML file.")
+        Path | None, Option(help="Write the model by its first layout to this TOML file.")
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Print where the time of the first layout goes.")
+        bool, Option("--explain", help="Print where the time of the first layout goes.")
     ] = False,
 ) -> None:
     """Rank the layouts of a model that fit a cluster: time, days, GPU-hours, with intervals and
@@ -231,12 +225,12 @@ def list_() -> None:
 def run_(
     name: Name = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Run all experiments except those that train models.")
+        bool, Option("--all", help="Run all experiments except those that train models.")
     ] = False,
     runs: Runs = Path("runs"),
     limit: Annotated[
         int | None,
-        typer.Option(min=1, help="For released weights: at most this many windows per test."),
+        Option(min=1, help="For released weights: at most this many windows per test."),
     ] = None,
 ) -> None:
     """Predict the numbers of a published table or figure, and measure those that this machine can.
@@ -256,11 +250,11 @@ def run_(
 @app.command()
 def ablate(
     name: Annotated[
-        str, typer.Argument(help="An experiment with an ablation, such as transformer-xl/memory.")
+        str, Argument(help="An experiment with an ablation, such as transformer-xl/memory.")
     ],
     dataset: Annotated[
         list[Path],
-        typer.Option(help="Dataset directory; twice where arms differ in their tokens."),
+        Option(help="Dataset directory; twice where arms differ in their tokens."),
     ],
     runs: Runs = Path("runs"),
 ) -> None:
@@ -286,14 +280,12 @@ def ablate(
 @app.command()
 def compare(
     name: Name = None,
-    every: Annotated[bool, typer.Option("--all", help="Every claim of the catalogue.")] = False,
+    every: Annotated[bool, Option("--all", help="Every claim of the catalogue.")] = False,
     results: Annotated[
         list[Path] | None,
-        typer.Option(help="Folders of run directories; results, results/ablations and runs."),
+        Option(help="Folders of run directories; results, results/ablations and runs."),
     ] = None,
-    rows: Annotated[
-        bool, typer.Option("--rows", help="With --all: a row for every claim too.")
-    ] = False,
+    rows: Annotated[bool, Option("--rows", help="With --all: a row for every claim too.")] = False,
 ) -> None:
     """Give a verdict on every published claim; exit code 3 if a number contradicts one.
 

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from mlm_repro.lineage.command import CommandLine, run_command
 from mlm_repro.lineage.errors import BadInput
@@ -22,7 +22,7 @@ app = CommandLine(help="Make a page, figures and tables from result files.", no_
 
 Runs = Annotated[
     list[Path] | None,
-    typer.Argument(
+    Argument(
         help="A reproduction, runs of experiments, folders of runs; `runs` by default.",
         metavar="[RUN]",
     ),
@@ -33,10 +33,10 @@ Runs = Annotated[
 def build(
     runs: Runs = None,
     kept: Annotated[
-        bool, typer.Option("--kept", help="Show the results that are kept with the code.")
+        bool, Option("--kept", help="Show the results that are kept with the code.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write in place of REPRODUCTION/report/.")
+        Path | None, Option(help="Folder to write in place of REPRODUCTION/report/.")
     ] = None,
 ) -> None:
     """Write REPRODUCTION/report/: index.html, and every figure and table as files.
@@ -78,9 +78,9 @@ def build(
 def training(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="A training run, finished or not, or several.", metavar="RUN…"),
+        Argument(help="A training run, finished or not, or several.", metavar="RUN…"),
     ],
-    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path(),
+    out: Annotated[Path, Option(help="Folder to write to.")] = Path(),
 ) -> None:
     """Write the page of one training as NAME.html: one file, to open in a browser or to send.
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from mlm_repro.lineage.atomic import write_text
 from mlm_repro.lineage.command import CommandLine, run_command
@@ -20,29 +20,23 @@ app = CommandLine(
 
 ENGINES = ("megatron-core",)
 SUBJECTS = ("megatron-core", "transformers", "torch")
-Configuration = Annotated[
-    Path, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")
-]
+Configuration = Annotated[Path, Argument(help="A shipped model, such as 355m, or a TOML file.")]
 Layout = Annotated[
     str,
-    typer.Option(help="serial, or a name such as tp2, dp2, tp2-sp, pp2, dp2-zero1."),
+    Option(help="serial, or a name such as tp2, dp2, tp2-sp, pp2, dp2-zero1."),
 ]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")
-]
-Iterations = Annotated[
-    int, typer.Option("--iterations", min=1, help="Optimizer steps of each training.")
-]
+Overrides = Annotated[list[str] | None, Option("--set", help="Override a key: section.key=value.")]
+Iterations = Annotated[int, Option("--iterations", min=1, help="Optimizer steps of each training.")]
 Twin = Annotated[
-    bool, typer.Option("--twin", help="Shrink the recipe to laptop size by the stated rule.")
+    bool, Option("--twin", help="Shrink the recipe to laptop size by the stated rule.")
 ]
 
 
 @app.command()
 def run(
-    path: Annotated[Path, typer.Argument(help="Run or checkpoint directory.")],
+    path: Annotated[Path, Argument(help="Run or checkpoint directory.")],
     strict: Annotated[
-        bool, typer.Option("--strict", help="Fail if something that belongs to it is not here.")
+        bool, Option("--strict", help="Fail if something that belongs to it is not here.")
     ] = False,
 ) -> None:
     """Check every file of a sealed directory against its digest, and every number of a run against
@@ -121,10 +115,8 @@ def _refuse(broken: list[str]) -> None:
 
 @app.command()
 def replay(
-    run: Annotated[Path, typer.Argument(help="Sealed training run.")],
-    segments: Annotated[
-        int | None, typer.Option(min=1, help="How many; at most 3 by default.")
-    ] = None,
+    run: Annotated[Path, Argument(help="Sealed training run.")],
+    segments: Annotated[int | None, Option(min=1, help="How many; at most 3 by default.")] = None,
 ) -> None:
     """Train randomly drawn segments of a run again; compare metrics, weights and optimizer state
     bit for bit.
@@ -143,10 +135,8 @@ def replay(
 
 @app.command()
 def explain(
-    first: Annotated[Path, typer.Argument(metavar="RUN_A", help="Training run, complete or not.")],
-    second: Annotated[
-        Path, typer.Argument(metavar="RUN_B", help="Training run to compare with it.")
-    ],
+    first: Annotated[Path, Argument(metavar="RUN_A", help="Training run, complete or not.")],
+    second: Annotated[Path, Argument(metavar="RUN_B", help="Training run to compare with it.")],
 ) -> None:
     """Find the iteration where two training runs part, by how much, and whether settings, rounding
     or a fault explain it.
@@ -170,16 +160,16 @@ def parallel(
     config: Configuration,
     layouts: Annotated[
         str,
-        typer.Option(
+        Option(
             help="all, or names such as tp2,pp2-gpipe,tp2-pp2-dp2-chunks2-sp-recompute.",
         ),
     ] = "all",
-    ranks: Annotated[int, typer.Option(min=1, help="Largest number of ranks.")] = 8,
+    ranks: Annotated[int, Option(min=1, help="Largest number of ranks.")] = 8,
     iterations: Iterations = 3,
     overrides: Overrides = None,
     twin: Twin = False,
     threads: Annotated[
-        bool, typer.Option("--threads", help="Run the ranks as threads of this process.")
+        bool, Option("--threads", help="Run the ranks as threads of this process.")
     ] = False,
 ) -> None:
     """Train a few iterations serially and on each layout; compare losses, gradients and weights in
@@ -200,13 +190,13 @@ def parallel(
 
 @app.command()
 def against(
-    engine: Annotated[str, typer.Argument(help="megatron-core.")],
+    engine: Annotated[str, Argument(help="megatron-core.")],
     config: Configuration,
     layout: Layout = "serial",
     iterations: Iterations = 20,
     overrides: Overrides = None,
     twin: Twin = False,
-    out: Annotated[Path, typer.Option(help="Folder for the sealed run.")] = Path("runs"),
+    out: Annotated[Path, Option(help="Folder for the sealed run.")] = Path("runs"),
 ) -> None:
     """Train in this engine and in another from the same weights on the same samples; compare every
     iteration.
@@ -254,42 +244,40 @@ def against(
 def layouts(
     program: Annotated[
         str,
-        typer.Argument(
-            help="megatron-core, transformers, torch, or a function of yours: PATH.py:build."
-        ),
+        Argument(help="megatron-core, transformers, torch, or a function of yours: PATH.py:build."),
     ],
     fields: Annotated[
         list[str] | None,
-        typer.Option("--with", help="Set a field of its configuration: FIELD=VALUE; repeatable."),
+        Option("--with", help="Set a field of its configuration: FIELD=VALUE; repeatable."),
     ] = None,
     names: Annotated[
-        str, typer.Option("--layouts", help="all, or names such as tp2,tp2-sp,pp2,ep2,fsdp2.")
+        str, Option("--layouts", help="all, or names such as tp2,tp2-sp,pp2,ep2,fsdp2.")
     ] = "all",
     microbatches: Annotated[
         int | None,
-        typer.Option(min=1, help="Microbatches of a step; in float64, of a rank."),
+        Option(min=1, help="Microbatches of a step; in float64, of a rank."),
     ] = None,
     spec: Annotated[
         str,
-        typer.Option(
+        Option(
             help="Layers of Megatron-Core for its configuration: PATH.py:FUNCTION or"
             " MODULE:FUNCTION."
         ),
     ] = "",
     imports: Annotated[
-        list[str] | None, typer.Option("--import", help="Run a Python file first; repeatable.")
+        list[str] | None, Option("--import", help="Run a Python file first; repeatable.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of weights and tokens.")] = 1234,
+    seed: Annotated[int, Option(min=0, help="Seed of weights and tokens.")] = 1234,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the findings to this file.")
+        Path | None, Option("--json", help="Write the findings to this file.")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for JUnit and SARIF files of what was found."),
+        Option(help="Folder for JUnit and SARIF files of what was found."),
     ] = None,
     reproduce: Annotated[
         Path | None,
-        typer.Option(help="Folder for a program, without this suite, for each finding."),
+        Option(help="Folder for a program, without this suite, for each finding."),
     ] = None,
 ) -> None:
     """Compare a program on each layout with its own serial run, probe by probe.

@@ -17,6 +17,7 @@ from unittest.mock import MagicMock
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.overrides import TorchFunctionMode
 
 from mlm_repro.engine.compare.recorder import Recorder, read_names
@@ -95,7 +96,7 @@ def make_it_run_on_cpus() -> None:
     norm.__new__ = partial(plain_layer_norm, norm.__new__)
     attention.__init__ = partialmethod(plain_attention, attention.__init__)
     attention.forward = partialmethod(whole_attention, attention.forward)
-    torch.distributed.all_to_all_single = partial(listed, torch.distributed.all_to_all_single)
+    dist.all_to_all_single = partial(listed, dist.all_to_all_single)
     cuda: Any = torch.cuda
     random._get_cuda_rng_state = cuda.get_rng_state = lambda *_, **__: torch.get_rng_state()
     random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
@@ -180,9 +181,9 @@ def build(values: Mapping[str, Any], spec: Callable[[Any], Any] | None = None) -
     where torch has no process group yet, first one of this rank alone. Every rank calls it.
     """
     make_it_run_on_cpus()
-    if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group(
-            "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    if not dist.is_initialized():
+        dist.init_process_group(
+            "gloo", store=dist.HashStore(), rank=0, world_size=1
         )
     groups = core("parallel_state")
     tensors = core("tensor_parallel")
@@ -299,7 +300,7 @@ def backward(
         loss = (output.float() * counts).sum()
         number = counts.sum()
         if not model.config.calculate_per_token_loss:  # then the ranks' gradients are averaged
-            torch.distributed.all_reduce(number, group=group)
+            dist.all_reduce(number, group=group)
             loss = loss * group.size()
         return loss, number.int(), {}
 
@@ -535,7 +536,7 @@ class MegatronCore(Engine):
 
     def save(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        torch.distributed.barrier()
+        dist.barrier()
         core("dist_checkpointing").save(self.checkpoint(False), str(directory))
 
     def restore(self, directory: Path) -> None:
@@ -570,10 +571,10 @@ class MegatronCore(Engine):
                 zip(output.chunk(2, 1), own.chunk(2), strict=True) if recorder else ()
             ):
                 recorder.show("loss of tokens", part, (first, int(place[0])))  # type: ignore[union-attr]
-        torch.distributed.all_reduce(
+        dist.all_reduce(
             sums, group=self.groups.get_data_parallel_group(with_context_parallel=True)
         )
-        torch.distributed.all_reduce(sums, group=self.groups.get_pipeline_model_parallel_group())
+        dist.all_reduce(sums, group=self.groups.get_pipeline_model_parallel_group())
         return float(sums[0] / sums[1])
 
     def gradients(self) -> Named:
@@ -636,7 +637,7 @@ class MegatronCore(Engine):
                 whole.view(-1)[own.start : own.end] = part
         dense = self.groups.get_data_parallel_group(with_context_parallel=True)
         is_dense = getattr(parameter, "allreduce", True)
-        torch.distributed.all_reduce(
+        dist.all_reduce(
             whole, group=dense if is_dense else self.groups.get_expert_data_parallel_group()
         )
         return whole
