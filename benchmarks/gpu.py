@@ -246,11 +246,14 @@ def chosen_items(chosen: str) -> dict[str, float]:
 
 def measure(chosen: str, out: Path | None, deadline: float | None) -> Benchmark:
     """Measure the chosen items of the GPU benchmark, `all` or names with commas between them, in
-    the order of its table, except those that the record in the folder `out` has; return the
-    Benchmark, the whole record. An item that fails or takes too long only gets a printed line.
-    `deadline` is in seconds from now, None or 0 for none. Raises BadInput for an unknown item or an
-    unfit folder, HardwareMissing without a GPU or a torch with CUDA, UserError if the record has no
-    case."""
+    the order of its table, and return the Benchmark, the whole record. The record is kept in
+    gpu.json of the folder `out`, which is made and written after each item, and items that it has
+    are skipped; if `out` is None, nothing is written. An item that fails or takes too long only
+    gets a printed line. `deadline` is in seconds from now, None or 0 for none.
+
+    Raises BadInput for an unknown item or an unfit folder, IntegrityFailure if gpu.json cannot be
+    read, HardwareMissing without a GPU or a torch with CUDA, UserError if the record has no case.
+    """
     names = chosen_items(chosen)
     record = ItemRecord(out, deadline)
     missing = ""

@@ -201,11 +201,12 @@ def written_bytes(
     BadInput if there are fewer layers than pipeline stages.
 
     Tensors are written whole, so a rank may write up to one tensor's state more. Under ZeRO stage 3
-    a rank writes 1/`dp` of the weights too, and this number is too large.
+    a rank writes 1/`dp` of the weights too.
     """
     sizes = PARAMETER_BYTES[precision]
     largest = max(_parameters(model, parallel, own) for own in _stages_of_ranks(model, parallel))
-    return round(largest * (sizes.weight + (sizes.moments + sizes.master) / dp))
+    weight = sizes.weight / (dp if parallel.shard_parameters else 1)
+    return round(largest * (weight + (sizes.moments + sizes.master) / dp))
 
 
 def _stages_of_ranks(model: ModelConfig, parallel: ParallelConfig) -> list[list[PipelineStage]]:

@@ -141,30 +141,31 @@ class Trainer:
         and none can be trusted, or if the one to start from is damaged; BadInput if one in the
         run's directory belongs to another run, or if the one to start from is missing.
         """
-        run = self.run
+        origin = self.run.origin
         own = (self.model.parameters, self.step.optimizer)
-        self.state = checkpoint.resume(
+        state = checkpoint.resume(
             self.directory.path, *own, lambda probe: self._loss_of(probe.tokens)
         )
-        place = checkpoint_path(self.directory.path, self.state.iteration)
+        place = checkpoint_path(self.directory.path, state.iteration)
         # A checkpoint of its own is further than the origin that it came from.
-        if run.origin and not self.state.iteration:
-            place = resolve_checkpoint(run.origin.place)
-            is_whole = run.origin.kind == "continues"
-            self.state = checkpoint.start_from(place, run.origin.digest, *own, is_whole)
-        if self.state.iteration:
+        if origin and not state.iteration:
+            place = resolve_checkpoint(origin.place)
+            is_whole = origin.kind == "continues"
+            state = checkpoint.start_from(place, origin.digest, *own, is_whole)
+        self.state = state
+        if state.iteration:
             # Memory belongs to the streams of the last iteration, whose batch may be smaller than
             # the next.
-            batch_size = self.schedule.batch_size(self.state.iteration - 1)
+            batch_size = self.schedule.batch_size(state.iteration - 1)
             dp = self.mesh.dp
             groups = place_groups(batch_size, self.config.train.microbatch_size, dp.rank, dp.size)
             layers = list(chain.from_iterable(chunk.stage.layers for chunk in self.model.chunks))
             self.inputs.streams.load(place, groups, layers)
-        self._count_samples(self.state.iteration)
-        if self.step.scaler and self.state.loss_scaler:
-            self.step.scaler = LossScaler(**self.state.loss_scaler)
+        self._count_samples(state.iteration)
+        if self.step.scaler and state.loss_scaler:
+            self.step.scaler = LossScaler(**state.loss_scaler)
         # A resumed run must judge spikes by the same losses as one that was never stopped.
-        self.recent.seen.extend(self.state.recent)
+        self.recent.seen.extend(state.recent)
 
     def _count_samples(self, iteration: int) -> None:
         """Set this trainer's `updated_samples` to the number in `state`, which must be the state

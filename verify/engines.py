@@ -184,9 +184,10 @@ class Engine:
         raise NotImplementedError
 
     def gradients(self) -> Named:
-        """Return pairs of parameter's name and gradient, reduced over the ranks and not yet
-        clipped, after `backward`. By default the result is empty, and gradients are not
-        compared."""
+        """Return pairs of name and gradient of this rank's parameters, after `backward`: reduced
+        over the ranks, not yet clipped, and in the parameter's own shape, so that a divided
+        optimizer must gather its parts. Every rank calls it. By default the result is empty, and
+        gradients are not compared."""
         return ()
 
     def update(self, iteration: int) -> tuple[float, float]:

@@ -182,9 +182,7 @@ def build(values: Mapping[str, Any], spec: Callable[[Any], Any] | None = None) -
     """
     make_it_run_on_cpus()
     if not dist.is_initialized():
-        dist.init_process_group(
-            "gloo", store=dist.HashStore(), rank=0, world_size=1
-        )
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     groups = core("parallel_state")
     tensors = core("tensor_parallel")
     groups.initialize_model_parallel(**values["groups"])
@@ -571,9 +569,7 @@ class MegatronCore(Engine):
                 zip(output.chunk(2, 1), own.chunk(2), strict=True) if recorder else ()
             ):
                 recorder.show("loss of tokens", part, (first, int(place[0])))  # type: ignore[union-attr]
-        dist.all_reduce(
-            sums, group=self.groups.get_data_parallel_group(with_context_parallel=True)
-        )
+        dist.all_reduce(sums, group=self.groups.get_data_parallel_group(with_context_parallel=True))
         dist.all_reduce(sums, group=self.groups.get_pipeline_model_parallel_group())
         return float(sums[0] / sums[1])
 

@@ -92,24 +92,27 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
     the sequence, the ranks or the batch, mostly with the choices that would, and for parallelism
     that the model's family or ZeRO stage 3 does not allow.
     """
-    tp = config.parallel.tp
-    pp = config.parallel.pp
-    batch_in_microbatches = config.train.batch_in_microbatches
-    check_tensor_parallel(config.model, tp)
+    model = config.model
+    parallel = config.parallel
+    train = config.train
+    tp = parallel.tp
+    pp = parallel.pp
+    batch_in_microbatches = train.batch_in_microbatches
+    check_tensor_parallel(model, tp)
     if ranks % tp:
         raise BadInput(f"tp = {tp} does not divide the {ranks} ranks; tp can be {_divisors(ranks)}")
-    if config.parallel.sequence_parallel and not config.model.section.divides_sequence:
+    if parallel.sequence_parallel and not model.section.divides_sequence:
         raise BadInput(
-            f"a model of family = {config.model.family!r} does not divide its sequence: "
+            f"a model of family = {model.family!r} does not divide its sequence: "
             "set parallel.sequence_parallel = false"
         )
-    if config.model.transformer_xl.cutoffs and tp * pp > 1:
+    if model.transformer_xl.cutoffs and tp * pp > 1:
         raise BadInput(
             "a transformer-xl with cutoffs has an adaptive embedding, which is not divided: set"
             " parallel.tp = 1 and parallel.pp = 1"
         )
-    if config.parallel.sequence_parallel and config.model.seq_length % tp:
-        length = config.model.seq_length
+    if parallel.sequence_parallel and model.seq_length % tp:
+        length = model.seq_length
         raise BadInput(
             f"parallel.sequence_parallel cannot divide seq_length = {length} by tp = {tp}; tp can"
             f" be {_divisors(length)}"
@@ -123,23 +126,23 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
     if batch_in_microbatches % dp:
         batch = (
             "the largest common divisor of the growing batch's sizes"
-            if config.train.rampup_batch_size
+            if train.rampup_batch_size
             else "the global batch"
         )
         raise BadInput(
             f"{batch}, {batch_in_microbatches} times microbatch_size ="
-            f" {config.train.microbatch_size}, does not divide over {dp} data-parallel ranks: make"
+            f" {train.microbatch_size}, does not divide over {dp} data-parallel ranks: make"
             " microbatch_size smaller, or the number of ranks tp × pp times one of"
             f" {_divisors(batch_in_microbatches)}"
         )
-    if config.train.rampup_batch_size and config.model.transformer_xl.memory_length and dp > 1:
+    if train.rampup_batch_size and model.transformer_xl.memory_length and dp > 1:
         raise BadInput(
             "a growing batch would move a transformer-xl's streams of text to other data-parallel"
             f" ranks, without their memory: leave train.rampup_batch_size out, or take {tp * pp}"
             " ranks"
         )
     # Every size of a growing batch has to fit the schedule, not only the last.
-    grows_interleaved = config.train.rampup_batch_size and config.parallel.schedule == "interleaved"
+    grows_interleaved = train.rampup_batch_size and parallel.schedule == "interleaved"
     if grows_interleaved and batch_in_microbatches // dp % pp:
         raise BadInput(
             f"parallel.schedule = 'interleaved' needs a multiple of pp = {pp} microbatches on each"
@@ -147,8 +150,8 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
             " change its numbers, or set schedule = '1f1b' and chunks = 1"
         )
     # A parameter is divided over one axis at most (`ShardedParameter`), here the data axis.
-    if config.parallel.shard_parameters:
-        if config.model.family != "gpt2" or tp * pp > 1 or config.parallel.shard_optimizer:
+    if parallel.shard_parameters:
+        if model.family != "gpt2" or tp * pp > 1 or parallel.shard_optimizer:
             raise BadInput(
                 "parallel.shard_parameters (ZeRO stage 3) is only for a GPT-2 on data-parallel"
                 " ranks: leave it out, or set parallel.tp = 1, parallel.pp = 1 and"
@@ -156,7 +159,7 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
             )
         # FSDP2 would pad what does not divide; checkpoints need equal shards.
         for name in ("hidden_size", "seq_length", "padded_vocab_size"):
-            if (size := getattr(config.model, name)) % dp:
+            if (size := getattr(model, name)) % dp:
                 raise BadInput(
                     f"parallel.shard_parameters cannot divide {name} = {size} over {dp} ranks:"
                     " choose a number of ranks that divides it"

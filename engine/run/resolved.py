@@ -118,7 +118,7 @@ class ResolvedRun:
     def written_bytes(self) -> int:
         """Estimate of the bytes of one checkpoint that the rank with the largest share writes, and
         copies to the host's memory for that. Tensors are written whole, so it may be up to one
-        tensor's state more; under ZeRO stage 3 it is less."""
+        tensor's state more."""
         return written_bytes(
             self.config.model, self.config.train.precision, self.config.parallel, self.layout.dp
         )

@@ -27,7 +27,9 @@ from mlm_repro.lineage.shipped import Shipped, find_file, model_file
 
 def built_parameters(config: ModelConfig, part: str = "") -> int:
     """Return the number of parameters of the whole model, on all ranks together, or of its
-    parameters whose names begin with `part`. The model is built without values."""
+    parameters whose names begin with `part`. The vocabulary is the padded one, but for a
+    Transformer-XL with cutoffs the real one; a tied embedding counts once. The model is built
+    without values."""
     return sum(
         math.prod(parameter.global_shape)
         for parameter in parameters_of(config)

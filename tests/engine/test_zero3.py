@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mlm_repro.engine.config import ParallelConfig, Precision, RunConfig
+from mlm_repro.engine.costs import written_bytes
 from mlm_repro.engine.inference import load_for_inference
 from mlm_repro.engine.launch.mesh import build_mesh
 from mlm_repro.engine.optim.adam import build_optimizer
@@ -14,7 +15,9 @@ from mlm_repro.engine.optim.precision import DTYPES
 from mlm_repro.engine.parallel.layout import Layout, layout_of
 from mlm_repro.engine.pipeline.executor import partition
 from mlm_repro.engine.run.files import read_metrics
+from mlm_repro.engine.run.resolved import resolve_begun
 from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.run import RunDirectory
 from tests.engine.small_run import assert_same_training, in_two_sessions, small_config, train
 from tests.ranks import run_ranks
 
@@ -80,6 +83,12 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_elsewhere(
     assert_same_training(halves, whole)
     files = sorted(path.name for path in (whole / "checkpoints" / "iter_0000006").glob("model-*"))
     assert files == ["model-tp00-pp000.safetensors", "model-tp01-pp000.safetensors"]
+    # By its files a rank writes what a dry run says that it copies.
+    folder = whole / "checkpoints" / "iter_0000006"
+    sizes = [sum(path.stat().st_size for path in folder.glob(f"*-tp{n:02d}-*")) for n in range(2)]
+    model = resolve_begun(RunDirectory.open(whole, "training")).config.model
+    planned = written_bytes(model, "bf16", config.parallel, 2)
+    assert max(sizes) == pytest.approx(planned, rel=0.25)
     assert sum(p.numel() for p in load_for_inference(whole).model.parameters()) > 0
     elsewhere = config.model_copy(update={"parallel": ParallelConfig(tp=2)})
     for path in (halves / "COMPLETE", halves / "summary.json"):
