@@ -46,7 +46,7 @@ from mlm_repro.lineage.environment import memory_bytes
 LINK_TASKS = 17
 SMALL_MEMORY_BYTES = 8 << 30
 """Memory assumed if the machine does not report it."""
-MEMBERS_OF_A_TASK = 1 << 14
+MEMBERS_OF_A_TASK = 1 << 11
 LINK_BYTES_PER_DOCUMENT = 40
 BUCKETS_AT_ONCE = 1 << 10
 ROWS_AT_ONCE = 1 << 10
