@@ -138,7 +138,7 @@ def least(
     """Return a copy of the machine with the constants named in `constants` at the values that,
     within `low` and `high` of each, minimize `errors(machine)`, a function that returns a vector,
     under a soft L1 loss; `scale` is the error from which the loss grows linearly. The search starts
-    from the machine's own values."""
+    from the machine's own values and ends after 100 trials, even if it has not converged."""
     low, high = (
         np.array([constant[side] for constant in constants.values()]) for side in ("low", "high")
     )
@@ -296,10 +296,11 @@ def held_out(
 
 def interval_of(held: HeldOut, source: str) -> ErrorInterval:
     """Return the ErrorInterval of the ratios of measured to predicted time in `held`, whose rows
-    were predicted by fits without them: 90 % of them lie in it. Its coverage and score are those
-    that each fold gets from the interval of the other folds, or from its own if there is one fold;
-    the baseline is the score if every row had the same share of the peak. `source` is the
-    interval's description."""
+    were predicted by fits without them. From FEW (20) ratios on, 90 % of them lie in it; for fewer
+    it is Student's 90 % interval for one more ratio. Its coverage and score are those that each
+    fold gets from the interval of the other folds, or from its own if there is one fold; the
+    baseline is the score if every row had the same share of the peak. `source` is the interval's
+    description."""
     (coverage, score), (_, baseline) = (
         _tried(held["fold"], held[rule]) for rule in ("ratio", "constant")
     )
@@ -315,10 +316,10 @@ def interval_of(held: HeldOut, source: str) -> ErrorInterval:
 
 
 def _tried(folds: Floats, ratios: Floats) -> tuple[float, float]:
-    """Return two numbers: the share of all ratios that lie in the interval that judges them, and
-    the mean interval score of the logarithms of the ratios. Each ratio is judged by the interval of
-    the ratios of the other folds, or of all if there is one fold; `folds` has the number of each
-    ratio's fold, [n]."""
+    """Return two numbers on `ratios`, [n]: the share of them that lie in the interval that judges
+    them, and the mean interval score of their logarithms. Each ratio is judged by the interval of
+    the ratios of the other folds, or of all if there is one fold; `folds`, [n], has the number of
+    each ratio's fold."""
     inside = np.empty(len(ratios))
     scores = np.empty(len(ratios))
     for number in np.unique(folds):
@@ -488,9 +489,10 @@ def h100_fit(a100: Machine) -> Fit:
 
 
 def v100_fit(a100: Machine) -> Fit:
-    """Return the Fit of Megatron of 2019 on V100s. Nothing is fitted here but the constants of
-    all-reduces inside a node. The fit starts from the constants of `a100`, the fitted A100 machine.
-    Rows of ratios refer to the first row, which has no weight."""
+    """Return the Fit of Megatron of 2019 on V100s, not yet carried out; it fits the constants of
+    SOFTWARE_OF_2019. Here only latency and bandwidth of all-reduces inside a node are fitted. All
+    others come from `a100`, the fitted A100 machine, but two are 0: softmax on the host and the
+    latency per rank inside a node. Rows of ratios refer to the first row, which has no weight."""
     rows = v100_rows()
     apart = [row for row in megatron_2019() if "figure" in row.experiment and row.value != 100]
     shared = {name: getattr(a100, name) for name in CONSTANTS}
@@ -567,8 +569,8 @@ def intervals(fit: Fit, held: Mapping[str, HeldOut]) -> dict[str, ErrorInterval]
 def widest(
     a100: HeldOut, h100: HeldOut, v100: HeldOut, within: Iterable[ErrorInterval]
 ) -> ErrorInterval:
-    """Return the ErrorInterval, as factors on the prediction, that covers 90 % of the measurements
-    of each source and every interval in `within`. The rows are already predicted.
+    """Return the ErrorInterval, as factors on the prediction, that spans the 90 % interval of each
+    source's measurements and every interval in `within`. The rows are already predicted.
 
     In `a100` and `h100` a fold is a source, predicted by a fit on the other sources of its cluster;
     `v100` counts as one source, each row of which was predicted by a fit of the software's

@@ -87,8 +87,8 @@ class TrainingSize:
 
     @property
     def setting(self) -> JSON:
-        """A dict of settings for a record: under `model` and `train` the values that differ from
-        the defaults, and `warm_up`, its iterations."""
+        """Return a new dict of settings for a record: `model` and `train`, dicts of the values that
+        differ from the defaults, and `warm_up`, the number of iterations that are not timed."""
         return {
             "model": self.model.model_dump(exclude_defaults=True),
             "train": self.train.model_dump(exclude_defaults=True),
@@ -120,7 +120,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class OurLayout:
-    """This engine on one rank, as a contender in a timed training."""
+    """This suite's engine on one rank, as a contender in a timed training."""
 
     name: str
     microbatches: int = 1
@@ -216,8 +216,8 @@ class NanoGPTModel(nn.Module):
 
 @dataclass(frozen=True)
 class Peer:
-    """A contender in a timed training: nanoGPT's model on one rank, with this engine's initial
-    weights, in a plain loop of forward, backward, clipping and AdamW."""
+    """A contender in a timed training: nanoGPT's model on one rank, with the initial weights of
+    this suite's engine, in a plain loop of forward, backward, clipping and AdamW."""
 
     name: str
     is_tuned: bool = True
@@ -225,10 +225,10 @@ class Peer:
     is_compiled: bool = False
 
     def build(self, size: TrainingSize) -> Step:
-        """Build the model of `size`, with the initial weights that this engine draws, on this
-        process's device. Return a function that is given an iteration and a dropout probability,
-        trains that iteration, under autocast if the recipe's precision is bf16, else in fp32, and
-        returns its mean loss. Seeds torch's generator."""
+        """Build the model of `size`, with the initial weights that this suite's engine draws, on
+        this process's device. Return a function that is given an iteration and a dropout
+        probability, trains that iteration, under autocast if the recipe's precision is bf16, else
+        in fp32, and returns its mean loss. Seeds torch's generator."""
         network = GPT2(size.model, serial_mesh())
         network.initialize(size.train.seed)
         train = size.train
@@ -271,10 +271,11 @@ def time_contender(
     clock: Callable[[], float] = time.perf_counter,
     training: TrainingStep | None = None,
 ) -> Timed:
-    """Train a contender for the iterations of `size`, one round, the warm-up first. Return a Timed:
-    the seconds by `clock` of the iterations after the warm-up, all losses and the peak memory. This
-    engine goes on with the already built `training`, if given; else a new model is built before the
-    clock runs. A tuned contender changes this process's allocator."""
+    """Train a contender for the iterations of `size`, one round, the warm-up first; `dropout` is
+    the dropout probability. Return a Timed: the seconds by `clock` of each iteration after the
+    warm-up, all losses and the peak memory. An OurLayout goes on with the already built `training`,
+    if given; without it, and for a Peer, a new model is built before the clock runs. A tuned
+    contender changes this process's allocator."""
     if contender.is_tuned:
         keep_large_buffers()
     memory = PeakMemory(local_device())
@@ -295,9 +296,9 @@ def time_contender(
 def in_turn(
     name: str, rounds: int, measurements: Mapping[K, Callable[[], Any]]
 ) -> dict[K, list[Any]]:
-    """Call every function in `measurements` once in each round, so that other work on the machine
-    falls on all alike. Return a dict by the same keys of a list of what each returned, one for each
-    round. Shows progress under `name`."""
+    """Call every function in `measurements` once in each of `rounds` rounds, so that other work on
+    the machine falls on all alike. Return a dict by the same keys of a list of what each returned,
+    one for each round. Shows progress under `name`."""
     taken = defaultdict[K, list[Any]](list)
     with Progress(name, rounds * len(measurements), "measurements") as progress:
         for _ in range(rounds):

@@ -108,17 +108,17 @@ def texts(name: str, documents: int) -> Iterator[str]:
 
 
 def write_corpus(path: Path, name: str, documents: int) -> Path:
-    """Write the first `documents` texts of the shape `name` into the file `path` as JSON lines, and
-    return `path`."""
+    """Write the first `documents` texts of the shape `name`, a key of SHAPES, into the file `path`
+    as JSON lines, each under the key `text`, and return `path`."""
     with path.open("w", encoding="utf-8") as file:
         file.writelines(f"{json.dumps({'text': text})}\n" for text in texts(name, documents))
     return path
 
 
 def write_recipe(folder: Path, corpus: Path) -> Path:
-    """Write into `folder` the file `recipe.toml`, with which `mlm-data` builds a dataset from
-    `corpus`, a file of JSON lines, and the tokenizer of bytes that the recipe names; return the
-    recipe's path."""
+    """Write into `folder` a tokenizer of bytes, as the directory `tokenizer`, and the file
+    `recipe.toml`, with which `mlm-data` builds a dataset from `corpus`, a file of JSON lines, and
+    that tokenizer. Return the recipe's path."""
     Tokenizer.train(["any"], 257).save(folder / "tokenizer")
     path = folder / "recipe.toml"
     path.write_text(RECIPE.format(corpus, folder / "tokenizer"), encoding="utf-8")
@@ -137,6 +137,7 @@ def promise_of(recipe: Path) -> Promise:
 def used(recipe: Path, runs: Path) -> tuple[int, int, float]:
     """Build the dataset of the file `recipe` below the folder `runs` with `mlm-data` in a process
     of its own. Return the peak of its memory and of its disk in bytes, and its processor seconds.
+    Disk is looked at twice a second, so a short peak is missed.
 
     Raises UserError if the build fails.
     """

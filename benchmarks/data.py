@@ -393,9 +393,9 @@ def reference_search(ngrams: Ngrams) -> Callable[[str], list[tuple[int, str]]]:
 
 
 def decontamination(test_sets: tuple[Path, ...], words: int, min_words: int) -> StageRivals:
-    """Return the StageRivals for the stage that finds every match of the test sets' n-grams in a
-    text with its position: sets of strings, and ours. `test_sets` are files; `words` and
-    `min_words` are the numbers of words in the longest and in the shortest n-gram."""
+    """Return the StageRivals that find every match of the test sets' n-grams in a text, each with
+    its position: a plain search in sets of strings, and this suite's. `test_sets` are files;
+    `words` and `min_words` are the numbers of words in the longest and in the shortest n-gram."""
     ngrams = ngrams_of_files(test_sets, words, min_words)
     plain = _each(reference_search(ngrams))
     ours = _each(lambda text: [*ngrams.search(text)])

@@ -196,9 +196,10 @@ def compare(
     tolerance: float = TOLERANCES["fp32"],
 ) -> tuple[Case, list[str]]:
     """Time two scorers on the requests, ours first in `scorers` and then a rival's with the fastest
-    of `batch_sizes`. Return a Case of the benchmark's record, in which ours should be `goal` times
-    faster, and a list: empty, or with a sentence if their losses differ by more than `tolerance`,
-    relatively, or if in a request only one finds all tokens the likeliest."""
+    of `batch_sizes`, in `rounds` rounds. Return a Case of the benchmark's record, in which ours
+    should be `goal` times faster, and a list: empty, or with a sentence if with any of these sizes
+    their losses differ by more than `tolerance`, relatively, or if in a request only one finds all
+    tokens the likeliest."""
     (_, our_score), (rival, their_score) = scorers.items()
     expected = our_score(requests, None)
     tried = {size: cpu_seconds(their_score, requests, size) for size in batch_sizes}
@@ -230,8 +231,8 @@ def compare_times(
     setting: dict[str, Any],
 ) -> Case:
     """Time two functions by processor seconds, ours first in `runs` and then a rival's, in turn in
-    each round. Return a Case of the benchmark's record with `setting`, in which ours should be
-    `goal` times faster."""
+    each of `rounds` rounds. Return a Case of the benchmark's record with `setting`, in which ours
+    should be `goal` times faster."""
     taken = in_turn(name, rounds, {who: partial(cpu_seconds, run) for who, run in runs.items()})
     seconds = {who: [taken_seconds for taken_seconds, _ in many] for who, many in taken.items()}
     mine, theirs = seconds.values()
@@ -244,8 +245,8 @@ def compare_times(
 
 
 def initial_network(config: ModelConfig, dtype: torch.dtype) -> GPT2:
-    """Return this engine's GPT-2 of `config` on the CPU, in the number format `dtype`, with the
-    initial weights of one fixed seed, for evaluation."""
+    """Return a GPT-2 of this suite's engine by `config`, on the CPU, in the number format `dtype`,
+    with the initial weights of one fixed seed, for evaluation."""
     network = GPT2(config, serial_mesh()).eval()
     network.initialize(1234)
     return network.to(dtype)
@@ -262,9 +263,9 @@ def scoring_model(network: GPT2) -> ScoringModel:
 
 
 def ours(model: ScoringModel, requests: Sequence[Request], batch_size: int | None) -> Answers:
-    """Score requests with this engine in this process; return an array [requests, 2]: the negative
-    log-likelihood in nats, and 1 where all tokens were the likeliest. None as batch size lets the
-    engine choose it."""
+    """Score requests with this suite's engine in this process; return an array [requests, 2]: the
+    negative log-likelihood in nats, and 1 where all tokens were the likeliest. None as batch size
+    lets the engine choose it."""
     scores = score(model, requests, batch_size, workers=1)
     return np.stack([scores.nll, scores.all_greedy], axis=1)
 
@@ -295,8 +296,9 @@ def plain_loop(network: GPT2, requests: Sequence[Request], batch_size: int) -> A
 
 
 def transformers_model(network: GPT2) -> Any:
-    """Return transformers' GPT-2 with the weights of this engine's network, in fp32 on the CPU, for
-    evaluation. Raises BadInput without transformers, which the extra `bench` installs."""
+    """Return transformers' GPT-2 with the weights of `network`, a GPT-2 of this suite's engine, in
+    fp32 on the CPU, for evaluation. Raises BadInput without transformers, which the extra `bench`
+    installs."""
     model = huggingface(network.config)
     weights = named_as_theirs(dict(network.named_parameters()), network.config)
     model.load_state_dict(weights | {"lm_head.weight": weights["transformer.wte.weight"]})
@@ -320,9 +322,10 @@ def transformers_loop(model: Any, requests: Sequence[Request], batch_size: int =
 
 
 def packed_pretrained(model: Any) -> Scorer:
-    """Return a Scorer, a function (requests, batch size) → array [requests, 2], that scores by our
-    loop on `model`, one of transformers in fp32, with requests of at most `CONTEXT` inputs; its
-    weights are packed, which changes the model."""
+    """Return a Scorer, a function (requests, batch size) → array [requests, 2], that scores by this
+    suite's loop on `model`, one of transformers in fp32, with requests of at most `CONTEXT` inputs.
+    `PretrainedModel.pack_weights` packs its weights where the CPU allows it, which changes the
+    model."""
     mine = PretrainedModel(model)
     mine.pack_weights()
     sizes = model.config.vocab_size, CONTEXT, mine.hidden_size

@@ -35,7 +35,8 @@ repository's name here."""
 
 
 class Edit(Config):
-    """A part of a file as a fix wrote it (`now`), and what stood there before (`was`)."""
+    """Change that an upstream fix made to one file, as three texts: the file's path in the
+    package's tree, the passage as the fix wrote it (`now`), and the passage before it (`was`)."""
 
     file: str
     now: str
@@ -44,7 +45,8 @@ class Edit(Config):
 
 class Case(Config):
     """An upstream commit that mends a silent fault, and how `mlm-verify layouts` is asked to find
-    that fault; a row of fixes.toml."""
+    that fault: `program`, `fields`, each a FIELD=VALUE, `layouts` and `microbatches`, 0 for the
+    program's default. A row of fixes.toml."""
 
     name: str
     repository: Literal["megatron", "torchtitan"] = "megatron"
@@ -86,8 +88,9 @@ class Cases(Config):
 
 
 class Said(Config):
-    """The answer of `mlm-verify layouts` on one tree: its findings, or the reason why it cannot
-    run."""
+    """The answer of `mlm-verify layouts` on one tree: its findings, the reasons why it cannot run,
+    or neither if every layout ran without a finding. With findings, the reasons of layouts that
+    could not run are left out."""
 
     state: Literal["finding", "silent", "cannot run"]
     sentences: tuple[str, ...]
@@ -96,8 +99,9 @@ class Said(Config):
 
 
 class Row(Config):
-    """A case's result: the answers before its fix and after it, and in a word whether the fault was
-    found."""
+    """A case's result: the answers before its fix and after it, and in `result` whether the fault
+    was found; `named otherwise` means findings of which none has the words that the case expects,
+    and `cannot run` that one of the two trees could not be run."""
 
     name: str
     before: Said
@@ -116,13 +120,13 @@ class Fixes(Config):
 def measure(
     clones: Mapping[str, Path], only: Sequence[str], record: Path | None, cases: Path = CASES
 ) -> Fixes:
-    """Run the cases of the table `cases`, a TOML file, whose repository has a clone in `clones`, by
-    repository, by default all and else those named in `only`; print a line for each, and return the
-    Fixes. Rows that the file `record` has are kept and not run again; `record`, if given, is
-    written after each case.
+    """Run the cases of the table `cases`, a TOML file, whose repository, `megatron` or
+    `torchtitan`, has a clone's path in `clones`: all of them if `only` is empty, else the ones that
+    it names. Print a line for each, and return the Fixes. Rows that the JSON file `record` has for
+    cases of the table are kept and not run again; `record`, if given, is written after each case.
 
-    Raises BadInput for an unknown case, a path that is no repository or a repository that lacks a
-    commit, Diverged if a tree after its fix gives a finding that the table does not explain.
+    Raises BadInput for an unknown case, a directory that is no repository or a repository that
+    lacks a commit, Diverged if a tree after its fix gives a finding and its case has no `why`.
     """
     table = {case.name: case for case in load_config(cases, Cases).case}
     if unknown := [name for name in only if name not in table]:
@@ -166,8 +170,9 @@ def measure(
 def examine(clone: Path, case: Case, beside: Path, folder: Path) -> Row:
     """Run `mlm-verify layouts` as a case asks, on the package before its fix and after it, and
     return the case's Row. The package's trees are extracted from `clone`, a git repository, into
-    `folder` unless they are there. `beside` is the folder of programs that a case names by path.
-    Raises BadInput if git fails or if old lines cannot be put back."""
+    `folder` unless they are there. A case with edits gets a copy with the old lines, `folder`/NAME,
+    which must not exist. `beside` is the folder of programs that a case names by path. Raises
+    BadInput if git fails or if old lines cannot be put back."""
     healthy = extract(clone, case.repository, case.tree or case.commit, folder)
     if case.edits:
         faulty = folder / case.name
@@ -189,10 +194,10 @@ def examine(clone: Path, case: Case, beside: Path, folder: Path) -> Row:
 
 
 def extract(clone: Path, repository: str, commit: str, folder: Path) -> Path:
-    """Write the package of the repository called `repository`, as `clone` has it at a commit, into
-    a directory of `folder` that is named after the commit, unless it is there; return the path of
-    that directory. Metadata give the commit as the package's release. Raises BadInput if git
-    fails."""
+    """Write the package of the repository called `repository`, a key of PACKAGES, as the git clone
+    `clone` has it at a commit, into the directory of `folder` that is named after the commit's
+    first ten or more digits, unless it is there; return the path of that directory. Metadata give
+    the commit as the package's release. Raises BadInput if git fails."""
     name, package = PACKAGES[repository]
     release = _git(clone, "rev-parse", "--short=10", commit).decode().strip()
     if not (directory := folder / release).exists():
@@ -247,9 +252,11 @@ def ask(tree: Path, case: Case, beside: Path) -> Said:
 
 
 def _answer(tree: Path, case: Case, beside: Path, send: Connection) -> None:
-    """Run `mlm-verify layouts` on the package below the directory `tree` and send one pair (state,
-    list of sentences) through `send`: the findings, or why a layout cannot run. For a process of
-    its own: its imports, stdout and stderr are changed."""
+    """Run `mlm-verify layouts` as a case asks, on the package below the directory `tree`, with
+    programs named by path from the folder `beside`, and send one pair (state, list of sentences)
+    through `send`: `finding` with the findings alone, if there are any; else `cannot run` with the
+    reasons, if a layout or all could not run; else `silent` with no sentence. For a process of its
+    own: its imports, stdout and stderr are changed."""
     sys.path.insert(0, str(tree))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     program = str(beside / case.program) if ".py:" in case.program else case.program

@@ -106,17 +106,17 @@ Result = Sequence[Case | str]
 
 
 class Worker:
-    """A spawned process that runs the functions it is given, one after another. After a function
-    that fails or takes too long a new process is started."""
+    """A spawned process that runs the functions it is given, one after another. If a function fails
+    or takes too long, the process is killed, and the next function gets a new one."""
 
     _process: SpawnProcess | None = None
     _pipe: Connection
 
     def answer(self, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call `function` with the arguments in the process, which is started if there is none,
-        wait for its result and return it. Raises UserError if the function fails, takes longer than
-        `seconds` or ends the process; the process is then killed. Function, arguments and result
-        must be picklable."""
+        """Call `function` with the arguments in this worker's own process, which is started if
+        there is none, wait for its result and return it. Raises UserError if the function fails,
+        takes longer than `seconds`, the start of the process included, or ends the process; in each
+        case the process is then killed. Function, arguments and result must be picklable."""
         if self._process is None:
             spawn = multiprocessing.get_context("spawn")
             self._pipe, child_end = spawn.Pipe()
@@ -156,13 +156,14 @@ def _serve(pipe: Connection) -> None:
 
 
 class ItemRecord:
-    """Measures items of the GPU benchmark and keeps their record, gpu.json in a folder, together
-    with the items that it has from before."""
+    """Record of the GPU benchmark's items, which measures them and keeps their results in gpu.json
+    in a folder, together with the items that were there before."""
 
     def __init__(self, out: Path | None, deadline: float | None) -> None:
-        """Continue the record in the folder `out`, which is made if it is not there; without a
-        folder nothing is written. `deadline` is in seconds from now, None for none. Raises BadInput
-        if the folder cannot be made."""
+        """Continue the record gpu.json of the folder `out`, if there is one; the folder is made if
+        it is missing. If `out` is None, nothing is written. `deadline` is in seconds from now, None
+        or 0 for none. Raises BadInput if the folder cannot be made or gpu.json is not a record, and
+        IntegrityFailure if gpu.json cannot be read."""
         self.out = out
         self.worker = Worker()
         self._ends = time.monotonic() + (deadline or float("inf"))
@@ -246,9 +247,10 @@ def chosen_items(chosen: str) -> dict[str, float]:
 def measure(chosen: str, out: Path | None, deadline: float | None) -> Benchmark:
     """Measure the chosen items of the GPU benchmark, `all` or names with commas between them, in
     the order of its table, except those that the record in the folder `out` has; return the
-    Benchmark, the whole record. `deadline` is in seconds from now, None for none. Raises BadInput
-    for an unknown item or a folder that cannot be made, HardwareMissing without a GPU or a torch
-    with CUDA, UserError if nothing was measured."""
+    Benchmark, the whole record. An item that fails or takes too long only gets a printed line.
+    `deadline` is in seconds from now, None or 0 for none. Raises BadInput for an unknown item or an
+    unfit folder, HardwareMissing without a GPU or a torch with CUDA, UserError if the record has no
+    case."""
     names = chosen_items(chosen)
     record = ItemRecord(out, deadline)
     missing = ""
@@ -275,18 +277,20 @@ def versions() -> Result:
 
 @lru_cache(1)
 def built(name: str) -> TrainingStep:
-    """Return the TrainingStep of the published model `name` at full size with its optimizer, on the
-    GPU. The last one is kept for further calls in this process, so a training goes on where the
-    last one ended."""
+    """Return the TrainingStep of the published model `name` at full size, with its optimizer, on
+    the GPU. This process keeps the last one: another call with that name returns it as it was left,
+    so its training goes on, and a call with another name builds anew. Changes this process's
+    allocator."""
     keep_large_buffers()
     return EAGER.training(full_size(name, MICROBATCHES))
 
 
 def train_alone(name: str, b: int, dropout: float = DROPOUT, is_captured: bool = False) -> Result:
-    """Train the published model `name` at full size with 8 microbatches of `b` sequences, for one
-    iteration and three timed ones. Return a list of two cases: its speed, and what the GPU does in
-    one more iteration. Raises UserError if the microbatch was to be captured as a CUDA graph and
-    could not be."""
+    """Train the published model `name`, "355m" or "2.5b", at full size, with 8 microbatches of `b`
+    sequences and the given probability of dropout, for one iteration that warms up and three timed
+    ones. The model is that of `built`, which may have been trained already. Return a list of two
+    cases: its speed, and what the GPU does in one more iteration. Raises UserError if `is_captured`
+    is set and the microbatch could not be captured as a CUDA graph."""
     training = built(name)
     size = full_size(name, b * MICROBATCHES, 3, 1)
     training.model.graphs = None
@@ -335,19 +339,20 @@ def busy_and_idle(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
     """Return two times in the unit of the spans (start, end): the time that they cover together,
     and the time between the first and the last that no span covers."""
     busy = idle = 0.0
-    until = float("inf")
+    until = None
     for start, end in sorted(spans):
-        idle += max(start - until, 0.0)
-        until = min(until, start) if busy == 0 else max(until, start)
-        busy += max(end - until, 0.0)
-        until = max(until, end)
+        covered = start if until is None else until
+        idle += max(start - covered, 0.0)
+        busy += max(end - max(start, covered), 0.0)
+        until = max(covered, end)
     return busy, idle
 
 
 def compare_peers(name: str, b: int) -> Result:
     """Train the published model `name` at full size with every contender, one after the other, in
-    batches of `b` sequences. Return a list: the case, and a sentence for each contender whose first
-    losses differ. Drops the model that `built` keeps."""
+    batches of `b` sequences. Return a list: the case, and a sentence for each contender whose loss
+    differs by more than 0.1 from that of the first, our engine, in one of the first two iterations.
+    Drops the model that `built` keeps."""
     # The model that an earlier item built would leave less memory to the contenders.
     built.cache_clear()
     size = full_size(name, b)
@@ -360,10 +365,10 @@ def compare_peers(name: str, b: int) -> Result:
 
 def compare_copies(name: str, b: int) -> Result:
     """Time three iterations of the published model `name`, which the last call of `built` may have
-    trained already: a first one, one alone, and one while 4 GiB of weights are copied to the host,
-    as an asynchronous checkpoint copies them. Return a list of one case with the milliseconds of
-    each, and the ratios of the last two to the first. `b` is the number of sequences in a
-    microbatch."""
+    trained already: a first one, one alone, and one while up to 4 GiB of its master weights in fp32
+    are copied to the host, as an asynchronous checkpoint copies them. Return a list of one case
+    with the milliseconds of each, and the ratios of the last two to the first. `b` is the number of
+    sequences in a microbatch."""
     training = built(name)
     source = training.optimizer.groups[0].master[:COPIED]
     step = EAGER.steps(training, full_size(name, b * MICROBATCHES))
@@ -383,7 +388,8 @@ def compare_copies(name: str, b: int) -> Result:
 def try_program() -> Result:
     """Train a small model with `mlm-train` in bf16 on the processor, and on the GPU, where it is
     stopped by SIGTERM and resumed. Return a list: a case of both losses, and a sentence if they
-    differ. Raises UserError if a program ends with another code than expected."""
+    differ by more than 0.1 in an iteration. Raises UserError if a program ends with another code
+    than expected, also if it was done before SIGTERM came."""
     losses: dict[str, list[Timed]] = {}
     with TemporaryDirectory() as folder:
         dataset = write_dataset(Path(folder) / "data")
@@ -442,8 +448,9 @@ def write_dataset(directory: Path) -> Path:
 
 def check_kernels(kind: torch.dtype, shape: KernelShape, *names: str) -> Result:
     """Compare the kernels in `names`, by default all, with their references on this GPU at a shape
-    and in the number format `kind`, as the tests do under an interpreter. Return a list of cases
-    and of sentences on errors. Needs the tests' package."""
+    and in the number format `kind`, as the tests do under an interpreter. Return a list of cases,
+    each with the largest error as a multiple of the reference's, followed by a sentence if that is
+    above 2 or not finite. Needs the tests' package."""
     from tests.engine import exactness
 
     return exactness.check_kernels(kind, shape, names)
@@ -476,18 +483,19 @@ def full_size(
     name: str, batch: int, iterations: int = ITERATIONS, warm_up: int = WARM_UP
 ) -> TrainingSize:
     """Return a TrainingSize: the published model `name` with `batch` sequences an iteration in
-    bf16, `warm_up` iterations, and `iterations` timed ones after them."""
+    bf16, `warm_up` iterations, and `iterations` timed ones after them. Raises BadInput for a name
+    that is no shipped model's."""
     return size_of(
         read_run_config(model_file(name)).model, batch, "bf16", warm_up + iterations, warm_up
     )
 
 
 def summarize(name: str, size: TrainingSize, measured: Measured, goal: float) -> Case:
-    """Return the Case called `name` of a trained model from every contender's rounds, of which one
-    must be this engine: tokens a second, share of the peak `PEAK_TFLOPS`, whatever the GPU is, peak
-    memory, first losses, and the ratios of this engine's speed to the others' and to the peak.
-    `size` is the model with its batch; `goal` is the share of the peak that is wanted of this
-    engine."""
+    """Return the Case called `name` of a trained model from every contender's rounds, one of them
+    under the name `ours`: tokens a second, share of the peak `PEAK_TFLOPS`, whatever the GPU is,
+    greatest peak memory in bytes, losses of the first round, and the ratios of our speed to the
+    others' and to the peak. `size` is the model with its batch; `goal` is the share of the peak
+    that is wanted of ours."""
     speed = rates(size, measured)
     peak = PEAK_TFLOPS * 1e12 / flops_per_token(size.model, causal=True)
     return Case(

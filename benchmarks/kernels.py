@@ -41,8 +41,8 @@ measured."""
 
 @dataclass(frozen=True)
 class KernelShape:
-    """The sizes that kernels are measured at: sequence, microbatch, heads, head dim and vocabulary;
-    by default one microbatch of the 2.5b model."""
+    """The sizes that kernels are measured at: sequence `s`, microbatch `b`, heads `n`, head's width
+    `d` and vocabulary `v`; by default one microbatch of the 2.5b model."""
 
     s: int = 1024
     b: int = 8
@@ -107,10 +107,11 @@ def all_of(outputs: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tens
 
 
 def time_kernel(case: KernelCase, device: str, rounds: int) -> Times:
-    """Time forward and backward of a case's kernel on a kind of device ("cpu" or "cuda"), where the
-    case's tensors must be, of its reference and of the reference under torch.compile, in turn,
-    `rounds` times. Return two dicts by `ours`, `reference` and `torch.compile`: a list of the
-    seconds of each round, and why one was not measured."""
+    """Time, in turn and `rounds` times, forward and backward of three forms of a case's kernel:
+    ours for the kind of device `device` ("cpu" or "cuda"), its reference, and the reference under
+    torch.compile. That device must be this process's own, and the case's tensors must be there.
+    Return two dicts by `ours`, `reference` and `torch.compile`: a list of the seconds of each
+    round, and why one was not measured. An error of ours is raised."""
     functions = {
         OURS: implementation(case.name, device),
         "reference": implementation(case.name, REFERENCE),
@@ -122,11 +123,13 @@ def time_kernel(case: KernelCase, device: str, rounds: int) -> Times:
 
 
 def time_in_turn(runs: Mapping[str, Callable[[], object]], rounds: int) -> Times:
-    """Call every function of `runs` in turn, once a round, for `rounds` rounds after two that warm
-    up; if the first function fails, its error is raised, and another is dropped when it fails.
+    """Time the functions `runs`, which are given by name, in turn, each once a round as
+    `seconds_of` does, for `rounds` rounds after two more that warm up and are not counted. If the
+    first function fails, its error is raised; any other one that fails is dropped.
 
-    Returns two dicts by name: a list of the seconds of each round, and why others could not be
-    measured: out of memory, not compiled.
+    Returns a pair of dicts by name: a list of the seconds of one call in each round, for every
+    function that never failed, and the error as one line, such as out of memory, for every dropped
+    one.
     """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     missing = {}
@@ -146,11 +149,11 @@ def time_in_turn(runs: Mapping[str, Callable[[], object]], rounds: int) -> Times
 
 
 def seconds_of(run: Callable[[], object]) -> float:
-    """Call the function `run` and return the seconds of one call: processor seconds on a CPU, or by
-    the GPU's own clock.
+    """Call the function `run` and return the seconds of one call: processor seconds if this
+    process's device is a CPU, else by the GPU's own clock.
 
-    On a GPU it is called several times in a row, queued while the GPU still multiplies something
-    else; the mean is returned.
+    On a GPU it is called once more before, and then ten times in a row, queued while the GPU still
+    multiplies something else; the mean of the ten is returned.
     """
     device = local_device()
     if device.type == "cpu":
@@ -169,9 +172,10 @@ def seconds_of(run: Callable[[], object]) -> float:
 
 
 def times_case(name: str, times: Times, goals: Mapping[str, float] | None = None) -> Case:
-    """Return a Case of the benchmark's record: one series in milliseconds for each contender, and
-    the ratio of the time of every other one to that of the first. `times` is what `time_in_turn`
-    returns. `goals` has by contender what that ratio should reach."""
+    """Return the Case called `name` of a benchmark's record: a series of times in milliseconds for
+    each contender, the ratio of every other one's time to the first one's, and the reasons why
+    others were not measured. `times` is what `time_in_turn` returns. `goals` has, by contender,
+    what that ratio should reach."""
     seconds, missing = times
     (first, ours), *others = seconds.items()
     return Case(
@@ -198,9 +202,10 @@ def _torch_attention(qkv: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
 
 
 def measure_rates(shape: KernelShape) -> list[Case]:
-    """Measure on this process's GPU the rates of a layer's products at widths of 355m to 175b over
-    1 to 8 ranks, of attention, and of copying; return a list of a Case for each of the three.
-    `shape` gives the rows of a product and the shortest sequence.
+    """Measure on this process's GPU, in bf16, the rates of a layer's products at widths of 355m to
+    175b over 1 to 8 ranks and of the forward pass of attention, in TFLOP/s, and of copying, in
+    bytes/s read and written; return a list of a Case for each of the three. `shape` gives the rows
+    of a product, s·b, and the shortest sequence; its other sizes are not used.
 
     The planner's constants are taken from them. Products for a weight's gradient are also measured
     with the sum into fp32, within the product and after it.
@@ -250,9 +255,10 @@ def _add_afterwards(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> No
 
 
 def compare_kernels(shape: KernelShape) -> list[Case]:
-    """Time on this process's GPU attention beside itself with other tiles and without dropout, and
-    beside torch's, which draws its own mask; norms and GeLU beside their references and
-    torch.compile. Return a list of a Case for each of the three."""
+    """Time on this process's GPU, at `shape` in bf16, forward and backward of attention beside
+    itself with other tiles and without dropout, and beside torch's, which draws its own mask; of
+    norms and GeLU beside their references and torch.compile. Return a list of a Case, in
+    milliseconds, for each of the three."""
     from mlm_repro.engine.kernels.gpu import attention
 
     every = kernel_cases(shape, torch.bfloat16)

@@ -44,8 +44,9 @@ def carry_out(measure: Callable[[], Benchmark], json: Path | None) -> None:
     """Call `measure`, print the Benchmark that it returns, with the machine and its load, to
     standard output, and write it to the file `json` if given.
 
-    Raises BadInput if the file cannot be written, Diverged, after all this, if contenders' answers
-    differ.
+    Raises BadInput if the file cannot be written or is another kind of file, before the call where
+    that can be told; Diverged, after all this, if the Benchmark has disagreements, such as losses
+    that differ.
     """
     check_place("--json", json, '"benchmark"')
     before = os.getloadavg()[0]
@@ -84,16 +85,17 @@ def described_here() -> Environment:
 
 def cpu_seconds(function: Callable[..., T], *arguments: Any) -> tuple[float, T]:
     """Call a function with the arguments; return a pair: the processor seconds that the call takes
-    in all threads of this process, and the function's answer."""
+    in all threads of this process, and the function's result. Child processes are not counted."""
     start = time.process_time()
     answer = function(*arguments)
     return time.process_time() - start, answer
 
 
 def child_seconds(*command: object) -> float:
-    """Run a program, given with its arguments, offline and with one thread, and return the
-    processor seconds of it and its children; its output is dropped. Raises UserError with its last
-    line if it fails."""
+    """Run a program, given with its arguments, under variables that keep Hugging Face's libraries
+    offline and OpenMP and tokenizers to one thread. Return the processor seconds of it and its
+    children; its output is dropped. Raises UserError with the last line of its standard error if it
+    fails."""
     offline = {
         # One thread, and no request to the hub: the time is the program's own work.
         "OMP_NUM_THREADS": "1",
@@ -114,7 +116,8 @@ def child_seconds(*command: object) -> float:
 
 def rates(size: TrainingSize, measured: Measured) -> dict[str, list[float]]:
     """Return a dict by contender of a list of its tokens a second in each round, by the median
-    iteration of that round. `size` gives the tokens of an iteration."""
+    iteration of that round. `size` gives the tokens of an iteration; the second is that of the
+    clock that timed the rounds, such as a processor second."""
     return {
         name: [size.tokens / median(timed.seconds) for timed in many]
         for name, many in measured.items()
@@ -128,9 +131,10 @@ def ratio(
     goal: float | None = None,
     less_is_better: bool = False,
 ) -> Ratio:
-    """Return a Ratio of a benchmark's record: in `rounds` the ratios of numerators to denominators,
-    which have one number a round, in which a slow round cancels, and as its value the median of
-    these. `goal` is the least value wanted, or the greatest if less is better."""
+    """Return the Ratio called `name` of a benchmark's record: in `rounds` the ratios of numerators
+    to denominators, which have one number a round, in which a slow round cancels, and as its value
+    the median of these. `goal` is the least value wanted, or the greatest with `less_is_better`, or
+    None."""
     rounds = [a / b for a, b in zip(numerators, denominators, strict=True)]
     return Ratio(
         name=name,
@@ -149,7 +153,8 @@ def series(
     kind: Literal["measured", "computed"] = "measured",
 ) -> Series:
     """Return a Series of a benchmark's record: a contender's samples of a measure, mostly one for
-    each round, rounded to six digits. They are measured, or of the kind `kind`."""
+    each round, rounded to six significant digits, with their unit. They are measured, or of the
+    kind `kind`."""
     return Series(
         contender=contender, measure=measure, unit=unit, samples=[*map(rounded, samples)], kind=kind
     )
@@ -200,8 +205,10 @@ def failure(error: BaseException) -> str:
 
 
 def gpu_facts() -> dict[str, str]:
-    """Return a dict by name, as texts, of driver, clocks, power and temperature of the first GPU,
-    and the versions of torch's CUDA and cuDNN; an empty dict without nvidia-smi."""
+    """Return a dict of texts: driver, clocks, power and temperature of the first GPU, with
+    nvidia-smi's units and under its names, which `GPU_FACTS` has, and the versions of torch's CUDA
+    and cuDNN under `cuda` and `cudnn`. The dict is empty without nvidia-smi. If nvidia-smi fails,
+    its message or an empty text stands in place of the facts."""
     if shutil.which("nvidia-smi") is None:
         return {}
     import torch

@@ -35,15 +35,16 @@ batch = torch.randint(0, WORDS, (8, 17), generator=torch.Generator().manual_seed
 
 
 def loss(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
-    """Return a model's mean cross-entropy of each row's next words, in nats, as a tensor with a
-    gradient. `rows` are token ids [b, s + 1]."""
+    """Return one number, the mean over all rows and positions of a model's cross-entropy for the
+    next word, in nats, as a tensor with a gradient. `rows` are token ids [b, s + 1]: the model is
+    given all but the last of each row, and is to predict all but the first."""
     return F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
 
 
 def experts(score_before_experts: bool) -> Any:
-    """Return a new layer of four experts, built by torchtitan's older or newer interface, whichever
-    is installed. If `score_before_experts` is true, scores multiply the experts' inputs, else their
-    outputs."""
+    """Return a new layer of four experts, two for each word, on the CPU, built by torchtitan's
+    older or newer interface, whichever is installed. If `score_before_experts` is true, scores
+    multiply the experts' inputs, else their outputs. The weights are drawn by torch's generator."""
     settings = {
         "num_experts": 4,
         "score_before_experts": score_before_experts,
@@ -82,8 +83,8 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """A small language model: embedded words, two blocks with experts and a head, without
-    positions."""
+    """A small language model without attention and positions: embedded words, two blocks with
+    experts, and a head."""
 
     def __init__(self, score_before_experts: bool) -> None:
         super().__init__()
@@ -103,9 +104,10 @@ class Model(nn.Module):
 
 
 def build(layout: Any, score_before_experts: bool = True) -> nn.Module:
-    """Return this rank's model: experts divided over the layout's tp by torchtitan's plan, other
-    layers as its models divide them; the whole model if tp is 1. Every rank calls it. Seeds torch's
-    generator."""
+    """Return this rank's share of a small language model, on the CPU: `layout.tp` ranks divide the
+    experts by torchtitan's plan, and the other layers as its models divide them. It is the whole
+    model if `layout.tp` is 1. Scores multiply the experts' inputs or, if `score_before_experts` is
+    false, their outputs. Every rank calls it. Seeds torch's generator."""
     torch.manual_seed(1)
     model = Model(score_before_experts)
     if layout.tp > 1:
@@ -132,6 +134,6 @@ def build(layout: Any, score_before_experts: bool = True) -> nn.Module:
 
 
 def build_late(layout: Any) -> nn.Module:
-    """Return this rank's model as `build` does, but with scores that multiply the experts' outputs.
-    Every rank calls it."""
+    """Return this rank's share of a small language model, as the function `build` makes it, but
+    with scores that multiply the experts' outputs, not their inputs. Every rank calls it."""
     return build(layout, score_before_experts=False)

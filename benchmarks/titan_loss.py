@@ -23,7 +23,8 @@ batch = torch.randint(0, WORDS, (8, 17), generator=torch.Generator().manual_seed
 
 
 class Model(nn.Module):
-    """A language model without layers: the head's logits of each embedded word."""
+    """The parts of a language model without layers: an embedding, and a head for its logits. It has
+    no `forward`: the function `loss` takes embedded words through the head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,8 +33,10 @@ class Model(nn.Module):
 
 
 def loss(model: Model, rows: torch.Tensor) -> torch.Tensor:
-    """Return the mean loss of each row's next words, in nats, by torchtitan's ChunkedCELoss, which
-    takes hidden states chunk by chunk through the head and back. Rows are token ids [b, s + 1]."""
+    """Return one number, the mean loss over all rows and positions of the next words, in nats, by
+    torchtitan's ChunkedCELoss, which takes hidden states chunk by chunk through the head and back.
+    `rows` are token ids [b, s + 1]: all but the last of each row go in, and all but the first are
+    predicted."""
     chunked = import_module("torchtitan.components.loss").ChunkedCELoss
     by_chunks = chunked(chunked.Config())
     by_chunks.set_lm_head(model.head)
@@ -43,8 +46,9 @@ def loss(model: Model, rows: torch.Tensor) -> torch.Tensor:
 
 
 def build(layout: Any) -> Model:
-    """Return this rank's model: with tensor parallelism the embedding gives each rank a part of the
-    sequence, and the head is divided by columns. Every rank calls it. Seeds torch's generator."""
+    """Return this rank's share of the model, on the CPU: `layout.tp` ranks divide the words of the
+    embedding and of the head, and the embedding gives each rank a part of the sequence. It is the
+    whole model if `layout.tp` is 1. Every rank calls it. Seeds torch's generator."""
     torch.manual_seed(1)
     model = Model()
     if layout.tp > 1:

@@ -41,8 +41,9 @@ def grouped_product(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> tor
 def count(
     of: torch.Tensor, *args: Any, kept: Callable[..., torch.Tensor] = torch.histc, **named: Any
 ) -> torch.Tensor:
-    """Return `torch.histc` of a tensor, computed in float64, because it takes no integers on a CPU;
-    the result has the tensor's type."""
+    """Return `torch.histc` of the tensor `of`, with the other arguments passed on, computed in
+    float64, because it takes no integers on a CPU; the result has the tensor's type. `kept` is
+    torch's own function, which this one replaces."""
     return kept(of.double(), *args, **named).to(of.dtype)
 
 
@@ -50,8 +51,9 @@ vars(torch).update(_grouped_mm=grouped_product, histc=count)
 
 
 def loss(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
-    """Return a model's mean loss of the next words of `rows`, token ids [b, s + 1], as a tensor
-    whose gradient is this rank's share in the mean of all data-parallel ranks.
+    """Return a model's mean cross-entropy, in nats, of the next words of this rank's `rows`, token
+    ids [b, s + 1], as a tensor whose gradient is that mean's divided by the number of data-parallel
+    ranks.
 
     torchtitan divides by the tokens of the whole batch and adds gradients up.
     """

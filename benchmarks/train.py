@@ -77,7 +77,8 @@ NOTES = [
 @dataclass(frozen=True)
 class Row:
     """A case of the training benchmark: a size by name, a number format, a dropout probability, and
-    its goals, None for none."""
+    goals, None for none: our speed as a multiple of stock and of tuned nanoGPT's and as a share of
+    the processor's limit, and our memory as a share of stock nanoGPT's."""
 
     size: str
     precision: Precision
@@ -89,7 +90,8 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The case's name: size, format and dropout."""
+        """The case's name, one text of size, number format and dropout, such as `small bf16 dropout
+        0.1`."""
         return f"{self.size} {self.precision} dropout {self.dropout:g}"
 
 
@@ -132,11 +134,12 @@ def read_size(name: str, precision: Precision = "fp32") -> TrainingSize:
 def size_of(
     model: ModelConfig, batch: int, precision: Precision, iterations: int, warm_up: int
 ) -> TrainingSize:
-    """Return the TrainingSize of a model with a recipe of one microbatch of `batch` sequences an
-    iteration; `iterations` includes the warm-up.
+    """Return the TrainingSize of `model`, trained in the number format `precision` with one
+    microbatch of `batch` sequences an iteration. `iterations` includes the first `warm_up` ones,
+    which are not timed.
 
-    Every vocabulary row is a real word, so that no contender masks padding. During the warm-up the
-    heap grows until it holds the needs of an iteration.
+    The vocabulary is enlarged to its padded size, so that every row is a real word and no contender
+    masks padding. During the warm-up the heap grows until it holds the needs of an iteration.
     """
     train = TrainConfig(
         iterations=iterations,
@@ -152,8 +155,9 @@ def size_of(
 
 
 def gemm_gflops(precision: Precision) -> float:
-    """Time square matrix products of width 1024 in a number format; return the billions of
-    operations per processor second, a float, in the best of several tries."""
+    """Time products of square matrices of width 1024 in the number format `precision` on the CPU;
+    return the billions of operations, of which a multiplication with its addition is two, per
+    processor second, a float, in the best of several tries."""
     a, b, out = (torch.ones(GEMM_WIDTH, GEMM_WIDTH, dtype=DTYPES[precision]) for _ in range(3))
 
     def multiply() -> None:
@@ -166,8 +170,9 @@ def gemm_gflops(precision: Precision) -> float:
 
 def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
     """Measure the cases in `names`, trainings by name or `kernels`, by default all, `rounds` times
-    and in processes of their own; return the Benchmark, the record. Raises BadInput for an unknown
-    name, UserError if a measurement fails."""
+    and in processes of their own; return the Benchmark, the record. Its `disagreements` name
+    contenders whose losses differ from ours; nothing is raised for them. Raises BadInput for an
+    unknown name, UserError if a measurement fails."""
     every = [*(row.name for row in ROWS), KERNEL_CASES]
     if unknown := set(names or ()) - {*every}:
         raise BadInput(f"no case is called {sorted(unknown)[0]!r}; there are: {', '.join(every)}")
@@ -211,8 +216,9 @@ def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
 
 def summarize(row: Row, size: TrainingSize, measured: Measured, gflops: Sequence[float]) -> Case:
     """Return the Case of a row from the contenders' rounds, `measured`, and the speed of matrix
-    products in each round, `gflops`: rates, peak memory, their ratios with the row's goals, and
-    losses."""
+    products in each round, `gflops` in GFLOP/s: rates in tokens per processor second, that of the
+    limit too, peak memory in bytes, the ratios of both with the row's goals, and losses of the
+    first round."""
     speed = rates(size, measured)
     operations = flops_per_token(size.model, causal=True)
     limits = [rate * 1e9 / operations for rate in gflops]

@@ -205,10 +205,10 @@ def _overrides(overrides: list[str] | None, workers: int | None) -> list[str]:
 
 
 def _counts(directory: Path) -> str:
-    """Return one line of text on the content of a finished directory. From its ledger.json:
-    documents and tokens of each split, or bytes where no tokens were counted, and a warning of
-    malformed lines. From its overlap.json, if it has one: the percentage found of each test set.
-    Raises IntegrityFailure if the file is damaged."""
+    """Return one line of text on the content of a finished directory. If it has an overlap.json,
+    this is the percentage found of each test set alone. Else it is, from its ledger.json, documents
+    and tokens of each split, or bytes where no tokens were counted, and a warning of malformed
+    lines. Raises IntegrityFailure if the file is damaged."""
     from mlm_repro.lineage.files import read_values
 
     if (directory / "overlap.json").is_file():

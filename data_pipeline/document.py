@@ -71,7 +71,8 @@ def written_documents(path: Path) -> Iterator[Document]:
 
 def write_table(path: Path, files: Iterable[Path]) -> None:
     """Write the documents of `files`, JSON lines files of a dataset, in order as one Parquet table
-    at `path`. Its columns are the texts `id`, `text`, `source` and, as JSON, `metadata`."""
+    at `path`. Its columns are the texts `id`, `text`, `source` and, as JSON, `metadata`; an empty
+    source or metadata is null."""
     import pyarrow
     from pyarrow import parquet
 
@@ -99,5 +100,6 @@ def json_line(value: Any) -> bytes:
 
 
 def size_bytes(text: str) -> int:
-    """Return the length of the text in UTF-8, in bytes."""
+    """Return the length of the text in UTF-8, in bytes. Raises UnicodeEncodeError for a lone
+    surrogate."""
     return len(text) if text.isascii() else len(text.encode("utf-8"))

@@ -56,7 +56,8 @@ class DroppedSample(FileSchema):
 
 class StageAttrition(FileSchema, frozen=False):
     """The ledger's entry for one stage: how many documents, bytes and tokens came in and came out,
-    and how many were dropped for each reason, with samples."""
+    how many were dropped for each reason, with samples, how many were changed, the seconds and a
+    note."""
 
     name: str
     documents_in: int
@@ -88,23 +89,23 @@ class StageAttrition(FileSchema, frozen=False):
         return Amount(self.documents_out, self.bytes_out, self.tokens_out)
 
     def enter(self, size: int | None, tokens: int | None = 0, documents: int = 1) -> None:
-        """Add to the amounts that came into the stage: `documents` further documents with `size`
-        bytes and `tokens` tokens in all. None counts as 0."""
+        """Add to the amounts that came into the stage: `documents` further documents, one by
+        default, with `size` bytes and `tokens` tokens in all. None counts as 0."""
         self.documents_in += documents
         self.bytes_in = (self.bytes_in or 0) + (size or 0)
         self.tokens_in = (self.tokens_in or 0) + (tokens or 0)
 
     def keep(self, size: int | None, tokens: int | None = 0, documents: int = 1) -> None:
-        """Add to the amounts that came out of the stage: `documents` further documents with `size`
-        bytes and `tokens` tokens in all. None counts as 0."""
+        """Add to the amounts that came out of the stage: `documents` further documents, one by
+        default, with `size` bytes and `tokens` tokens in all. None counts as 0."""
         self.documents_out += documents
         self.bytes_out = (self.bytes_out or 0) + (size or 0)
         self.tokens_out = (self.tokens_out or 0) + (tokens or 0)
 
     def drop(self, document: Document, reason: str, size: int, tokens: int = 0) -> None:
-        """Add a dropped document, with its bytes and tokens, to the amount under its reason. The
-        ids and first characters of the first MAX_SAMPLES documents of a reason are kept as
-        samples."""
+        """Add one dropped document, with `size` bytes and `tokens` tokens, to the amount under its
+        reason. The ids and first characters of the first MAX_SAMPLES documents of a reason are kept
+        as samples."""
         self.dropped.setdefault(reason, Amount()).add(1, size, tokens)
         samples = self.samples.setdefault(reason, [])
         if len(samples) < MAX_SAMPLES:
@@ -140,8 +141,9 @@ class InputShard(FileSchema):
 
 
 class NearDuplicates(FileSchema):
-    """Ledger entry of the search for near-duplicates: the banding of MinHash signatures, its
-    expected recall, and the pairs that were compared."""
+    """Ledger entry of the search for near-duplicates: its rule and settings, the banding of MinHash
+    signatures, the probability that a pair of a given similarity is compared, and the numbers of
+    pairs that were compared and left out."""
 
     rule: str
     bands: int
@@ -179,7 +181,9 @@ class NearDuplicates(FileSchema):
 
 
 class Ledger(FileSchema, frozen=False):
-    """ledger.json: how many documents entered a dataset, and what each stage dropped."""
+    """ledger.json of a dataset or of a verb's output: its source, how many documents entered it,
+    what each stage dropped, the size of each split, the numbers of malformed and blank lines, the
+    shards of the input, and the search for near-duplicates."""
 
     source: str = ""
     stages: list[StageAttrition] = Field(min_length=1)
@@ -197,8 +201,8 @@ class Ledger(FileSchema, frozen=False):
         return self.malformed_lines + self.stages[0].documents_in
 
     def stage(self, name: str) -> StageAttrition:
-        """Return the ledger's own StageAttrition for the stage `name`, which may be changed; if the
-        ledger has none, one with all counts 0 is appended first."""
+        """Return the ledger's own StageAttrition for the stage `name`, not a copy, so that a caller
+        counts in it. If the ledger has none, one with all counts 0 is appended first."""
         entry = next((stage for stage in self.stages if stage.name == name), None)
         if entry is None:
             entry = StageAttrition.begin(name)
@@ -260,7 +264,7 @@ class TokenizerFacts(FileSchema):
 
 class Split(FileSchema):
     """One split of a dataset: the prefix of its token files, which is a glob pattern if there are
-    several, and its size."""
+    several, and its number of documents, bytes of text and tokens."""
 
     prefix: str
     documents: int
@@ -281,7 +285,8 @@ class DatasetFile(FileSchema):
 
 
 class DataCard(FileSchema, frozen=False):
-    """dataset.json: the content of a dataset and how it was made.
+    """dataset.json: the content of a dataset, with its splits, files and vocabulary, and how it was
+    made, with source, seed, tokenizer, stages and settings.
 
     A stage whose result depends on more than its settings has a field of its own name.
     """
@@ -315,7 +320,9 @@ def dataset_digest(directory: Path) -> str:
 
 
 class TrainedOn(NamedTuple):
-    """A dataset that a run names, and where it is now."""
+    """One dataset that a run was trained on: its name among the run's inputs, its directory now,
+    its weight in the blend, the digest that the run recorded, and if the directory has that
+    digest."""
 
     parent: str
     """Name of the dataset among the run's parents."""
@@ -335,8 +342,10 @@ class TrainedOn(NamedTuple):
 
 def named_datasets(run: Path) -> list[TrainedOn]:
     """Return the datasets that the run in the directory `run` was trained on, a list of TrainedOn
-    in the order of the run's configuration. Each says where the dataset is now. Raises BadInput if
-    there is no run, DataMissing if its manifest does not name its datasets."""
+    in the order of the run's configuration. Each says where the dataset is now; one that is not
+    found is listed too, with `is_here` False and a likely directory. Raises BadInput if there is no
+    run, IntegrityFailure if its manifest is damaged, DataMissing if its manifest does not name its
+    datasets."""
     manifest = RunDirectory.open(run).manifest
     try:
         named = manifest["config"]["data"]["dataset"]
@@ -366,8 +375,8 @@ def named_datasets(run: Path) -> list[TrainedOn]:
 def trained_datasets(run: Path) -> list[tuple[Path, float]]:
     """Return the datasets that the run in the directory `run` was trained on, as a list of pairs of
     a dataset's directory and its weight in the blend. Raises BadInput if there is no run,
-    DataMissing if its manifest does not name its datasets, or if a dataset is absent or has another
-    digest."""
+    IntegrityFailure if its manifest is damaged, DataMissing if its manifest does not name its
+    datasets, or if a dataset is absent or has another digest."""
     datasets = named_datasets(run)
     for dataset in datasets:
         if not dataset.is_here:

@@ -69,7 +69,8 @@ class Pipeline:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """Names of the recipe's stages, in order."""
+        """A tuple of the names of the stages that the recipe `config` asks for, in the order in
+        which they run."""
         return self.config.stages
 
     def run(self) -> Self:
@@ -100,8 +101,9 @@ class Pipeline:
         return self
 
     def _section(self, name: str) -> JSON | None:
-        """Return a stage's section of the recipe as JSON values by key, or None if the stage is not
-        run or has no section, such as one of the user's own code."""
+        """Return the section of the stage called `name` in the recipe, with its defaults, as JSON
+        values by key, or None if the recipe does not run the stage or it has no section, such as
+        one of the user's own code."""
         section = getattr(self.config, name, None)
         return section.model_dump(mode="json") if section and name in self.stages else None
 
@@ -157,9 +159,9 @@ class Pipeline:
         return prepared
 
     def _check_malformed(self) -> None:
-        """Raise BadInput, with the first reasons, if more lines are malformed than the recipe
-        allows. All of them are then copied to `RUN.quarantine.jsonl` beside the run's directory
-        RUN."""
+        """Raise BadInput, with the first reasons, if the share of malformed lines is above the
+        recipe's `sources.max_bad_fraction`. All malformed lines are then copied to
+        `RUN.quarantine.jsonl` beside the run's directory RUN."""
         bad = self.ledger.malformed_lines
         lines = self.ledger.lines
         limit = self.config.sources.max_bad_fraction
@@ -190,10 +192,11 @@ class Pipeline:
         )
 
     def _make_tokenizer(self, prepared: Finished) -> Finished | None:
-        """Train or copy the tokenizer by a task, load it into the attribute `tokenizer`, and return
-        the finished stage, a Finished; do nothing and return None if no stage needs a tokenizer.
-        Raises BadInput if the text is too small for a vocabulary to be trained on, or if the
-        tokenizer of the recipe cannot be used; DataMissing if GPT-2's files cannot be found."""
+        """Train the tokenizer on the documents of the finished first pass, `prepared`, or copy it,
+        by a task, load it into the attribute `tokenizer`, and return the finished stage, a
+        Finished; do nothing and return None if no stage needs a tokenizer. Raises BadInput if the
+        text is too small for a vocabulary to be trained on, or if the tokenizer of the recipe
+        cannot be used; DataMissing if GPT-2's files cannot be found."""
         if not self.config.needs_tokenizer:
             return None
         config = self.config.tokenizer
@@ -225,10 +228,11 @@ class Pipeline:
         return made
 
     def _measure(self, prepared: Finished, tokenizer: Finished | None) -> Finished:
-        """Run the second pass over all shards, which as the recipe asks counts tokens, fingerprints
-        documents and searches for test-set text; shards that are only compared with are only
-        fingerprinted. Enter it in the ledger, and return the finished stage, a Finished.
-        `tokenizer` is the stage that made it, or None. Raises BadInput if no document is left."""
+        """Run the second pass over all shards of the first, `prepared`: as the recipe asks it
+        applies the filters on tokens, counts tokens, fingerprints documents and searches for
+        test-set text; shards that are only compared with are only fingerprinted. Enter it in the
+        ledger, and return the finished stage, a Finished. `tokenizer` is the stage that made it, or
+        None. Raises BadInput if no document is left."""
         config = self.config.deduplicate
         search = self.config.decontaminate
         bands, rows = config.banding
@@ -271,8 +275,9 @@ class Pipeline:
     ) -> Finished:
         """Decide about duplicates and test-set text, where the recipe has these stages; write an
         index of each shard's remaining documents, whose text is left in place, and the parts of
-        those that were cut; and enter the stages in the ledger. Returns the finished stage, a
-        Finished. Raises BadInput if no document is left."""
+        those that were cut; and enter the stages in the ledger. Takes the finished passes
+        `prepared` and `measured` and the stage that made the tokenizer, or None. Returns the
+        finished stage, a Finished. Raises BadInput if no document is left."""
         counts = [task_counts["documents"] for task_counts in measured.counts]
         starts = np.cumsum([0, *counts]).tolist()
         decided: list[Input] = []
@@ -320,9 +325,9 @@ class Pipeline:
         return sum(counts["left_in"] for counts in self.finished["select"].counts)
 
     def _deduplicate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
-        """Decide which documents are near-duplicates, describe the search in the ledger, enter it
-        in `finished` as `decisions`, and return the decisions as an Input of a further task.
-        `decided` is not used."""
+        """Decide by tasks which documents are near-duplicates, describe the search in the ledger,
+        enter the finished stage in `finished` as `decisions`, and return its directory, with a row
+        for each dropped document, as an Input of a further task. `decided` is not used."""
         held = sum(task_counts["documents"] for task_counts in measured.counts[: self.compared])
         decisions, compared = find_duplicates(
             self.workspace, prepared, measured, self.config.deduplicate, held
@@ -346,9 +351,11 @@ class Pipeline:
         return decisions.input
 
     def _decontaminate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
-        """Decide which n-grams of the test sets are cut out, describe the search in the ledger, and
-        return these n-grams as an Input of a further task. `decided` has the decisions on
-        duplicates, if there are any: n-grams in duplicates do not count. `prepared` is not used."""
+        """Decide by a task which n-grams of the test sets are cut out, the ones that are not too
+        frequent in the corpus, describe the search in the ledger, and return these n-grams as an
+        Input of a further task. `measured` is the finished second pass. `decided` has the decisions
+        on duplicates, if there are any: n-grams in duplicates do not count. `prepared` is not
+        used."""
         frequent = self.config.decontaminate.frequent
         settings = {
             "counts": [task_counts["documents"] for task_counts in measured.counts],
@@ -373,10 +380,11 @@ class Pipeline:
     def _order(
         self, of_shards: list[str], prepared: Finished, measured: Finished, selected: Finished
     ) -> list[Job]:
-        """Choose the final order of the documents by a task, and return a list of the jobs, pairs
-        of settings and inputs, that are to write the slices of the splits. Enter the jobs' numbers
-        in `splits`, and describe the split and the vocabulary in the ledger. `of_shards` is the
-        split that the sources name for each shard, or ""; it counts only without the stage `split`.
+        """Choose the final order of the documents that the stage `selected` has left by a task, and
+        return a list of the jobs, pairs of settings and inputs, that are to write the slices of the
+        splits; their inputs are the order and the three finished stages. Enter the jobs' numbers in
+        `splits`, and describe the split and the vocabulary in the ledger. `of_shards` is the split
+        that the sources name for each shard, or ""; it counts only without the stage `split`.
         Raises BadInput if only one document is left to split."""
         config = self.config.split
         counts = [each["documents"] for each in selected.counts]

@@ -123,7 +123,8 @@ def build_dataset(
     rest. After bad input, a run that this call began leaves nothing but a list of malformed lines,
     if there were too many. `executor` is "local" or "ray". Raises BadInput for input or a root that
     cannot be used, and for a part that differs from one that is at work; DataMissing for missing
-    input; Interrupted when stopped.
+    input; IntegrityFailure for input from another dataset that is not as it was sealed; Interrupted
+    when stopped, and for a lost worker, a full disk or a server that does not answer.
     """
     stated = config.model_dump(mode="json", exclude=WITHOUT)
     begin = partial(
@@ -146,7 +147,9 @@ def run_stage(
     directory `out` and return its RunDirectory, of the kind of that stage's verb; if it is complete
     there, print a note to standard error and return it at once. `executor` is "local" or "ray". The
     same call continues after an interruption. Raises BadInput for input or a directory that cannot
-    be used, DataMissing for missing input, Interrupted when stopped."""
+    be used, DataMissing for missing input, IntegrityFailure for input from another dataset that is
+    not as it was sealed, Interrupted when stopped, and for a lost worker, a full disk or a server
+    that does not answer."""
     begin = partial(RunDirectory.begin_at, out, f"data-{stage.verb}", config.identity())
     return _run_stages(config, begin, executor, ROOM_OF_DOCUMENTS)
 
@@ -156,7 +159,9 @@ def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDi
     of `config` contain, write it to `overlap.json` in `out`, and return the RunDirectory; if it is
     complete there, print a note to standard error and return it at once. `executor` is "local" or
     "ray". Raises DataMissing for a test set or a source that cannot be found, BadInput for input or
-    a directory that cannot be used, Interrupted when stopped."""
+    a directory that cannot be used, IntegrityFailure for input from a dataset that is not as it was
+    sealed, Interrupted when stopped, and for a lost worker, a full disk or a server that does not
+    answer."""
     test_sets = {name: find_test_set(name).resolve() for name in config.overlap.test_sets}
     sources, _ = announce_cost(config, 0)
     digests = {f"test set {name}": sha256_file(path) for name, path in test_sets.items()}
@@ -180,7 +185,8 @@ def announce_cost(config: DataConfig, room: int = ROOM_OF_A_DATASET) -> tuple[Op
     """Open the recipe's sources and print to standard error, except with `--quiet`, the size of
     their text, the number of processes and the largest disk space that the work takes. Returns the
     opened sources and that space in bytes. Raises BadInput for a source without files, DataMissing
-    for one that is not to be had.
+    for one that is not to be had, IntegrityFailure for an incomplete directory of `documents`, and
+    Interrupted if a server or the hub cannot be asked.
 
     `room` is that space as a multiple of the sources' size, to which a small vocabulary and the
     search for near-duplicates add; 0 stands for work that takes no disk.
@@ -254,7 +260,8 @@ def promise(
 
 def _crowded(rehearsed: "Rehearsed", times: float) -> float:
     """Return by how many seconds comparing documents takes longer, all processes together, than in
-    proportion to their number, in a corpus of `times` as many documents as the sample.
+    proportion to their number, in a corpus of `times` as many documents as the sample that
+    `rehearsed` measured.
 
     Buckets grow with the corpus until they are full, each in its own time, and so does the number
     of documents that each offers. The number of compared texts is extrapolated from the two
@@ -275,8 +282,9 @@ def _crowded(rehearsed: "Rehearsed", times: float) -> float:
 
 def offered(buckets: NDArray[Any]) -> float:
     """Return about how often buckets with these numbers of documents, [buckets], which may be
-    fractions, offer a document for comparison in all: to each member the earlier ones, up to
-    MOST_OFFERED, and half of itself."""
+    fractions, offer a document for comparison, all buckets together. A bucket of n offers each
+    member the earlier ones, up to MOST_OFFERED: about n²/2 offers, or MOST_OFFERED · (n −
+    MOST_OFFERED/2) if n is larger than that."""
     from mlm_repro.data_pipeline.duplicates.near_duplicates import MOST_OFFERED
 
     full = np.minimum(buckets, MOST_OFFERED)
@@ -287,8 +295,8 @@ def forecast(config: DataConfig) -> None:
     """Print to standard error, except with `--quiet`, the time, memory and disk of a build of
     `config` by stage, as if nothing was made yet, from a rehearsal on a sample; then the same for
     each larger corpus, of a size in LARGER. If no rehearsal is possible, print the reason in place
-    of these. Raises the errors of `announce_cost`: BadInput for a source without files, DataMissing
-    for one that is not to be had."""
+    of these. Raises the errors of `announce_cost`, such as BadInput for a source without files and
+    DataMissing for one that is not to be had."""
     sources, _ = announce_cost(config)
     try:
         rehearsed = rehearse(config, sources)
@@ -330,8 +338,9 @@ class Built(NamedTuple):
 
 
 class Rehearsed(NamedTuple):
-    """Measured cost of building a sample of a corpus: time, memory, disk, and counts of the
-    compared documents. The cost of the whole is predicted from it."""
+    """Measured cost of building a sample of a corpus, `documents` documents in a file of JSON lines
+    of `bytes` bytes: time, memory, disk, and counts of the compared documents. The cost of the
+    whole is predicted from it."""
 
     documents: int
     bytes: int
@@ -470,7 +479,8 @@ def _run_stages(
     RunDirectory that `begin` makes from the digests of the input, and return it complete.
     `executor` is "local" or "ray". `room` is the disk space that the work takes, as a multiple of
     the input. `shelf` is a folder that keeps the results of slow stages for the next build. With a
-    `meeting`, this process is one part of several."""
+    `meeting`, this process is one part of several. Raises the errors of `_open`, `begin` and the
+    stages."""
     workers = _workers(executor, config)
     sources, test_sets, parents, needed = _open(config, room)
     if meeting:
@@ -486,9 +496,9 @@ def _run_stages(
 
 
 def _made_by(config: DataConfig) -> dict[str, str]:
-    """Return a dict name → text of the facts that decide the bytes of a dataset beside its settings
-    and input: facts of the recipe's stages, digests of the source code, and versions of
-    libraries."""
+    """Return a dict name → text of the facts that decide the bytes of a dataset beside the settings
+    and the input of the recipe `config`: facts of its stages, digests of the source code, also of
+    the user's own stages, and versions of libraries."""
     stated = {}
     for name in config.stages:
         for key, value in BY_NAME[name].made_with().items():
@@ -497,9 +507,9 @@ def _made_by(config: DataConfig) -> dict[str, str]:
 
 
 def _workers(executor: str, config: DataConfig) -> LocalExecutor | RayExecutor:
-    """Return the executor of that name, "ray" or "local", with the recipe's number of workers.
-    Local processes start with the tables of cleaning and languages if both stages run. Raises
-    BadInput if Ray is wanted and not installed."""
+    """Return the executor called `executor`, "ray" or "local", with the number of workers of the
+    recipe `config`; it does not run yet. Local processes start with the tables of cleaning and
+    languages if both stages run. Raises BadInput if Ray is wanted and not installed."""
     if executor == "ray":
         return RayExecutor(config.workers)
     # Making the tables takes time, which a build without these stages need not spend.
@@ -519,7 +529,8 @@ def _open(
     with; a dict from each test set's name to its file, None for a missing one; a dict name → digest
     or version of all input, code and libraries, "missing" for a missing test set; and the largest
     disk space in bytes. Raises BadInput for input that cannot be used, DataMissing for a source or
-    a vocabulary that is not to be had.
+    a vocabulary that is not to be had, IntegrityFailure for `documents` that are not as they were
+    sealed, and Interrupted if a server or the hub cannot be asked.
     """
     sources, needed = announce_cost(config, room)
     parents = _made_by(config)
@@ -560,7 +571,8 @@ def _complete(
 
     `shelf` is a folder that keeps the results of slow stages from one build to the next. With a
     `meeting`, all parts but the first work in the directory without its lock, and end when it is
-    sealed.
+    sealed. Raises BadInput if another process has the lock or the disk lacks room, Interrupted for
+    an OSError, and the errors of `build`.
     """
     work = run.path / FOLDER
     # A lock or work that a kill left beside a complete run is removed below, under the lock.
@@ -623,10 +635,11 @@ def _help(
     meeting: Meeting,
     room: int,
 ) -> RunDirectory:
-    """Do the work of a part that is not the first: wait until the first part has begun, do this
-    part's share of the tasks by `executor`, a PartExecutor on `workers`, wait until the first part
-    has sealed the run, and return the run. A UserError, such as Interrupted for a part that has
-    ended, is raised only if the run is not sealed."""
+    """Do the work of a part that is not the first: wait in the `meeting` until the first part has
+    begun, do this part's share of the tasks of `build` by `executor`, a PartExecutor on `workers`,
+    wait until the first part has sealed the run, and return the run. `room` is the disk space in
+    bytes that the work may take. A UserError, such as Interrupted for a part that has ended, is
+    raised only if the run is not sealed."""
     work = run.path / FOLDER
     try:
         meeting.wait_for(
@@ -649,10 +662,11 @@ def _help(
 def _workspace(
     run: RunDirectory, workers: LocalExecutor | RayExecutor, room: int
 ) -> Iterator[Workspace]:
-    """Context manager: make a run's hidden directory for tasks and its workspace, yield the
-    workspace, and end its worker processes after the block. Raises BadInput if the disk has less
-    free space than the work needs, `room` bytes without those that the directory already has;
-    Interrupted for an OSError within the block, such as a full disk."""
+    """Context manager: make a run's hidden directory for tasks, yield a Workspace there, whose
+    tasks run on the executor `workers`, and end the worker processes after the block. Raises
+    BadInput if the disk has less free space than the work needs, `room` bytes without the bytes
+    that the directory already has; Interrupted for any OSError, of the block too, such as a full
+    disk."""
     work = run.path / FOLDER
     try:
         work.mkdir(mode=0o700, exist_ok=True)
@@ -680,9 +694,9 @@ def _workspace(
 
 
 def _put_away(work: Path, shelf: Path | None) -> None:
-    """Remove the directory `work` of a run that has ended. With a `shelf`, first move it there
-    without the results of quick stages, in place of earlier ones, for the next build of that
-    name."""
+    """Remove the directory `work` of a run that has ended; a missing one is no error. With a
+    `shelf`, a path, first move the directory there without the results of quick stages, in place of
+    earlier ones, for the next build of that name."""
     if shelf and work.is_dir():
         for path in work.iterdir():
             if not path.name.startswith(DEAR):
@@ -694,8 +708,8 @@ def _put_away(work: Path, shelf: Path | None) -> None:
 
 
 def _found(run: RunDirectory) -> RunDirectory:
-    """Print a note to standard error that the run is complete already, renew the link by its name
-    to it, and return it."""
+    """Print to standard error that `run`, a complete run, was found, let the symbolic link with its
+    name beside its directory point to it, and return `run`."""
     print(f"already complete: {run.path}", file=sys.stderr)
     run.link()
     return run

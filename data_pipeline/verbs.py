@@ -8,7 +8,7 @@ from pathlib import Path
 
 def stage_verbs() -> dict[str, str]:
     """Return a dict from the verb of each stage to the first sentence of the stage's docstring, in
-    order of the file names."""
+    order of the file names. The files are parsed and not imported."""
     verbs = {}
     for path in sorted((Path(__file__).parent / "stages").glob("[a-z]*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:

@@ -8,8 +8,9 @@ from typing import NamedTuple, Protocol
 # Protocols and not `TrainConfig`, because `engine/config.py` imports this module to turn samples
 # into iterations.
 class TrainedBefore(Protocol):
-    """Interface of `Recipe.continues`: the numbers of iterations and of samples that an earlier run
-    had finished when a new run continued it."""
+    """Interface of `Recipe.continues`, the end of an earlier run: its properties `iteration` and
+    `samples` are the numbers of iterations and of samples that the earlier run had finished when a
+    new run continued it."""
 
     @property
     def iteration(self) -> int: ...

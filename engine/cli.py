@@ -139,8 +139,8 @@ def _train(run: "ResolvedRun", runs: Path, same_code: bool, threads: bool = Fals
     other = directory.other_code
     if other and same_code:
         raise BadInput(
-            f"{other}: --same-code refuses a run on which other code worked last; without it the"
-            " run goes on, and its manifest notes the code"
+            f"{other}: --same-code refuses a run on which other code worked last; without it a run"
+            " that is not complete goes on, and its manifest notes the code"
         )
     if not launched_ranks():
         directory = run.begin(runs)
@@ -175,8 +175,8 @@ def _train(run: "ResolvedRun", runs: Path, same_code: bool, threads: bool = Fals
 
 
 def _say_end(run: Path) -> None:
-    """Print the directory of a complete training, and on standard error, unless `--quiet` is given,
-    how it ended."""
+    """Print `complete:` and the directory of the complete training `run` on standard output, and
+    before that on standard error, unless `--quiet` is given, how the training ended."""
     from mlm_repro.engine.run.files import describe_end
 
     if not is_quiet():
@@ -389,8 +389,9 @@ def to_megatron_(config: Model, overrides: Overrides = None, twin: Twin = False)
 
 
 def _announce_conversion(directory: Path) -> None:
-    """Print to standard error how many bytes a conversion reads from `directory` and at most
-    writes. Raises BadInput if there is no such directory.
+    """Print to standard error, unless `--quiet` is given, how many bytes a conversion reads from
+    `directory`, and that it writes at most twice as many. Raises BadInput if there is no such
+    directory.
 
     Sets an environment variable of this process, so that a message about an interruption says that
     the command begins anew.

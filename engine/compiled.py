@@ -30,7 +30,8 @@ Array = NDArray[Any]
 class Compiled:
     """Callable form of a Python function with loops over arrays. Numba compiles it at the first
     call with arrays of new dtypes, and keeps the machine code on disk, from which later processes
-    load it. A first call waits for the first calls of other processes."""
+    load it, unless no folder for it can be written. A first call waits for the first calls of other
+    processes."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         # numpy's error model, because Python's would test every division for a zero. Without the
@@ -48,8 +49,9 @@ class Compiled:
 
 
 def array(tensor: torch.Tensor) -> Array:
-    """Return the memory of a contiguous CPU tensor as a numpy array for a compiled loop. It is no
-    copy. A bf16 tensor gives an int16 array with the same bits."""
+    """Return a contiguous CPU tensor as a numpy array of the same shape for a compiled loop. It is
+    no copy: what the loop writes is in the tensor. A bf16 tensor gives an int16 array with the same
+    bits."""
     detached = tensor.detach()
     detached = detached.view(torch.int16) if detached.dtype == torch.bfloat16 else detached
     # `numpy()` would keep a parameter's memory from being freed, and ZeRO stage 3 frees a layer

@@ -141,9 +141,10 @@ class TransformerXLConfig(FamilySection):
             )
 
     def shrink(self, scale: "TwinScale") -> Self:
-        """Return a TransformerXLConfig for a twin: a copy of these options, divided by the factors
-        in `scale` and rounded down. Heads and MLP shrink with the model, the memory with its
-        context, the cutoffs with its vocabulary; `div_value` stays."""
+        """Return a TransformerXLConfig for a twin, a small copy of a published model: a copy of
+        these options, divided by the factors in `scale` and rounded down. Heads and MLP shrink with
+        the model, the memory with its context, the cutoffs with its vocabulary; `div_value` stays,
+        and so does an option that is None."""
         sizes = {
             "memory_length": self.memory_length // scale.seq_length,
             "head_dim": self.head_dim and self.head_dim * scale.num_heads // scale.hidden_size,
@@ -164,9 +165,11 @@ class ModelConfig(Config):
     hidden_size: Size
     """Width of the residual stream, `h`."""
     num_heads: PositiveInt
-    """Number of attention heads; each is `hidden_size / num_heads` wide."""
+    """Number of attention heads; each is `hidden_size / num_heads` wide, in a Transformer-XL
+    `transformer_xl.head_dim` if given."""
     seq_length: Size = 1024
-    """Tokens of context, `s`; positions are learned."""
+    """Tokens of a training sample, `s`. GPT-2 and BERT learn as many positions; a Transformer-XL's
+    are relative, and it sees its memory besides."""
     vocab_size: PositiveInt = 50257
     """Number of real vocabulary entries, without padding. A dataset brings its own value, and
     another value that the file states is refused."""
@@ -220,18 +223,21 @@ class ModelConfig(Config):
 
     @property
     def text_vocab_size(self) -> int:
-        """Number of vocabulary entries without the special tokens that a BERT adds: the entries of
-        a tokenizer that has no special tokens of its own."""
+        """Number of vocabulary entries less the family's special tokens, 4 for a BERT and else 0:
+        the entries of a tokenizer that has no such tokens. For one that has them it is 4 too
+        few."""
         return self.vocab_size - self.section.special_tokens
 
     @property
     def head_dim(self) -> int:
-        """Width of one attention head, `d`: the family's option, or hidden_size / num_heads."""
+        """Width of one attention head, `d`: `transformer_xl.head_dim` if that is set, else
+        hidden_size / num_heads."""
         return self.transformer_xl.head_dim or self.hidden_size // self.num_heads
 
     @property
     def inner_size(self) -> int:
-        """Width between the two products of the MLP: the family's option, or 4 × hidden_size."""
+        """Width between the two products of the MLP: `transformer_xl.inner_size` if that is set,
+        else 4 × hidden_size."""
         return self.transformer_xl.inner_size or 4 * self.hidden_size
 
 
@@ -355,9 +361,10 @@ class TrainConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _give_warmup(cls, values: Any) -> Any:
-        """Return the section's values, before validation, with `warmup_iterations` added if they
-        name the schedule's end in iterations but no warm-up: a hundredth of the end, rounded up, at
-        most 3,000."""
+        """Return the section's values, before validation, with `warmup_iterations` added if that
+        key is missing and the schedule's end is a number: `decay_iterations` or, without it,
+        `iterations`. The warm-up is a hundredth of the end, rounded up, at most 3,000. Other values
+        are returned as they are."""
         if not isinstance(values, dict):
             return values
         # Before validation, because only here a warm-up that is named differs from the default.
@@ -635,7 +642,7 @@ COUNTED = (
 
 class RunConfig(Config):
     """Configuration of one training run: its name, model, training, parallel layout, data and
-    records."""
+    records and, for a shrunk twin of a published recipe, the factors by which it differs."""
 
     other_names: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("lr", "max_lr"), "train.learning_rate"),
@@ -671,8 +678,9 @@ class RunConfig(Config):
 
         The training's length follows the growing batch, and an incomplete last batch is not
         counted. The other lengths are divided by the global batch and rounded, intervals to at
-        least 1; warm-up, decay and fall are not rounded where `clock` is "samples". Raises
-        ValueError for a length above MOST_SAMPLES.
+        least 1; warm-up, decay and fall are not rounded where `clock` is "samples". All values are
+        returned as they are if `model` is missing or its `seq_length` is not a positive number.
+        Raises ValueError for a length above MOST_SAMPLES.
         """
         train = values.get("train") if isinstance(values, dict) else None
         if not isinstance(train, dict):

@@ -86,17 +86,18 @@ def flops_per_iteration(model: ModelConfig, train: TrainConfig, recompute: bool 
 
 
 def tokens_trained(model: ModelConfig, train: TrainConfig) -> int:
-    """Return the number of tokens in all samples of a run from beginning to end, repeated ones
-    included; the tokens of a run that it continues count too."""
+    """Return the number of tokens in all samples of a run from beginning to its configured end,
+    repeated ones included; the tokens of a run that it continues count too."""
     return BatchSchedule(train).samples_before(train.iterations) * model.seq_length
 
 
 def state_bytes_per_parameter(precision: Precision, parallel: ParallelConfig, dp: int = 1) -> float:
-    """Return the bytes of weight, gradient and optimizer state that a rank holds per parameter of
-    its part of the model; `dp` is the number of data-parallel ranks.
+    """Return the bytes of weight, gradient and optimizer state in the number format `precision`
+    that a rank holds per parameter of its part of the model; `dp` is the number of data-parallel
+    ranks.
 
-    ZeRO stage 1 divides moments and master weights over the data-parallel ranks, stage 3
-    everything.
+    ZeRO stage 1 (`parallel.shard_optimizer`) divides moments and master weights over the
+    data-parallel ranks, stage 3 (`parallel.shard_parameters`) everything.
     """
     sizes = PARAMETER_BYTES[precision]
     owners = dp if parallel.shard_optimizer else 1
@@ -107,14 +108,15 @@ def state_bytes_per_parameter(precision: Precision, parallel: ParallelConfig, dp
 def activation_bytes_per_layer(
     model: ModelConfig, microbatch_size: int, parallel: ParallelConfig
 ) -> float:
-    """Return the bytes that a layer keeps of one microbatch for backward on one tensor-parallel
-    rank, at 2 bytes per element.
+    """Return the bytes that a layer keeps of one microbatch of `microbatch_size` sequences for
+    backward on one tensor-parallel rank, at 2 bytes per element.
 
-    Korthikanti et al. 2022 (arXiv 2205.05198), Table 2: sbh(10 + 24/t + 5as/ht), with a attention
-    heads; the last term is 7a(m + s)/ht for a Transformer-XL with a memory of m positions.
-    Selective recomputation drops the last term. Full recomputation keeps only the input of each
-    group of layers, 2sbh over the number of layers in it. Sequence parallelism divides the first
-    term, and that input, by t.
+    Korthikanti et al. 2022 (arXiv 2205.05198), Table 2: sbh(10 + 24/t + 5as/ht) for sequence length
+    s, microbatch size b, hidden size h, a attention heads and t tensor-parallel ranks; the last
+    term is 7a(m + s)/ht for a Transformer-XL with a memory of m positions. With
+    `parallel.recompute` selective the last term is dropped. With full recomputation only the input
+    of each group of layers is kept, 2sbh over the number of layers in it. Sequence parallelism
+    divides the first term, and that input, by t.
     """
     s = model.seq_length
     b = microbatch_size
@@ -177,14 +179,15 @@ def fullest_rank(
     model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, dp: int = 1
 ) -> RankMemory:
     """Return the RankMemory of the pipeline rank whose peak in closed form, without a checkpoint's
-    copy, is largest in total; `dp` is the number of data-parallel ranks. Raises BadInput if layers
-    or microbatches do not fit the pipeline."""
+    copy, is largest in total, with the batch and precision of `train` and the layout and
+    recomputation of `parallel`; `dp` is the number of data-parallel ranks. Raises BadInput if
+    layers or microbatches do not fit the pipeline."""
     return max(memory_of_ranks(model, train, parallel, dp), key=lambda memory: memory.total)
 
 
 def checkpoint_bytes(model: ModelConfig, precision: Precision) -> int:
-    """Return the bytes of the tensors of a whole checkpoint: parameters, two moments and, in bf16
-    and fp16, master weights."""
+    """Return the bytes of the tensors of a whole checkpoint of a model that trains in the number
+    format `precision`: parameters, two moments and, in bf16 and fp16, master weights."""
     sizes = PARAMETER_BYTES[precision]
     return parameter_count(model) * (sizes.weight + sizes.moments + sizes.master)
 
@@ -192,9 +195,10 @@ def checkpoint_bytes(model: ModelConfig, precision: Precision) -> int:
 def written_bytes(
     model: ModelConfig, precision: Precision, parallel: ParallelConfig, dp: int = 1
 ) -> int:
-    """Return the largest number of bytes that one rank writes of a checkpoint: the weights of its
-    part of the model, and 1/`dp` of that part's optimizer state, where `dp` is the number of
-    data-parallel ranks. Raises BadInput if there are fewer layers than pipeline stages.
+    """Return the largest number of bytes that one rank writes of a checkpoint, for training in the
+    number format `precision` with the layout `parallel`: the weights of its part of the model, and
+    1/`dp` of that part's optimizer state, where `dp` is the number of data-parallel ranks. Raises
+    BadInput if there are fewer layers than pipeline stages.
 
     Tensors are written whole, so a rank may write up to one tensor's state more. Under ZeRO stage 3
     a rank writes 1/`dp` of the weights too, and this number is too large.
@@ -212,7 +216,7 @@ def _stages_of_ranks(model: ModelConfig, parallel: ParallelConfig) -> list[list[
 
 
 def _parameters(model: ModelConfig, parallel: ParallelConfig, stages: list[PipelineStage]) -> float:
-    """Return the number of parameters that one tensor-parallel rank holds of the PipelineStages in
-    `stages`, all together."""
+    """Return the number of parameters that one of `parallel.tp` tensor-parallel ranks holds of the
+    PipelineStages in `stages`, all together."""
     costs = family_of(model).closed_forms(model)
     return sum(costs.parameters(stage, parallel.tp) for stage in stages)

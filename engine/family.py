@@ -90,8 +90,9 @@ class ClosedForms:
 
 @dataclass(frozen=True)
 class Family:
-    """Interface of a family of models to the engine: its model class, its closed forms, and
-    functions that give the orders of training and validation samples."""
+    """A family of models as the engine uses it: name of its model class, which the method
+    `model_class` imports, its class of closed forms, and functions that return the orders of
+    training and of validation samples."""
 
     model: str
     """`module:class` of the model, a StageModel. The class also builds a single pipeline stage."""

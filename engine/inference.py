@@ -45,10 +45,10 @@ def load_for_inference(
 
     Without a mesh the whole model is on the CPU. With one, it is this rank's part, on the mesh's
     device, and every rank calls this. It is in fp32, or `as_stored` in its training format.
-    Statistics of the tensors (below fp64) must agree with the stored ones, as must the loss on the
-    probe within a tolerance, if a probe is stored and the model is not divided into stages. Raises
-    BadInput for a directory of another kind or a mesh that does not divide the model,
-    IntegrityFailure for a directory that is incomplete or changed.
+    Statistics of the tensors must agree with the stored ones, except in fp64, as must the loss on
+    the probe within a tolerance, if a probe is stored and the model is not divided into stages.
+    Raises BadInput if `path` is no directory or a complete one of another kind, or for a mesh that
+    does not divide the model; IntegrityFailure for a directory that is incomplete or changed.
     """
     mesh = mesh or serial_mesh()
     directory = resolve_checkpoint(path)
@@ -133,9 +133,10 @@ def check_entries(
 
 def read_whole(directory: Path, index: dict[str, shards.Entry], name: str) -> torch.Tensor:
     """Return the whole tensor `name` of the checkpoint `directory`, joined on the CPU from the
-    files that `index`, its index.json, names, in the tensor's own number format.
+    files that `index`, its index.json as a dict, names, in the tensor's own number format.
 
-    Raises IntegrityFailure if the index or a file lacks it, or if its shape is not the index's.
+    Raises IntegrityFailure if the index or a file lacks it, if a file cannot be read, or if its
+    shape is not the index's.
     """
     parts = []
     try:

@@ -22,8 +22,9 @@ TOKENS_AT_ONCE = 8192
 
 
 class TrainingInputs:
-    """This rank's training microbatches of each iteration. Everything but the memory of the streams
-    follows from the token files, the configuration and the iteration."""
+    """Source of this rank's training microbatches: the method `of` returns a list of them for an
+    iteration. Everything in them but the memory of the streams follows from the token files, the
+    configuration and the iteration."""
 
     def __init__(
         self,
@@ -44,8 +45,8 @@ class TrainingInputs:
 
     def of(self, iteration: int) -> list[PipelineInput]:
         """Return a list of this rank's microbatches of `iteration` (from 0) as PipelineInputs, with
-        dropout keys and the memory of their streams, which `streams.commit` of this object renews
-        after the iteration.
+        dropout keys if the model has dropout, and for a model with memory that of their streams,
+        which `streams.commit` of this object renews after the iteration.
 
         A collective over the data-parallel ranks if `train.normalise` is "batch". Raises
         IntegrityFailure for a token outside the vocabulary.
@@ -79,10 +80,10 @@ class TrainingInputs:
 
 
 class ValidationSplit:
-    """Sequences of the validation split, `num_samples` in number: each alone or, for a model with
-    memory, in streams of text that continue from microbatch to microbatch. `probed` has the token
-    ids of a checkpoint's probe, a tuple for each sample. The constructor raises BadInput if the
-    split is too short."""
+    """Sequences of the validation split, `num_samples` in number, which the method `inputs` yields
+    in microbatches: each alone or, for a model with memory, in streams of text that continue from
+    microbatch to microbatch. `probed` has the token ids of a checkpoint's probe, a tuple for each
+    sample. The constructor raises BadInput if the split is too short."""
 
     def __init__(
         self, config: RunConfig, parts: TokenFiles, mesh: ParallelMesh, tokenizer: Path

@@ -54,6 +54,8 @@ class Translation(NamedTuple):
     """Flags about the data, sorted, each with its values as one text. `mlm-data run` prepares the
     data, and `data.dataset` names the result."""
     without_effect: list[str]
+    """Flags that leave the result of the training the same, sorted, each with its values as one
+    text."""
     missing: list[str]
     """Sentences, sorted, about flags that have no counterpart and leave the training the same but
     for rounding, and one about `--load` if the training starts from weights."""
@@ -83,11 +85,13 @@ def script_or_arguments(given: Sequence[str]) -> list[str]:
 
 def read_script(text: str) -> list[str]:
     """Return a list of the arguments that the shell script `text` gives to its last call of
-    `pretrain_gpt.py`, or of all words of a text that calls no `pretrain_*.py`.
+    `pretrain_gpt.py`, or of all words of a text that calls no `pretrain_*.py` with flags; up to the
+    first word that begins with `;`, `&`, `|` or an output redirection, and without `$@`.
 
-    Nothing is run. Variables and arrays that the script sets are substituted, and defaults, as in
-    `${NAME:-1}`, of others; the rest keep their `$`. Raises BadInput for an open quotation mark,
-    and if the last such call is of another program, as of `pretrain_bert.py`.
+    Nothing is run. Variables and arrays that the script sets are substituted by their last value in
+    the text, and defaults, as in `${NAME:-1}`, of others; the rest keep their `$`. Raises BadInput
+    for an open quotation mark, and if the last such call is of another program, as of
+    `pretrain_bert.py`.
     """
     text = re.sub(r"\\\n", " ", re.sub(r"(?m)(^|\s)#.*$", r"\1", text))
     text = re.sub(r'"(\$\{\w+\[@\]\})"', r"\1", text)
@@ -128,8 +132,8 @@ def from_megatron(words: Sequence[str]) -> Translation:
     a command line split into words, and lists of texts about the flags that did not become
     settings.
 
-    Raises BadInput for an invalid value, a missing flag, a word before the first flag, and flags of
-    another model or another training.
+    Raises BadInput for an invalid value, a missing flag, a word before the first flag, and flags
+    that are unknown or ask for another model or another training.
     """
     flags = _flags(words)
     shown = {name: " ".join([f"--{name}", *texts]) for name, texts in flags.items()}
@@ -160,8 +164,8 @@ def from_megatron(words: Sequence[str]) -> Translation:
     )
     if refused:
         raise BadInput(
-            "these flags ask for another model or another training than this engine has:"
-            f" {'; '.join(refused)}. Leave them out to translate the others"
+            "these flags are unknown, or ask for another model or another training than this"
+            f" program has: {'; '.join(refused)}. Leave them out to translate the others"
         )
     missing += _start(values, given, shown)
     run = {"name": "megatron", **values, "record": {"loggers": loggers}}
@@ -187,8 +191,8 @@ class _Given:
     def text(self, name: str, default: str | None = None) -> str:
         """Return the value of the flag `name`, written without its dashes, as text, or `default` if
         the flag is not given, and count the flag as read. Raises BadInput unless there is exactly
-        one value, so also if the flag is not given and `default` is None. A shell variable is no
-        value."""
+        one value, so also if the flag is not given and `default` is None, and for a value that
+        begins with `$`, a shell variable."""
         values = [] if default is None else [default]
         if self.has(name):
             values = self.flags[name]
@@ -314,9 +318,11 @@ def _derive(values: dict[str, JSON], given: _Given) -> list[str]:
 
 
 def _start(values: dict[str, JSON], given: _Given, shown: dict[str, str]) -> list[str]:
-    """Set `train.init_from` in `values`, a dict section → name → setting, to the weights that the
-    training starts from. Return a list of one sentence about them, or an empty list if it starts
-    anew. `shown` has each flag with its values as text, by name."""
+    """Set `train.init_from` in `values`, a dict section → name → setting, to the weights of --load,
+    and return a list of one sentence about them. Without --load, or if it names the folder of
+    --save and --finetune is not given, the training starts anew: nothing is set, and the list is
+    empty. `shown` has each flag with its values as text, by name. Raises BadInput unless --load has
+    exactly one value."""
     load = given.flags.get("load")
     if not load or (load == given.flags.get("save") and "finetune" not in given.flags):
         return []  # without a checkpoint there yet, it starts anew; later the same command resumes
@@ -403,10 +409,11 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
 
 
 def _schedule_flags(train: TrainConfig) -> dict[str, str]:
-    """Return a dict flag's name, without dashes → text of the value, of the flags for the lengths
-    of the learning rate's schedule: in iterations if Megatron-LM takes them and they are integers,
-    else in samples, with --train-samples too. If a length is no whole number of samples, the
-    warm-up is given as a fraction of the schedule and the other lengths are rounded."""
+    """Return a dict of flags for the lengths of the learning rate's schedule: name, without dashes
+    → value as text. A length of 0 gives no flag. Lengths are in iterations if the batch does not
+    grow and they are integers, else in samples, with --train-samples too. If a length is no whole
+    number of samples, the warm-up is given as a fraction of the schedule and the other lengths are
+    rounded."""
     end = end_of_schedule(train)
     named_lengths = {
         "lr-decay": end,
@@ -431,8 +438,8 @@ def _schedule_flags(train: TrainConfig) -> dict[str, str]:
 
 def _flags(words: Iterable[str]) -> dict[str, list[str]]:
     """Return a dict flag → list of its values as texts, from the words of a command line. A flag
-    has its current name, without dashes before it; a repeated flag has its last values. Raises
-    BadInput for a word before the first flag."""
+    has its current name, without dashes before it. A switch has an empty list, and a repeated flag
+    its last values. Raises BadInput for a word before the first flag."""
     flags = {}
     values = []
     for word in words:

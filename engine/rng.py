@@ -15,8 +15,8 @@ from mlm_repro.engine.kernels.dropout import DropoutMask, keys_on
 
 
 def key_of(*parts: object) -> int:
-    """Return an integer of 63 bits, a hash of the texts of all arguments in order, the same in
-    every process."""
+    """Return an integer of 63 bits, a hash of the texts of all arguments in order, joined by `/`,
+    the same in every process."""
     # BLAKE2, because Python's own hash of a text differs between processes. 63 bits, because
     # GPU kernels take keys as int64.
     text = "/".join(str(part) for part in parts)
@@ -35,7 +35,7 @@ def initial_normal(seed: int, name: str, shape: tuple[int, ...], std: float) -> 
 @dataclass(frozen=True)
 class Dropout:
     """Source of the dropout masks of one microbatch in one iteration, at any site (point of the
-    model).
+    model). A mask follows from `seed`, `iteration`, the sequence and the site alone.
 
     `probability` is the share of elements that are dropped; `samples` are the indices of the
     microbatch's sequences in the global batch.

@@ -116,9 +116,9 @@ class TrainingStep:
         return changes
 
     def run(self, microbatches: Sequence[PipelineInput], learning_rate: float) -> Gradient:
-        """Run one whole iteration, gradient and update, and return the Gradient: mean loss of the
-        global batch and norm. Nothing is updated if either is not finite. Every rank calls it, with
-        equally many microbatches."""
+        """Run one whole iteration, gradient and update with the rate `learning_rate`, and return
+        the Gradient: mean loss of the global batch and norm. Nothing is updated if either is not
+        finite. Every rank calls it, with equally many microbatches."""
         gradient = self.gradient(microbatches)
         self.update(gradient, learning_rate)
         return gradient

@@ -40,7 +40,8 @@ def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirector
     A complete run is not trained; the link with its name is made to lead to it. Raises Interrupted
     after SIGTERM, Ctrl-C or iteration `until`, if iterations are left, with a checkpoint written,
     and if a checkpoint cannot be written; OutOfMemory if a rank lacks memory; Diverged as the
-    guards and validations do; IntegrityFailure for a damaged dataset or checkpoint; and BadInput,
+    guards and validations do; IntegrityFailure for a damaged dataset or checkpoint; BadInput for a
+    dataset or checkpoint that does not fit, or if a logger's library is missing; and BadInput,
     RanksMissing and RankLost as `begun_on_ranks` does.
     """
     config = run.config

@@ -352,9 +352,9 @@ class Trainer:
 
     def iterate(self, number: int) -> tuple[Step, list[str], bool]:
         """Run the next iteration, `number`, counted from 0, update the weights unless a guard skips
-        it, and return a tuple: the Step, its line for metrics.jsonl; a list of the guards' warnings
-        as texts, without empty ones; and True if a rank was asked to stop. Every rank calls it,
-        after `prepare`.
+        it or its gradient overflows in fp16, and return a tuple: the Step, its line for
+        metrics.jsonl; a list of the guards' warnings as texts, without empty ones; and True if a
+        rank was asked to stop. Every rank calls it, after `prepare`.
 
         Logs nothing, and leaves this trainer's `state` to the caller. Raises NotFinite or Diverged
         as the guards do, and IntegrityFailure for a token outside the vocabulary.
@@ -412,11 +412,12 @@ class Trainer:
         num_samples: int,
         kind: Literal["validation", "final-validation"] = "validation",
     ) -> Validation:
-        """Return a Validation, a line of `kind` for metrics.jsonl that is not yet written: mean
-        loss and perplexity, at most e²⁰, of the first `num_samples` validation sequences, or of all
-        if there are fewer, without dropout. A Transformer-XL takes whole global batches, at least
-        one. `iteration`, the number of finished iterations, is for the line. Every rank calls it.
-        Raises NotFinite if the loss is not finite."""
+        """Return a Validation, a line of `kind`, by default `validation`, for metrics.jsonl that is
+        not yet written: mean loss and perplexity, at most e²⁰, of the first `num_samples`
+        validation sequences, or of all if there are fewer, without dropout. A Transformer-XL takes
+        whole global batches, at least one. `iteration`, the number of finished iterations, is for
+        the line. Every rank calls it. Raises NotFinite if the loss is not finite, IntegrityFailure
+        for a token outside the vocabulary."""
         mesh = self.mesh
         inputs = list(self.validation.inputs(num_samples))
         # Sums and counts are reduced, not means: ranks may have different numbers of sequences.
@@ -539,7 +540,8 @@ class Trainer:
         """Return an iteration, given as its Step, as text for the progress line: mean loss of the
         last 20 iterations, or of the last `record.log_interval` if that is set, gradient norm,
         learning rate, time and the speed of all ranks together; in fp16 the loss scale, and the
-        number of skipped iterations if there are any."""
+        number of skipped iterations if there are any. The mean covers at most 128 iterations, and
+        none with a loss or norm that is not finite."""
         skipped = self.state.iteration - self.state.optimizer_steps
         norm = line.gradient_norm
         losses = [loss for loss, _ in self.recent.seen][

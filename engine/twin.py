@@ -15,10 +15,11 @@ The number of layers is divided too, and stays above 0."""
 
 
 def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
-    """Return the RunConfig of the twin of a published recipe, `config`, a small copy: the model's
-    sizes, batch, iterations, warm-up and decay divided, and the learning rates multiplied, by the
-    factors in `scale`, by default `TwinScale()`. It has at least one layer, one sequence in a batch
-    and two iterations, and a microbatch that fits its batch. Raises BadInput for a growing batch.
+    """Return the RunConfig of the twin of a published recipe, `config`, a small copy, whose name
+    ends in `-twin`: the model's sizes, batch, iterations, warm-up and decay divided, and the
+    learning rates multiplied, by the factors in `scale`, by default `TwinScale()`. It has at least
+    one layer, one sequence in a batch and two iterations, and a microbatch that fits its batch.
+    Raises BadInput for a growing batch.
 
     The twin is in fp32 and undivided, with default records and with intervals and validation
     samples of its own, whatever `config` says.
@@ -72,8 +73,8 @@ def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
 
 def describe_scale(scale: TwinScale, rates: str = "", kept: str = "initialisation, ") -> str:
     """Return a sentence that states by which factors a twin is smaller than its published recipe.
-    `rates`, if given, replaces the phrase about learning rates; `kept` begins the list of what
-    stays the same."""
+    `rates`, if given, replaces the phrase about learning rates; `kept`, by default "initialisation,
+    ", begins the list of what stays the same."""
     return (
         f"A twin is the published recipe with hidden size and vocabulary ÷ {scale.hidden_size} and"
         f" ÷ {scale.vocab_size}, heads ÷ {scale.num_heads}, layers ÷ {scale.num_layers} (rounded"
@@ -85,8 +86,8 @@ def describe_scale(scale: TwinScale, rates: str = "", kept: str = "initialisatio
 
 
 def initial_deviation(width: int) -> float:
-    """Return the initial standard deviation of the weights of a small model of this width: 0.02 ·
-    √(1024/width), the 355M model's 0.02 at its width of 1024."""
+    """Return the initial standard deviation of the weights of a small model of this width, its
+    hidden size: 0.02 · √(1024/width), the 355M model's 0.02 at its width of 1024."""
     return 0.02 * math.sqrt(1024 / width)
 
 

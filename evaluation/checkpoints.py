@@ -1,7 +1,8 @@
 """Loads checkpoints of this suite, Hugging Face, Megatron-LM or `torch_dist` as models to score
 with.
 
-The engine computes GPT-2, transformers every other causal language model.
+The engine computes GPT-2 and this suite's own models, transformers every other causal language
+model.
 """
 
 import sys
@@ -42,7 +43,8 @@ from mlm_repro.lineage.records import Kind
 def native_checkpoint(place: Place, vocab: Path | None, heads: int | None) -> Iterator[Path]:
     """Context manager: yield the path of a checkpoint directory of this suite: the directory of
     `place`, or an import of it that is removed after the block. `heads` is the number of attention
-    heads, for a checkpoint that does not say it.
+    heads, for an imported checkpoint that does not say it; any other that is imported must have as
+    many.
 
     A Megatron-LM checkpoint has no vocabulary: it is taken from the folder `vocab`, from files
     beside the checkpoint, or from the published GPT-2. Raises the errors of imports, such as
@@ -130,7 +132,8 @@ class EvaluatedCheckpoint:
     def training_dataset(self) -> Path:
         """Return the directory of the single dataset that this checkpoint was trained on, as the
         manifest of its run names it. Raises DataMissing if the dataset is not on this machine or
-        was changed, or if the checkpoint lies in no run that names a single dataset."""
+        was changed, or if the checkpoint lies in no run that names a single dataset,
+        IntegrityFailure if the run's manifest is damaged."""
         run = self.directory.parent.parent
         try:
             ((dataset, _),) = trained_datasets(run)
@@ -148,9 +151,11 @@ def open_checkpoint(
     it as an EvaluatedCheckpoint. Every rank of the settings' layout calls it. With `row_by_row` the
     weights are laid out for one row at a time.
 
-    Without a backend the engine computes each GPT-2 that it can, transformers every other model.
-    Raises the errors of `native_checkpoint`, `load_checkpoint`, `Pretrained` and `probe`, and
-    BadInput for settings that the backend does not take.
+    Without a backend the engine computes checkpoints of this suite and of Megatron-LM, and of
+    others each GPT-2 that it can; transformers computes every other model. Raises BadInput for
+    files that are no checkpoint, a model that cannot be scored and settings that the backend does
+    not take, IntegrityFailure for damaged files, and HardwareMissing if transformers is to load a
+    model larger than memory.
     """
     evaluated = _load(place, settings, row_by_row)
     try:
@@ -168,7 +173,8 @@ def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckp
     """Load a checkpoint as `open_checkpoint` does, and return it as an EvaluatedCheckpoint that is
     not probed. If its directory was removed meanwhile, the run's newest checkpoint is loaded. The
     first rank prints a warning to standard error if transformers computes a GPT-2 that the engine
-    cannot. Raises the errors of `open_checkpoint`."""
+    cannot. Raises BadInput for unfit settings or files that are no checkpoint, IntegrityFailure for
+    damaged files, HardwareMissing for a model of transformers larger than memory."""
     mesh = build_mesh(settings.layout)
     directory = place.directory
     dtype = DTYPES[settings.dtype] if settings.dtype else None

@@ -403,8 +403,10 @@ def _start(settings: Settings, checkpoint: Path, json: Path | None, mark: str) -
     layout, and return the checkpoint's `Place`: its directory and format.
 
     A command that starts ranks does not return from here: it exits with their code, and each rank
-    runs the command again. Raises the errors of `Place.find`, and BadInput if the file `json`
-    cannot be written, or exists without the text `mark`, which shows that this command wrote it.
+    runs the command again. Raises BadInput or IntegrityFailure without a usable checkpoint,
+    Interrupted if the hub stops answering. Raises BadInput also if the file `json` cannot be
+    written, or has content without the text `mark`, which shows that this command wrote it, unless
+    `--overwrite` is given.
     """
     check_place("--json", json, mark)
     place = Place.find(checkpoint, settings.vocab)

@@ -74,7 +74,7 @@ def paired_difference(first: Result, second: Result) -> Difference:
     """Return the Difference of the second result minus the first, paired over the parts of a text:
     difference of ln perplexity, for last-word tests also of accuracy, with standard errors,
     interval and p value. Raises BadInput if the two results are of different protocols, or on
-    different texts or parts."""
+    different texts or parts, or if a last-word result keeps no examples."""
     if (first.task, first.data_digest) != (second.task, second.data_digest):
         raise BadInput(
             f"{first.task} of the first file and {second.task} of {second.checkpoint} are different"

@@ -69,11 +69,13 @@ def evaluate(
     format or on a run's newest checkpoint, and return the Evaluations: in one pass over shared
     requests, but tasks with memory one by one. Every rank of the settings' layout calls it. `limit`
     is a number of windows or examples of each task, spread evenly over the test, or with memory the
-    first ones; `window` is the longest input. The first rank prints tasks' notes to standard error.
+    first ones; `window` is the longest input, in tokens. The first rank prints tasks' notes to
+    standard error.
 
-    A task whose data or kind of model is missing is left out, and stands with the reason under
-    `missing`. Raises DataMissing or NoMemory if no task is left, and the errors of
-    `open_checkpoint` and of tasks.
+    A task whose data is missing, or that needs memory and finds a model without it or several
+    ranks, is left out, and stands with the reason under `missing`. Raises DataMissing or NoMemory
+    if no task is left, BadInput for a checkpoint that cannot be scored, and IntegrityFailure for a
+    damaged one or an implausible loss.
     """
     started = time.monotonic()
     ready = {}
@@ -131,8 +133,8 @@ def _score_all(
 ) -> list[Scores]:
     """Score the tasks' requests and return a list of the Scores of each task, in order. Tasks
     without memory share one pass over the model, in which the tokens of the first task that bans
-    any are banned for all; tasks with memory are scored one by one. Every rank calls it. Raises the
-    errors of `score`."""
+    any are banned for all; tasks with memory are scored one by one. Every rank calls it.
+    Raises BadInput if there is no request or one is longer than the model's context."""
     plain = [task for task in tasks if not task.with_memory]
     banned = next((task.banned for task in plain if task.banned is not None), None)
     if len(tasks) == 1:
@@ -165,8 +167,9 @@ def score_shared(
 ) -> list[Scores]:
     """Score lists of requests and return a list with the Scores of each list, in order. A request
     in several lists is scored once; scores that an earlier evaluation stored are read, and new ones
-    are stored. Every rank of the model's mesh calls it. Raises the errors of `score`, such as
-    BadInput for a request longer than the model's context.
+    are stored. Every rank of the model's mesh calls it. Without lists the result is empty. Raises
+    BadInput if no list has a request, or one is longer than the model's context, and
+    HardwareMissing if a single request does not fit into memory.
 
     Tokens that are `banned` do not count as answers in the column `greedy_allowed`. The cost is
     announced and the progress is shown under `title`, with `unit` as the plural noun for requests.
@@ -205,9 +208,9 @@ def _shown(directory: Path, place: Place) -> str:
 
 
 def share(tasks: Sequence[Sequence[Request]]) -> tuple[list[Request], list[Tokens]]:
-    """Return a pair: a list of the distinct requests of all tasks, and a list with an int64 array
-    for each task, the index of each of its requests in the first list. `tasks` has a list of
-    requests for each task.
+    """Return a pair: a list of the distinct requests of all tasks, in the order in which they first
+    occur, and a list with an int64 array for each task, the index of each of its requests in the
+    first list. `tasks` has a list of requests for each task.
 
     Requests of equal tokens are one, with the largest number of scored tokens.
     """

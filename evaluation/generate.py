@@ -46,12 +46,12 @@ class Generated:
 def generate_text(
     place: Place, prompt: str, max_new_tokens: int, sampling: Sampling | None, settings: Settings
 ) -> Generated:
-    """Continue a text with a checkpoint of any format by at most `max_new_tokens` tokens, and
-    return prompt and continuation as a Generated. An empty text begins a document. Without
-    `sampling` decoding is greedy.
+    """Continue a text with a checkpoint of any format by at most `max_new_tokens` tokens, or until
+    the end-of-text token, and return prompt and continuation as a Generated. An empty text begins a
+    document. Without `sampling` decoding is greedy.
 
-    Every rank of the settings' layout calls it. Raises BadInput for data-parallel ranks, and the
-    errors of `open_checkpoint` and `generate`.
+    Every rank of the settings' layout calls it. Raises BadInput for data-parallel ranks and for a
+    checkpoint that is missing or cannot generate, and IntegrityFailure for a damaged one.
     """
     if settings.layout.dp > 1:
         raise BadInput(
@@ -149,8 +149,8 @@ def _new_cache(network: GPT2 | PretrainedModel, context: int) -> Any:
 def _choose(
     logits: torch.Tensor, sampling: Sampling | None, generator: torch.Generator | None
 ) -> torch.Tensor:
-    """Return the id of the next token of each prompt, [b, 1], from logits [b, v]: the likeliest
-    without `sampling`, else one that is drawn with the generator."""
+    """Return the id of the next token of each prompt, an int64 tensor [b, 1], from logits [b, v]:
+    the likeliest without `sampling`, else one that is drawn with the generator."""
     if sampling is None:
         return logits.argmax(dim=1, keepdim=True)
     return torch.multinomial(

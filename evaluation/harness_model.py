@@ -59,13 +59,13 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         """Load the checkpoint at the path or hub name `pretrained`, and print its warnings to
         standard error. `batch_size` None or `auto` means as many rows as fit; `dtype` is a key of
         FORMATS or its value, None for the default. `max_length` is a longest input other than the
-        context; `settings` are settings of `mlm-eval` by name, as `--set` takes them, with one rank
-        as the default layout.
+        context, in tokens; `settings` are settings of `mlm-eval` by name, as `--set` takes them,
+        with one rank as the default layout.
 
         lm-evaluation-harness always passes a device and a largest batch size. The latter is
         ignored, and so is the device `cuda` on a machine without a GPU. Raises BadInput for an
-        unknown argument or number format, or a `max_length` that the model does not take, and the
-        errors of `Place.find` and `open_checkpoint`.
+        unknown argument, number format or device, a `max_length` that the model does not take, or a
+        checkpoint that is missing or cannot be scored, and IntegrityFailure for a damaged one.
         """
         super().__init__()
         is_auto = batch_size is None or str(batch_size).startswith("auto")
@@ -132,12 +132,12 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Return a list of the continuation of each request's prompt as text, in the requests'
         order. A request's `args` are its prompt and its settings. A continuation ends before a stop
-        or end-of-text, or after a number of tokens. Decoding is greedy unless a task asks for
-        sampling.
+        or end-of-text, or after the settings' `max_gen_toks` tokens, by default 256. Decoding is
+        greedy unless the settings have a temperature.
 
         Greedy prompts of one length and the same settings are continued together. The answers also
         go into lm-evaluation-harness's cache. Raises BadInput if the new tokens leave no room for a
-        prompt, and the errors of `generate`.
+        prompt, or the model is one that cannot generate.
         """
         prompts = [self._prompt(*request.args) for request in requests]
         alike: dict[tuple[int, str], list[int]] = defaultdict(list)
@@ -159,7 +159,8 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         """Return, for each request (pair of texts, tokens of the context, tokens of the
         continuation), a pair: the log-likelihood of the continuation in nats, and True if each of
         its tokens is the model's most likely one. A request longer than the model's context loses
-        its beginning. The answers also go into lm-evaluation-harness's cache."""
+        its beginning. The answers also go into lm-evaluation-harness's cache. Raises BadInput if a
+        continuation is empty, is longer than the context or has no token before it."""
         if not requests:
             return []
         context = self._loaded.model.seq_length
@@ -172,8 +173,9 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
 
     def _windows(self, text: str | JSON) -> list[Request]:
         """Return a list of the requests of a text: rolling windows for a string, none for an empty
-        one; for an object with `text` and `stride`, Megatron-LM's sliding windows, which begin a
-        stride apart."""
+        one; for an object with `text` and `stride`, Megatron-LM's sliding windows of at most 1024
+        tokens, which begin a stride apart. The stride is for windows of 1024, and shorter in
+        proportion in a shorter context."""
         context = self._loaded.model.seq_length
         if isinstance(text, str):
             return Request.rolling(self.tok_encode(text, False), self.prefix_token_id, context)
@@ -200,8 +202,9 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
     def _generate(self, prompts: Sequence[Sequence[int]], settings: JSON) -> list[str]:
         """Return a list of the continuation of each prompt, given as token ids, as text, without
         end-of-text and cut before its first stop. `settings` of one request hold for all prompts:
-        the stops in `until`, the number of new tokens in `max_gen_toks`, and the sampling. All
-        prompts have one length."""
+        the stops in `until`, the number of new tokens in `max_gen_toks`, by default 256, and
+        `temperature`, `top_k` and `top_p`; without a temperature decoding is greedy. All prompts
+        have one length."""
         until = settings.get("until") or []
         end = self.eot_token_id
         temperature = float(settings.get("temperature") or 0.0)

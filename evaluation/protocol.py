@@ -44,7 +44,8 @@ class Request:
     @classmethod
     def of_window(cls, tokens: Tokens, window: Window) -> Self:
         """Return the request of a window over `tokens`, a text's ids: it has the tokens that the
-        window covers, and predicts those at its end that the window scores."""
+        window covers, as a view and no copy, and predicts those at its end that the window
+        scores."""
         return cls(tokens[window.start : window.stop], window.num_scored)
 
     @classmethod
@@ -211,7 +212,8 @@ class Task(ABC):
 
     @property
     def is_partial(self) -> bool:
-        """True if requests of the whole test are left out of this task, as `limited` does."""
+        """True if this task has fewer requests than the whole test, as the copy that `limited`
+        returns may have."""
         return len(self.chosen) < self.whole
 
     @property
@@ -222,8 +224,9 @@ class Task(ABC):
 
     def samples(self, scores: Scores) -> Iterator[Sample]:
         """Yield a Sample, a line of `--samples`, for each request in `requests`: its number in the
-        whole test, its text, its scored tokens, their log-probabilities, and the answers'
-        rightness. `scores` has the scores of `requests`."""
+        whole test, its text, its scored tokens, with the log-probability of each and whether it was
+        the likeliest, and whether the request is right, None without a rule for that. `scores` has
+        the scores of `requests`."""
         correct = self.correct(scores)
         for index, (number, request, start) in enumerate(
             zip(self.chosen, self.requests, scores.starts, strict=True)
@@ -260,10 +263,11 @@ class Task(ABC):
     def facts(self, scores: Scores, provenance: Provenance) -> dict[str, Any]:
         """Return a dict of the fields of a result that do not depend on its kind: provenance,
         task's name, note, whether it is partial, number of scored tokens, digest and repository of
-        the text, and warnings for an oddity of the text or an implausible loss. `scores` are those
-        of `requests`.
+        the text, and warnings, for oddities of the text and for a perplexity per sub-word of at
+        least half the vocabulary's size. `scores` are those of `requests`.
 
-        Raises IntegrityFailure as the function `perplexity` does.
+        Raises IntegrityFailure if the mean loss of a sub-word is not finite or above
+        LARGEST_EXPONENT.
         """
         num_scored = len(scores.log_probabilities)
         subword = perplexity(math.fsum(scores.nll), num_scored)

@@ -33,9 +33,10 @@ def follows(result: PerplexityResult | ClozeResult) -> dict[str, float]:
     """Return the numbers of an evaluation that its other numbers determine, recomputed from these,
     as a dict name of the result's field → number.
 
-    A PerplexityResult must be by original tokens, without first tokens of the tokenizer. Its
-    `num_original_tokens` is the result's own, or the nearest number that its blocks allow. A
-    ClozeResult without examples gives its accuracy, with its standard error and counts, alone.
+    A PerplexityResult must be by original tokens, without first tokens of the tokenizer, and its
+    numbers by words must not be None. Its `num_original_tokens` is the result's own, or the nearest
+    number that its blocks allow; fewer than two blocks give no standard error. A ClozeResult
+    without examples gives its accuracy, with its standard error and counts, alone.
     """
     if isinstance(result, ClozeResult):
         return _cloze_follows(result)
@@ -86,7 +87,8 @@ def counts(
 
     The text is found on this machine by the result's task, a key of TASKS or STAND_INS, or
     downloaded. `context` and `limit` are the evaluation's own. Raises DataMissing if the text is
-    not on this machine or is not the one that was scored.
+    not on this machine or is not the one that was scored, and the errors of the function that
+    builds the task, such as IntegrityFailure for a changed file.
     """
     tokenizer = Tokenizer.load(dataset / "tokenizer")
     if result.task in STAND_INS:

@@ -83,8 +83,9 @@ class Result(Provenance):
 
     @property
     def log_perplexity_error(self) -> float | None:
-        """Standard error of ln perplexity, which is the mean loss per word or example; None if it
-        is unknown. Each kind of result has its own; here it is None."""
+        """Standard error of ln perplexity, that is, of the summed loss over the protocol's divisor
+        (words, sub-words or examples); None if it is unknown. Each kind of result has its own; here
+        it is None."""
         return None
 
     @property
@@ -143,7 +144,8 @@ class PerplexityResult(Result):
 
 
 class ClozeResult(Result):
-    """Accuracy of last-word predictions. `perplexity` is the target's, over all its sub-words."""
+    """Accuracy of predictions of a passage's last word. `perplexity` is exp of the mean loss of a
+    whole target, the sum over its sub-words."""
 
     perplexity: Positive
     accuracy: float

@@ -47,8 +47,9 @@ class Settings(Config):
     @field_validator("layout", mode="before")
     @classmethod
     def _read_layout(cls, value: Any) -> Any:
-        """Return the Layout of a text such as `tp=2,pp=2`, where an axis that is not named has size
-        1. Return any other value unchanged. Raises ValueError for a text of another form."""
+        """Return the Layout of a text such as `tp=2,pp=2`: sizes of tp, pp and dp, where an axis
+        that is not named has size 1. Return any other value unchanged. Raises ValueError for a text
+        of another form, or one that names an axis twice."""
         if not isinstance(value, str):
             return value
         parts = [re.fullmatch(r"\s*(tp|pp|dp)=([1-9][0-9]*)\s*", part) for part in value.split(",")]

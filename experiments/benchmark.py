@@ -20,6 +20,8 @@ from mlm_repro.lineage.numbers import csv_cell
 
 AGAINST = "against.json"
 """Name of the file with the record that `mlm-verify against` keeps in its run."""
+COMPARED = "loss", "gradient norm", "learning rate", "weights at the end"
+"""Names of that record's cases, in their order: three curves, and the final weights."""
 MOST = 1e9
 """Largest share of a tolerance that `share_of` states; also the share of any difference where none
 is allowed."""
@@ -55,7 +57,8 @@ class Ratio(Config):
 
     @property
     def is_reached(self) -> bool:
-        """True if the value reaches the goal, or if there is no goal."""
+        """True if the value reaches the goal, from above if `less_is_better` and else from below;
+        equality suffices. Also True if there is no goal."""
         if self.goal is None:
             return True
         return self.value <= self.goal if self.less_is_better else self.value >= self.goal
@@ -99,8 +102,8 @@ class Benchmark(Config):
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text cells under their heads. The first `words` columns hold words, the others
-    numbers."""
+    """A table with a title: rows of text cells under their heads. The first `words` columns hold
+    words, the others numbers."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -118,9 +121,9 @@ class Table:
 
 
 def share_of(name: str, distances: Sequence[float], allowed: Sequence[float]) -> Ratio:
-    """Return a Ratio called `name` with the goal 1, of which less is better: the largest quotient
-    of a distance and the distance that is `allowed` at the same index. `MOST` (1e9) is the largest
-    quotient; it also stands for a NaN, and for any distance but 0 where none is allowed."""
+    """Return a Ratio called `name` with the goal 1 as an upper bound: the largest quotient of one
+    of the `distances` and the distance that is `allowed` at the same index. `MOST` (1e9) is the
+    largest quotient; it also stands for a NaN, and for any distance but 0 where none is allowed."""
     shares = [
         # min returns its first argument beside a NaN.
         min(MOST, distance / most) if most else MOST * bool(distance)
@@ -130,8 +133,9 @@ def share_of(name: str, distances: Sequence[float], allowed: Sequence[float]) ->
 
 
 def read_benchmark(path: Path) -> Benchmark:
-    """Return the Benchmark, a record, in a JSON file. Raises IntegrityFailure if the file cannot be
-    read or is not JSON, BadInput if the JSON is not a record."""
+    """Return the Benchmark, the record of a benchmark's run, in the JSON file at `path`. Raises
+    IntegrityFailure if the file is missing, cannot be read or is not JSON, BadInput if the JSON is
+    not such a record."""
     return parse_config(read_values(path), Benchmark, path.name)
 
 
@@ -143,8 +147,8 @@ def write_benchmark(path: Path, result: Benchmark) -> None:
 
 
 def setting_lines(result: Benchmark) -> list[str]:
-    """Return a list with a line `key: value` for each of the record's own settings, which all its
-    cases share; a dict is written as names and values."""
+    """Return a list with a line `key: value` for each setting of the record `result` that all its
+    cases share, in order; a dict is written as names and values."""
     return [
         f"{key}: {named(value) if isinstance(value, dict) else value}"
         for key, value in result.setting.items()

@@ -125,7 +125,7 @@ class Claim(Config):
 
     @property
     def citation(self) -> str:
-        """Place at which the claim is printed: the document, and its table, figure or section."""
+        """The origin of the claim as a text: the document, then its table, figure or section."""
         return f"{self.source} {self.where}"
 
     def record(self, experiment: str, x_name: str) -> Record:
@@ -146,7 +146,8 @@ class Claim(Config):
 
     @property
     def relation(self) -> str:
-        """The relation that our number must have to the published value: =, <= or >=."""
+        """The relation that our number must have to the published value, as one of the texts =, <=
+        and >=."""
         return SAYS[self.says]["relation"]
 
     @property
@@ -170,8 +171,9 @@ class Claim(Config):
 
     @property
     def printed(self) -> Range:
-        """The Range of numbers that round to the printed digits; an exact count is its own range,
-        and "about" allows a tenth either way."""
+        """The Range of numbers that round to the claim's value at its number of printed digits. A
+        claim with the tolerance "exact" has its value alone, and one that says "about" at least a
+        tenth of it either way."""
         value = float(self.value)
         read = as_range(value) if self.allowed.tolerance == "exact" else Range.printed(self.value)
         if self.says == "about":
@@ -272,9 +274,10 @@ class Arithmetic(Config):
     """Numerator and denominator of the power for `how` = "power"."""
 
     def worked_out(self, says: Says) -> Range:
-        """Return, as a Range, the number that follows from the printed digits of the claims that
-        `of` and `over` name, with the range that rounding allows. `says` is the class of the claim
-        that it answers.
+        """Return, as a Range, the number that follows by the operation `how` from the printed
+        digits of the claims that `of` and `over` name, with the range that rounding allows; `place`
+        and `power` give one number without a range, `place` 0 if the largest number has no x.
+        `says` is the class of the claim that it answers.
 
         Of several results, the classes "at least" and "for all" take the least, other classes the
         largest.
@@ -335,7 +338,8 @@ class Arm(Config):
 
 
 class Effect(Config):
-    """A claim about the difference of a quantity between two arms."""
+    """A claim about the difference of a quantity between two arms of an ablation, with its
+    bounds."""
 
     claim: str
     """Id of the published claim that it answers; a question of our own has an id that no claim
@@ -443,7 +447,8 @@ class Experiment(Config):
 @cache
 def every_claim() -> tuple[Claim, ...]:
     """Return a tuple of every published Claim that this suite ships, in the order of file names and
-    rows; the files are read once a process."""
+    rows; the files are read once a process. Raises BadInput if one cannot be read or has an invalid
+    row."""
     return load_claims(CLAIMS)
 
 
@@ -463,11 +468,8 @@ def load_claims(folder: Path) -> tuple[Claim, ...]:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return a list of the rows of a CSV file as dicts of texts by column name; the first line has
-    the names.
-
-    Raises BadInput if it cannot be read.
-    """
+    """Return a list of the rows of the CSV file at `path` as dicts of texts by column name; the
+    first line has the names. Raises BadInput if the file is missing or cannot be read."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             return list(csv.DictReader(file, skipinitialspace=True))

@@ -53,7 +53,8 @@ HELD_OUT = "held out of the fit"
 
 
 class KeptRun(FileSchema, extra="forbid"):
-    """A line of runs.jsonl: the parts of a run that a study keeps."""
+    """A line of runs.jsonl: the parts of a run that a study keeps, its name, manifest, completion
+    marker, summary and metrics as JSON values. A part that the run lacks is None or empty."""
 
     name: str
     """Name of the run in the study, of its directory or, in a reproduction, of the model."""
@@ -74,11 +75,10 @@ class KeptRun(FileSchema, extra="forbid"):
 
     @classmethod
     def of(cls, run: Path, **more: Any) -> Self:
-        """Return a line of runs.jsonl, a KeptRun, with the content of a run's directory: its name
-        and, where they exist, its manifest, completion marker and summary.
-
-        `more` sets further fields, or the name.
-        """
+        """Return a KeptRun, a line of runs.jsonl, from a run's directory: its name and the values
+        of its manifest, completion marker and summary, as far as these files exist. `more` sets
+        further fields, or replaces these. Raises IntegrityFailure if one of the files cannot be
+        read."""
         files = {"manifest": MANIFEST, "seal": MARKER, "summary": SUMMARY}
         here = {
             field: read_object(run / file)
@@ -107,7 +107,7 @@ class KeptRun(FileSchema, extra="forbid"):
             if sealed != (None if content is None else sha256(content).hexdigest()):
                 raise IntegrityFailure(
                     f"{self.name}: its {name} is not the one that was sealed: the copy that the"
-                    " study keeps was changed"
+                    " study keeps was changed, so restore the study's files"
                 )
 
 
@@ -133,7 +133,9 @@ def write_runs(study: Path, runs: Iterable[KeptRun]) -> None:
 
 
 class KeptEvaluation(FileSchema, extra="forbid"):
-    """A line of evaluations.jsonl of a reproduction: a file that `mlm-eval --json` wrote."""
+    """A line of evaluations.jsonl of a reproduction: the name of an evaluation, its model and
+    protocol with a hyphen between them, and as `result` the JSON object that `mlm-eval --json`
+    wrote for it."""
 
     name: str
     """Names of the model and the protocol, with a hyphen between them."""
@@ -165,7 +167,7 @@ def _by_name(lines: Sequence[NamedT], study: Path) -> dict[str, NamedT]:
     if len(named) < len(lines):
         raise IntegrityFailure(
             f"{study}: the {len(lines)} lines of its runs.jsonl or evaluations.jsonl have only"
-            f" {len(named)} names: a line was copied"
+            f" {len(named)} names: a line was copied, so remove one of the two"
         )
     return named
 
@@ -206,7 +208,8 @@ class RateSweep(FileSchema):
 
 
 class Comparison(FileSchema):
-    """Difference in bits per byte between two models on the same articles of a text."""
+    """Difference in bits per byte between two models on the same articles of a text, the larger
+    model's minus the smaller's, with its 90 % interval."""
 
     text: str
     smaller: int
@@ -219,9 +222,9 @@ class Comparison(FileSchema):
     high: Finite
 
     def sentence(self, names: Sequence[str]) -> str:
-        """Return the difference in words, with the ends of its interval, without a full stop; they
-        mention it if the interval contains zero. `names[index]` is the name of the model with this
-        index."""
+        """Return a sentence, without a full stop, on how many bits per byte more or fewer the
+        larger model takes than the smaller, with the ends of the 90 % interval and, if zero lies in
+        it, a remark. `names[index]` is the name of the model with this index."""
         least = -self.high
         size = -self.difference
         most = -self.low
@@ -239,7 +242,8 @@ class Comparison(FileSchema):
 
 
 class TextScore(FileSchema):
-    """A model's bits per byte on a text, with the loss and the number of words of each article."""
+    """A model's bits per byte on a text, with the loss of each article, in nats summed over its
+    tokens, and its number of words."""
 
     bits_per_byte: Finite
     nll: list[Finite]
@@ -250,7 +254,8 @@ class TextScore(FileSchema):
 
 
 class ReproductionScores(FileSchema):
-    """scores.json of a reproduction: paired differences between its models on the same text."""
+    """scores.json of a reproduction: paired differences between its models on the same text, over
+    `articles` articles and `seeds` trainings of each model."""
 
     text: str
     """Name of the protocol by which the text was scored."""
@@ -330,6 +335,7 @@ class VerdictScore(FileSchema):
 
 
 def origin_of(manifest: Manifest) -> JSON:
-    """Return a dict of the fields of a record that name its run, `source` and `digest`, from the
-    run's manifest: NAME-IDENTITY, and the digest of its configuration."""
+    """Return a dict of the two fields of a record that name its run, from the run's manifest:
+    `source`, its name with the first eight characters of its identity, NAME-IDENTITY, and `digest`,
+    the digest of its configuration."""
     return {"source": f"{manifest.name}-{manifest.identity[:8]}", "digest": manifest.config_digest}

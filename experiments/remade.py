@@ -93,10 +93,11 @@ tokenizer could contradict; `OF_DATA` has those that only the training and its d
 
 
 def models(run: Path) -> Comparisons:
-    """Yield comparisons for the reproduction in the directory `run`: of its summary with the
-    manifest, with the data card and with the published models that the target and the recipes give,
-    and of the data card's own counts. A model that is called full and is smaller than published,
-    and a command that does not name the target, are yielded as sentences."""
+    """Yield comparisons for the reproduction in the directory `run`, each a Remade, a stated value
+    beside the recomputed one: of its summary with the manifest, the data card and the published
+    models that the target and the recipes give, and of the data card's own counts. Yield a sentence
+    for a model that is called full and differs from the published one, and if a command does not
+    name the target."""
     summary = _summary(run)
     manifest = _manifest(run)
     config = manifest.config
@@ -130,10 +131,11 @@ def models(run: Path) -> Comparisons:
 
 
 def evaluations(run: Path) -> Comparisons:
-    """Yield comparisons of every evaluation of the reproduction in the directory `run`: its
-    checkpoint, tokenizer, kind, derived numbers and, as far as its text is on this machine, its
-    counts. An Absent is yielded if something is not on this machine, a sentence for a key that the
-    schema lacks or reads as another value. Raises IntegrityFailure if a result is missing."""
+    """Yield comparisons, each a Remade, a stated value beside the recomputed one, of every
+    evaluation of the reproduction in the directory `run`: its checkpoint, tokenizer, kind, derived
+    numbers and, as far as its text is on this machine, its counts. An Absent is yielded if
+    something is not on this machine, a sentence for a key that the schema lacks or reads as another
+    value. Raises IntegrityFailure if a result is missing."""
     summary = _summary(run)
     kind = "scaled" if summary.mode == "scaled" else "measured"
     results = results_of(run, summary)
@@ -161,9 +163,11 @@ def evaluations(run: Path) -> Comparisons:
 def _counted_again(
     run: Path, result: PerplexityResult | ClozeResult, model: ReproducedModel, where: str
 ) -> Comparisons:
-    """Yield comparisons of the counts of `result`, an evaluation of `model`, with the ones that its
-    text and tokenizer give, and of its number of right answers with the kept answers. Whatever is
-    not on this machine is yielded as an Absent. `where` names the evaluation in sentences."""
+    """Yield a Remade of the counts of `result`, an evaluation of `model`, beside the ones that its
+    text and tokenizer give, or an Absent if these are not on this machine. For a last-word result
+    of an earlier version, which has no losses of its examples, yield an Absent for them, and a
+    sentence if its number of right answers contradicts the answers in examples.jsonl. `where` names
+    the evaluation in sentences."""
     training = training_place(model.run, run.parent)
     config = _manifest(run).config
     limit = config["examples" if isinstance(result, ClozeResult) else "windows"]
@@ -309,8 +313,9 @@ def trainings(run: Path) -> Comparisons:
 def numbers(run: Path) -> Comparisons:
     """Yield comparisons of the run of an experiment in the directory `run`: a sentence if its
     records name another run, or have not the digest that the run was begun with, and of simulated
-    ones a Remade with their values computed again. An Absent stands for measured values and for a
-    run that states no digest. Raises IntegrityFailure for a damaged run."""
+    ones a Remade with their values computed again. An Absent stands for measured values, for an
+    experiment that the catalogue lacks and for a run that states no digest. Raises IntegrityFailure
+    for a damaged run."""
     load_results([run])
     refused = read_values(run / NOT_RUN) if (run / NOT_RUN).is_file() else []
     yield from _begun_with(run, _manifest(run), read_records(run / RECORDS), refused)
@@ -386,10 +391,10 @@ def values_of(records: Iterable[Record]) -> dict[str, float]:
 
 
 def ablation(run: Path) -> Comparisons:
-    """Check that the records of the ablation in the directory `run` follow from its kept trainings,
-    and yield a Remade of each kept training with its run, and that run as a Parent to check in
-    turn. A run that is not on disk is yielded as an Absent, and a training without a seal is not
-    compared. Raises IntegrityFailure if records or forecast disagree with the trainings."""
+    """Check that the records of the ablation in the directory `run` follow from its kept trainings.
+    For each kept training yield an Absent if its run is not on disk, else a Remade of the copy with
+    the run and the run as a Parent to check in turn, or nothing if the copy has no seal. Raises
+    IntegrityFailure if records or forecast disagree with the trainings."""
     load_results([run])
     for name, kept_run in read_runs(run).items():
         place = run.parent / name

@@ -21,12 +21,13 @@ from mlm_repro.lineage.run import RunDirectory
 def run_named(experiments: Sequence[Experiment], runs: Path, limit: int | None = None) -> None:
     """Simulate, compute and measure everything in the experiments that this machine can, print the
     numbers, and seal measured ones as a run below the folder `runs`, whose path is printed. A
-    single experiment on a reproduction makes the reproduction; for a single ablation BadInput is
-    raised. `limit` is the most windows of a test for released weights, None for all.
+    single experiment on a reproduction makes the reproduction; a single ablation raises BadInput,
+    a single one that lacks files or a library DataMissing or ExtraMissing. `limit` is the most
+    windows of a test for released weights, None for all.
 
-    Several experiments become one study below `runs`. An experiment that trains models, takes long,
-    or lacks files or a library is then skipped with a message; of simulated and computed numbers
-    only the count is printed.
+    The measurements of several experiments become one study below `runs`, of the finished ones
+    even after an error. An experiment that trains models, takes long, or lacks files or a library
+    is then skipped with a message; of simulated and computed numbers only the count is printed.
     """
     if len(experiments) == 1:
         for run in _runs_of(experiments[0], runs, limit, several=False):
@@ -91,7 +92,8 @@ def _measured(
     experiment: Experiment, runs: Path, limit: int | None, may_lack: bool
 ) -> Iterator[RunDirectory]:
     """Make the experiment's measurement on this machine, print its numbers and yield the
-    RunDirectory of their sealed run, below the folder `runs`.
+    RunDirectory of their sealed run, below the folder `runs`. `limit` is the most windows of each
+    test for released weights, None for all; other measurements ignore it.
 
     With `may_lack`, a measurement that takes long, or lacks files or a library, is skipped with a
     message. Otherwise raises DataMissing or ExtraMissing if files or a library are missing.
@@ -112,8 +114,10 @@ def _measured(
 
 def measure(experiment: Experiment, limit: int | None = None) -> list[Line]:
     """Call the measurement function that the experiment names, in a module of
-    `experiments/measured`, with `experiment` and `limit` as far as it has these parameters. Return
-    the list of its lines, each a dict with fields of a record."""
+    `experiments/measured`, with `experiment` and `limit` as far as it has these parameters. `limit`
+    is the most windows of each test for released weights, None for all. Return the list of its
+    lines, each a dict with fields of a record. Raises DataMissing or ExtraMissing if the
+    measurement lacks files or a library."""
     module, function = MEASUREMENTS[experiment.measures].split(":")
     make = getattr(import_module(f"mlm_repro.experiments.measured.{module}"), function)
     available = {"experiment": experiment, "limit": limit}

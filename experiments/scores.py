@@ -43,8 +43,8 @@ class Finding(NamedTuple):
 
 def text_score(result: PerplexityResult) -> TextScore:
     """Return a TextScore of an evaluation's result: its bits per byte, and the numbers that their
-    error follows from, the loss and the number of words of each article with a scored token, losses
-    to six digits.
+    error follows from, the summed loss in nats, to six digits, and the number of words of each
+    article with a scored token.
 
     An article that was scored in part counts the same share of its words.
     """
@@ -174,9 +174,9 @@ def order_findings(records: Iterable[Record]) -> list[Finding]:
 def order_verdict(
     records: Sequence[Record], scores: ReproductionScores | None, labels: Mapping[str, str]
 ) -> str:
-    """Return a sentence on the order of the sizes: whether larger models end lower in both
-    measures, in every seed and beyond chance, or that only one size was trained. Without `scores`
-    there is one measure, the validation perplexity.
+    """Return a sentence on the order of the sizes: whether larger models end lower in validation
+    perplexity and, with `scores`, in bits per byte too, in every seed and beyond chance; or that
+    only one size was trained.
 
     The records of models must come smallest first; `labels` gives the names that the sentence uses.
     """

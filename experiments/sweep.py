@@ -38,7 +38,8 @@ class SweptRecipe:
 def combinations(vary: Sequence[str]) -> list[tuple[str, ...]]:
     """Return a list of every combination of the values in texts such as
     `["train.learning_rate=1e-3,3e-3", "train.seed=1,2"]`, each a tuple of `key=value` words for
-    `--set`.
+    `--set`, a word for each text. The last text's value changes first. Without texts there is one
+    combination, of no words.
 
     Raises BadInput for a text without values or a key that is named twice.
     """

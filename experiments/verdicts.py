@@ -118,7 +118,8 @@ class Verdict:
 
     @property
     def is_against(self) -> bool:
-        """True if a number contradicts the claim. A number at reduced scale never does."""
+        """True for a verdict whose outcome is "contradicted" and whose scale is not "reduced"; a
+        missed prediction is not against its claim."""
         return self.outcome == "contradicted" and self.scale != "reduced"
 
 
@@ -273,7 +274,8 @@ def judge(
 
 def unanswered(experiments: Iterable[Experiment]) -> list[Verdict]:
     """Return a list with a Verdict without a number, not-tried or of-others, for each claim that
-    none of the experiments answers, with the reason that unanswered.toml gives."""
+    none of the experiments answers, with the reason that unanswered.toml gives, or else that no
+    experiment runs it."""
     answered = set().union(*(experiment.expected.claims for experiment in experiments))
     rows = [*UNANSWERED["context"], *UNANSWERED["missing"]]
     rows.append({"claims": ["*"], "reason": "no experiment runs it"})
@@ -311,7 +313,8 @@ def counted(verdicts: Sequence[Verdict], outcome: Outcome) -> str:
     """Return a count of the verdicts with this outcome as a text: independent facts and, in
     brackets, claims, as in `3 (5)`; empty if there are none.
 
-    Predictions that came true are counted as `3 of 4 (5 of 7)`, out of all predictions.
+    The outcome `predicted` is counted among all predictions, `predicted` or `missed`, as in
+    `3 of 4 (5 of 7)`; a fact with a missed claim is not among the 3.
     """
     mine = [verdict for verdict in verdicts if verdict.outcome == outcome]
     facts = len({verdict.fact for verdict in mine})
@@ -378,8 +381,8 @@ def headlines(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 class Skill(NamedTuple):
-    """How well one rule predicts the published numbers that no fit has seen; each fact counts
-    once."""
+    """Success of one rule in predicting the `tried` published numbers that no fit has seen; each
+    fact counts once."""
 
     tried: int
     inside: int

@@ -154,8 +154,9 @@ def _predict(row: Row) -> tuple[Workload, Prediction]:
 
 
 def _slowest(name: str, workload: Workload) -> float:
-    """Return the seconds of the workload's iteration at 1 TFLOP/s per GPU: by the rule `BUBBLE` its
-    operations and the idle time of its pipeline count, by `CONSTANT` its operations alone."""
+    """Return the seconds of the workload's iteration at 1 TFLOP/s per GPU. `name` is a rule's: by
+    `BUBBLE` its operations and the idle time of its pipeline count, by any other its operations
+    alone."""
     lost = (workload.pp - 1) / (workload.chunks * workload.microbatches) if name == BUBBLE else 0.0
     return flops_of(workload) / (workload.gpus * 1e12) * (1 + lost)
 

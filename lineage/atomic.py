@@ -40,7 +40,7 @@ def open_file(path: Path | str) -> Iterator[io.BufferedReader]:
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
     """Return the content of the file at `path` in bytes. Raises OSError as `open_file` does, and if
-    the file has more than `most` bytes."""
+    the file has more than `most` bytes, by default 256 MiB."""
     with open_file(path) as file:
         if os.fstat(file.fileno()).st_size > most:
             raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
@@ -51,8 +51,8 @@ def parse_json(
     text: bytes | str, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None
 ) -> Any:
     """Return the value of `text`, which is JSON, in Python's types; `pairs`, if given, builds each
-    object from its list of pairs (key, value). Raises ValueError if the text is not JSON or is
-    nested too deeply."""
+    object from its list of pairs (key, value). NaN and Infinity, which JSON lacks, are read as
+    floats. Raises ValueError if the text is not JSON or is nested too deeply."""
     try:
         return json.loads(text, object_pairs_hook=pairs)
     except RecursionError as error:
@@ -61,7 +61,7 @@ def parse_json(
 
 def read_json(path: Path) -> Any:
     """Return the value of the JSON file at `path` in Python's types. Raises OSError as `read_bytes`
-    does, and ValueError if the file is not JSON."""
+    does, and ValueError as `parse_json` does, if the file is not JSON."""
     return parse_json(read_bytes(path))
 
 
@@ -158,8 +158,8 @@ def new_directory(path: Path, durable: bool = True, claims: bool = False) -> Ite
 
     An existing directory at `path` is replaced only then. If this call `claims` the name, it makes
     an empty `path` at once, and raises FileExistsError if there is one, or if another command has
-    written there when the block ends. On an error the temporary directory is removed. With
-    `durable=False` a power cut may leave a directory with incomplete files.
+    written there when the block ends. On an error the temporary directory and the empty `path` are
+    removed. With `durable=False` a power cut may leave a directory with incomplete files.
     """
     make_directory(path.parent)
     if claims:
@@ -182,7 +182,8 @@ def new_directory(path: Path, durable: bool = True, claims: bool = False) -> Ite
 
 def publish_directory(temporary: Path, path: Path, durable: bool = True) -> None:
     """Rename the finished directory `temporary` to `path`, in place of an old directory, which is
-    removed; with `durable`, flush its files to disk first."""
+    removed. An old one with files is first renamed, so that for a moment nothing is at `path`. With
+    `durable`, the default, flush its files to disk first."""
     for written in [*temporary.rglob("*"), temporary] if durable else ():
         sync(written)
     # A rename cannot replace a directory that holds files.

@@ -38,12 +38,13 @@ def checkpoint_path(run: Path, iteration: int) -> Path:
 
 def iteration_of(checkpoint: Path) -> int:
     """Return as an int the iteration in the name of a checkpoint directory: 100 for `iter_0000100`.
-    Raises ValueError for another name."""
+    A name without `iter_` is read too. Raises ValueError if the rest is no whole number."""
     return int(checkpoint.name.removeprefix("iter_"))
 
 
 def complete_checkpoints(run: Path) -> list[Path]:
-    """Return a list of the paths of a run's sealed checkpoints, oldest first."""
+    """Return a list of the paths of a run's sealed checkpoints, oldest first. Seals are not read,
+    and a checkpoint that belongs to another run counts too."""
     return sorted(path for path in (run / CHECKPOINTS).glob("iter_*") if is_sealed(path))
 
 
@@ -51,9 +52,10 @@ def own_checkpoints(run: Path) -> list[Path]:
     """Return a list of the paths of the sealed checkpoints of a run, oldest first.
 
     Raises BadInput if the run has a manifest and a checkpoint belongs to another run or names none,
-    unless it is a link: a replay begins from a link to another run's checkpoint. Raises Interrupted
-    if this process locked the run and it was moved or removed since. A damaged checkpoint is
-    returned: loading it reports the damage.
+    unless it is a link: a replay begins from a link to another run's checkpoint. Raises
+    IntegrityFailure if the manifest cannot be read, and Interrupted if this process locked the run
+    and it was moved or removed since. A damaged checkpoint is returned: loading it reports the
+    damage.
     """
     check_held(run)
     checkpoints = complete_checkpoints(run)
@@ -103,8 +105,8 @@ def resolve_checkpoint(path: Path) -> Path:
 
 
 def read_newest(path: Path, read: Callable[[Path], T]) -> T:
-    """Return `read` of the path of a checkpoint: the checkpoint at `path`, or the newest one in the
-    run directory `path`. Raises the errors of `resolve_checkpoint` and `read`.
+    """Call `read` with the path of a checkpoint, the one at `path` or the newest one in the run
+    directory `path`, and return its result. Raises the errors of `resolve_checkpoint` and `read`.
 
     If a training removes the checkpoint while it is read, the one that is newest by then is read.
     """
@@ -119,9 +121,9 @@ def read_newest(path: Path, read: Callable[[Path], T]) -> T:
 
 def broken_links(run: Path) -> list[str]:
     """Return a list of a sentence for each contradiction within a run's manifest, between it and
-    the run's sealed checkpoints, and between the checkpoints. Empty if there is none. Checkpoints
-    without a lineage.json are left out. The run directory must have a manifest. Raises
-    IntegrityFailure if a JSON file cannot be read."""
+    the run's sealed checkpoints, and between the checkpoints. Empty if there is none. Files are not
+    compared with their seals. Checkpoints without a lineage.json are left out. The run directory
+    must have a manifest. Raises IntegrityFailure if a JSON file or a seal cannot be read."""
     manifest = read_object(run / MANIFEST)
     broken = list(broken_manifest(run.name, manifest))
     checkpoints = [path for path in complete_checkpoints(run) if (path / LINEAGE).is_file()]
@@ -190,7 +192,8 @@ def _check_checkpoint(path: Path, manifest: JSON) -> Iterator[str]:
     """Yield a sentence for each contradiction of the checkpoint directory `path`: between its
     iteration and its name, and between its run, inputs or attempt and the content of manifest.json,
     `manifest`. Of its configuration, the name, the model, the twin and the layout are compared, and
-    the first difference alone gives a sentence."""
+    the first difference alone gives a sentence. Raises IntegrityFailure if a JSON file in it cannot
+    be read."""
     lineage = read_object(path / LINEAGE)
     iteration = read_object(path / STATE).get("iteration")
     if path.name != f"iter_{iteration:07d}":
@@ -224,7 +227,7 @@ def _check_checkpoint(path: Path, manifest: JSON) -> Iterator[str]:
 def _check_descent(older: Path, newer: Path) -> Iterator[str]:
     """Yield a sentence if the list of ancestors of the checkpoint `newer` lacks the checkpoint
     `older`, has another digest of it, or has other ancestors before it. Both are directories of one
-    run."""
+    run. Raises IntegrityFailure if a JSON file or the seal of one cannot be read."""
     ancestors = read_object(newer / LINEAGE)["ancestors"]
     before = read_object(older / LINEAGE)["ancestors"]
     iteration = read_object(older / STATE)["iteration"]
@@ -249,7 +252,8 @@ def _check_descent(older: Path, newer: Path) -> Iterator[str]:
 def _check_weights(checkpoints: list[Path]) -> Iterator[str]:
     """Yield a sentence for each checkpoint whose weights an earlier checkpoint has too.
     `checkpoints`, the directories of one run, come oldest first. Removed checkpoints count, because
-    the newest one keeps digests of their weights."""
+    the newest one keeps digests of their weights. Raises IntegrityFailure if a JSON file or a seal
+    cannot be read."""
     ancestors = read_object(checkpoints[-1] / LINEAGE)["ancestors"] if checkpoints else []
     every = [(f"iter_{each['iteration']:07d}", each["weights"]) for each in ancestors]
     every += [(path.name, _weights(path)) for path in checkpoints]
@@ -263,7 +267,8 @@ def _check_weights(checkpoints: list[Path]) -> Iterator[str]:
 
 
 def _weights(checkpoint: Path) -> str:
-    """Return a hexadecimal digest of a sealed checkpoint's weights, its files `model-*`, from the
-    digests in its seal."""
+    """Return one hexadecimal digest of the weights, the files `model-*`, in the directory of a
+    sealed checkpoint, from the digests in its seal; the files are not read. Raises IntegrityFailure
+    if there is no readable seal."""
     others = {name for name in sealed_files(checkpoint) if not name.startswith("model-")}
     return content_digest(checkpoint, without=others)

@@ -69,8 +69,9 @@ class CommandLine(typer.Typer):
     def command(  # type: ignore[override]  # the settings depend on typer's version
         self, name: str | None = None, **settings: Any
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Return a decorator that registers a function as a verb, by default under the function's
-        name, and adds the common options to the verb's help; `settings` are typer's."""
+        """Return a decorator that adds a function to this application as the subcommand `name`, by
+        default called after the function. The subcommand's help ends with the options that are
+        common to all; `settings` are passed on to typer and must not have `epilog`."""
         options = "; ".join(f"{option}: {meaning}" for option, meaning in COMMON_OPTIONS.items())
         return super().command(name, epilog=f"Every verb takes {options}.", **settings)
 
@@ -92,8 +93,10 @@ def _take_common_options(arguments: list[str]) -> list[str]:
 
 def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn:
     """Run a typer application on `sys.argv` and exit with a documented code; the exception behind a
-    failure becomes the cause of the SystemExit. A failure is printed to standard error as one
-    sentence, or with `--json-errors` as a line of JSON.
+    failure becomes the cause of the SystemExit. After a stop signal the process ends at once,
+    without a SystemExit, unless it is one of `multiprocessing`. A failure is printed to standard
+    error as one sentence, or with `--json-errors` as a line of JSON; ranks other than 0 print only
+    errors that every rank is to print.
 
     Replaces the standard streams and the handlers of the stop signals. With `default`, a first
     argument that is neither an option nor a verb becomes the argument of the default verb:
@@ -139,7 +142,7 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
         # down, or just before this line, is still caught.
         _ignore_stops()
     except _CtrlC as stop:
-        code = _explain(Interrupted(f"interrupted; the same command {afterwards()}"))
+        code = _explain_stop()
         cause = stop
     release_claims()
     sys.stdout.flush()
@@ -169,9 +172,9 @@ def _end_at_once() -> None:
 class _Output(io.TextIOWrapper):
     """Standard output or error, as a stream that never raises OSError for a failed write.
 
-    On a terminal, control characters other than colours are escaped. Text that cannot be written,
-    because its reader left or its disk is full, is dropped and the work goes on; `lost` holds the
-    first OSError, or None.
+    On a terminal, control characters other than colours, tabs and line breaks are escaped. Text
+    that cannot be written, because its reader left or its disk is full, is dropped and the work
+    goes on; `lost` holds the first OSError, or None.
     """
 
     lost: OSError | None = None
@@ -243,8 +246,8 @@ def _escaped(text: str) -> str:
 
 def _unforeseen(error: Exception) -> UserError:
     """Return the error to report for an unforeseen exception, without raising it: BadInput for a
-    wrong option, an unusable path or an unfit torch, HardwareMissing for too little memory,
-    Interrupted for a failing disk, else a Fault.
+    wrong option, a path that this user cannot use or an unfit torch, HardwareMissing for too little
+    memory, Interrupted for a failing disk, else, for a missing file too, a Fault.
 
     With `--debug` a Fault's traceback goes to a temporary file, which the Fault's sentence names.
     """
@@ -296,13 +299,19 @@ class _CtrlC(BaseException):
 
 def _stop(command: int, number: int, frame: object) -> NoReturn:
     """Signal handler for the signal `number`: raise `_CtrlC` in the command's own process, whose id
-    is `command`, and ignore further stops.
+    is `command`, and ignore further stops. While torch is being imported, end the process instead.
 
     A process that was forked from the command raises `_CtrlC` for SIGINT alone. Any other signal
     ends the forked process at once.
     """
     if os.getpid() == command or number == signal.SIGINT:
         _ignore_stops()
+        torch = sys.modules.get("torch")
+        if torch and torch.__spec__._initializing:  # type: ignore[union-attr]
+            # torch's C++ code calls Python during its import, and aborts on an exception there.
+            _explain_stop()
+            release_claims()
+            _end_at_once()
         raise _CtrlC
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)
@@ -324,6 +333,10 @@ def _stop_again(ignored: Any) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.01)
     elif signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         sys.__unraisablehook__(ignored)
+
+
+def _explain_stop() -> int:
+    return _explain(Interrupted(f"interrupted; the same command {afterwards()}"))
 
 
 def _explain(error: UserError) -> int:

@@ -61,15 +61,16 @@ def override_config(config: ConfigT, overrides: Sequence[str]) -> ConfigT:
 
 def to_toml(config: BaseModel) -> str:
     """Return the text of a TOML file with the values of `config` that differ from the defaults.
-    Reading the text gives an equal configuration. A value None is left out, because TOML has
-    none."""
+    Reading the text gives an equal configuration, except in what the text cannot hold: a value
+    None, which is left out and gives the default, a list of sections, and a character above U+FFFF.
+    With the last two the text is not TOML."""
     return "\n".join(_sections(config.model_dump(mode="json", exclude_defaults=True), "")) + "\n"
 
 
 def _sections(values: JSON, name: str) -> list[str]:
     """Return a list of the lines of TOML for the values of a section, a dict, then for the sections
-    inside it. `name` is the beginning of their headings, such as `train.`; empty for the whole
-    file."""
+    inside it; a value None has no line. `name` is the beginning of their headings, such as
+    `train.`; empty for the whole file."""
     lines = []
     sections = []
     for key, value in values.items():
@@ -82,7 +83,8 @@ def _sections(values: JSON, name: str) -> list[str]:
 
 def flatten(values: JSON, prefix: str = "") -> JSON:
     """Return the values of nested sections, dicts, as one flat dict dotted key → value, with keys
-    such as `train.seed`. `prefix` stands before every key."""
+    such as `train.seed`; an empty section has no key. The text `prefix`, such as `run.`, stands
+    before every key, with no dot added; it is empty by default."""
     flat: JSON = {}
     for key, value in values.items():
         flat |= (
@@ -115,7 +117,8 @@ def _is_too_large(value: object) -> bool:
 
 def read_toml(path: Path, seen: tuple[Path, ...] = ()) -> JSON:
     """Return the values of the TOML file `path` as nested dicts, laid over the values of the file
-    that its key `extends` names. `seen` are the files that extend this one.
+    that its key `extends` names: one beside it, or else one that this package ships. `seen` are the
+    files that extend this one.
 
     Raises BadInput for a file that is missing, unreadable, not TOML or nested too deeply, and for a
     chain of `extends` that is too long or a circle.

@@ -51,9 +51,10 @@ def seal(directory: Path, known: Mapping[str, str] | None = None) -> str:
     """Flush a finished directory to disk, write its completion marker, the file `COMPLETE`, and
     return its digest, hexadecimal.
 
-    The marker lists all files but hidden ones and those in the folders `DERIVED`. `known` has
-    SHA-256 digests that need not be computed, by the file's path in the directory. Raises
-    IntegrityFailure for a link to a directory that is not sealed.
+    The marker lists all files but hidden ones and those in the folders `DERIVED` at the top level;
+    of a sealed directory inside it lists the marker alone. `known` has SHA-256 digests that need
+    not be computed, by the file's path in the directory. Raises IntegrityFailure for a link to a
+    directory that is not sealed.
     """
     files = {}
     paths = _sealed_files(directory)
@@ -99,8 +100,8 @@ def by_digest(
     place: Path, digest: str, digest_of: Callable[[Path], str], *folders: Path
 ) -> Path | None:
     """Return the path of the first directory for which the function `digest_of` gives `digest`,
-    among `place`, its siblings and the directories in `folders`; None if there is none. A directory
-    whose digest cannot be read is passed over.
+    among `place`, its siblings and the directories in `folders`; None if there is none. Hidden
+    directories other than `place`, and those whose digest cannot be read, are passed over.
 
     The path `place` alone does not decide: it may lead elsewhere by now, such as the link to a
     dataset that was built anew.
@@ -163,7 +164,8 @@ def check_seal(directory: Path, is_read: Callable[[str], bool] = lambda name: Tr
                     else f"{size:,} of {expected['bytes']:,} bytes"
                 )
                 raise IntegrityFailure(
-                    f"{path} was changed after {directory.name} was sealed: it has {had}"
+                    f"{path} was changed after {directory.name} was sealed: it has {had}; put the"
+                    " old file back, or make the directory again"
                 )
             progress.advance(expected["bytes"])
     return str(marker["digest"])
@@ -199,7 +201,9 @@ def checked_marker(read: Callable[[], Any], name: object) -> JSON:
         if not is_whole or marker["digest"] != sha256_json(files):
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise IntegrityFailure(f"{MARKER} of {name} is damaged or was edited") from error
+        raise IntegrityFailure(
+            f"{MARKER} of {name} is damaged or was edited, or cannot be read"
+        ) from error
     return dict(marker)
 
 

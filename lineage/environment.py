@@ -71,17 +71,18 @@ def code_digest() -> str:
 
 def source_state() -> JSON:
     """Return the state of the code as a dict: the git `commit` of the clone, or the build of the
-    wheel, that the code runs from, and `dirty`. `dirty` is True if files of the clone were changed,
-    None for a wheel; both are None if git fails.
+    wheel, that the code runs from, and `dirty`. `dirty` is True if files of the clone were changed
+    or added, None for a wheel; both are None if git fails.
 
-    For a copy of the files that is neither, `MLM_COMMIT` names the commit; without it the dict is
-    empty.
+    For a copy of the files that is neither, `MLM_COMMIT` names the commit, and `dirty` is None;
+    without it the dict is empty.
     """
     if not (HOME / ".git").exists():
         copied = os.environ.get("MLM_COMMIT")
         return wheel_state() or ({"commit": copied, "dirty": None} if copied else {})
     commit = _output("git", "-C", str(HOME), "rev-parse", "HEAD")
-    status = _output("git", "-C", str(HOME), "status", "--porcelain")
+    # `status` would otherwise write the index, under a lock that stays there if a stop ends it.
+    status = _output("git", "--no-optional-locks", "-C", str(HOME), "status", "--porcelain")
     return {"commit": commit or None, "dirty": None if status is None else bool(status)}
 
 
@@ -102,8 +103,9 @@ def memory_bytes() -> int | None:
 @cache
 def list_gpus() -> list[JSON]:
     """Return a list of a dict with `name` and `memory_bytes` for each NVIDIA GPU that this process
-    may use, as nvidia-smi reports them and `CUDA_VISIBLE_DEVICES` chooses; an empty list without
-    nvidia-smi. Read once for each process."""
+    may use, as nvidia-smi reports them and `CUDA_VISIBLE_DEVICES` chooses; an empty list if
+    nvidia-smi is missing or fails. A GPU whose memory nvidia-smi does not tell is left out. Read
+    once for each process."""
     if shutil.which("nvidia-smi") is None:
         return []
     rows = _output(
@@ -142,8 +144,8 @@ def _visible(gpus: list[tuple[str, JSON]]) -> list[JSON]:
 
 def user_cache(name: str) -> Path:
     """Return the path of this user's folder `name` for recomputable files, which may not exist yet:
-    `$XDG_CACHE_HOME/mlm-repro/NAME`, or the same below `~/.cache`. Raises RuntimeError if the user
-    has no home."""
+    `$XDG_CACHE_HOME/mlm-repro/NAME` or, without that variable, the same below `~/.cache`. Raises
+    RuntimeError if the latter is needed and the user has no home."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlm-repro" / name
 
 

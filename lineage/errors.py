@@ -13,8 +13,8 @@ could continue."""
 
 
 def afterwards() -> str:
-    """Return the end of a message about an interruption: that the same command begins anew if
-    `MLM_KEEPS_NOTHING` is set, else that it continues."""
+    """Return the words for what the same command does after an interruption: `begins anew` if
+    `MLM_KEEPS_NOTHING` is set, else `continues from what was finished`."""
     return "begins anew" if KEEPS_NOTHING in os.environ else "continues from what was finished"
 
 
@@ -53,9 +53,9 @@ class BadInput(UserError):
 
 
 def refuse_non_text(names: Iterable[str]) -> None:
-    """Raise BadInput for the first of several names, as of files or folders, whose bytes are no
-    text in UTF-8. Python hands such bytes on as lone surrogates, which cannot be written to a
-    file."""
+    """Raise BadInput for the first of `names`, names of files and folders or other words of a
+    command line, that is no text in UTF-8. Python hands on such bytes as lone surrogates, which
+    cannot be written to a file."""
     for name in names:
         try:
             name.encode()

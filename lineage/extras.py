@@ -26,8 +26,8 @@ def import_extra(module: str, extra: str) -> ModuleType:
     """Import and return the module named `module`, which the extra named `extra`, a group of
     optional libraries, provides.
 
-    Raises ExtraMissing, with the command that installs the extra, if the module or a library that
-    it imports is missing.
+    Raises ExtraMissing, with the command that installs the extra, if the module or something that
+    it imports is missing: any ImportError counts.
     """
     try:
         return import_module(module)

@@ -75,8 +75,8 @@ def read_lines(path: Path, model: type[SchemaT]) -> list[SchemaT]:
     """Return a list of the lines of the `.jsonl` file `path`, in order, each as an instance of the
     class `model`.
 
-    Raises IntegrityFailure if the file cannot be read, or if a line does not fit the schema; the
-    sentence has the line's number.
+    Raises IntegrityFailure if the file cannot be read, if a line is not JSON, or if one does not
+    fit the schema; only for the last does the sentence have the line's number.
     """
     try:
         values = [parse_json(line) for line in read_bytes(path).splitlines()]
@@ -134,8 +134,8 @@ def unlike(where: str, said: object, gives: object, by: str = GIVES) -> Iterator
     value in `gives` differ. Both are plain values, or pydantic models.
 
     A field that one of the two lacks counts as None there; lists of unequal length count as one
-    field. A recomputed float may differ by the share `SAME`. A sentence names the field by `where`,
-    and `by` introduces the recomputed value.
+    field. A recomputed float may differ by one part in 10⁹, `SAME`. A sentence names the field by
+    `where`, and `by` introduces the recomputed value.
     """
     said, gives = (
         value.model_dump() if isinstance(value, BaseModel) else value for value in (said, gives)
@@ -173,7 +173,8 @@ class Remade(NamedTuple):
 
 class Absent(NamedTuple):
     """Mark that a check of a run yields in place of a comparison that it left out, because
-    something is not on this machine or because the value is never recomputed."""
+    something is not on this machine or because the value is never recomputed. `name` says in words
+    what is missing or was not compared."""
 
     name: str
     ever: bool = True
@@ -182,8 +183,9 @@ class Absent(NamedTuple):
 
 
 class Parent(NamedTuple):
-    """Mark that a check of a run yields for a directory to check in turn, down to its leaves: one
-    that the run was made from, or one that lies in the run or in a folder of runs."""
+    """Item that a check of a run yields to name a further directory, `place`, that is to be checked
+    in the same way, with all that it was made from in turn: an input of the run, or a directory
+    inside the run or inside a folder of runs."""
 
     place: Path
     name: str = ""
@@ -251,8 +253,8 @@ class Environment(FileSchema):
 
     @property
     def code(self) -> str:
-        """Release of this package as text, such as `mlm-repro 1.2.0`, with ` at ` and twelve digits
-        of its commit if that was recorded."""
+        """Release of this package that this environment recorded, as text, such as `mlm-repro
+        1.2.0`, with ` at ` and the first twelve characters of its commit if that was recorded."""
         commit = str(self.source.get("commit") or "")[:12]
         return f"mlm-repro {self.mlm_repro}" + (f" at {commit}" if commit else "")
 
@@ -265,8 +267,8 @@ class Environment(FileSchema):
 
 
 class Attempt(FileSchema):
-    """One start of a training on its ranks: its first iteration, its layout, its code, its machine
-    and its command."""
+    """One start of a training on its ranks: the number of iterations finished before it, its
+    layout, its code, its machine and its command."""
 
     iteration: int
     """Number of iterations that were finished when the attempt began."""

@@ -85,9 +85,12 @@ def parts_within(run: Path) -> list[Path]:
 
 def misfits(directory: Path, kind: Kind, values: JSON) -> Iterator[str]:
     """Yield a sentence for each way in which a directory departs from its kind: a file that is
-    missing, unknown, a link or not JSON, a key that stands twice, a setting or a name.
+    missing, unknown, a link or not JSON, a key that stands twice, a setting or a name. Hidden files
+    and the folders of logging libraries are passed over, and a link from a run's name to the run
+    beside it is no fault.
 
-    `values` is the content of its manifest.json, an empty dict for a kind without one.
+    `values` is the content of its manifest.json, an empty dict for a kind without one. Settings are
+    not compared if they are of another version of the kind's schema.
     """
     missing = {*kind.files, MARKER, *([MANIFEST] if values else [])}
     known = rf"{'|'.join(map(re.escape, missing))}|{kind.others}"
@@ -107,10 +110,10 @@ def misfits(directory: Path, kind: Kind, values: JSON) -> Iterator[str]:
     yield from (f"{directory.name} has no {name}" for name in sorted(missing))
     if not values:
         return
-    if not set(values["outside_identity"]) <= kind.outside:
+    if set(values["outside_identity"]) != kind.outside:
         yield (
-            f"{MANIFEST} of {directory.name} was edited: its `outside_identity` names sections that"
-            " the identity of such a run covers"
+            f"{MANIFEST} of {directory.name} was edited: its `outside_identity` does not name the"
+            " sections that the identity of such a run leaves out"
         )
     # Under another version of the schema the settings cannot be recomputed by this program.
     if values.get("schema_version") == kind.schema:
@@ -161,9 +164,9 @@ def _repeated(path: Path, where: str) -> Iterator[str]:
 
 
 def hidden(directory: Path) -> list[str]:
-    """Return a sorted list, each name once, of the top-level names in the directory of files that
-    no seal covers, or of folders with such files in them: hidden files and folders of logging
-    libraries. The lock is left out."""
+    """Return a sorted list of names in the directory, each once: hidden files and folders, folders
+    of logging libraries, and other folders that hold hidden files at any depth. No seal covers
+    those files. The lock is left out."""
     paths = (path.relative_to(directory) for path in directory.rglob("*") if path.is_file())
     return sorted(
         {

@@ -39,8 +39,8 @@ def locked(directory: Path) -> Iterator[None]:
     block. Before and after the block, remove the unfinished files that killed writers left in the
     directory.
 
-    Raises BadInput if another process holds the lock, and NoLocks if the file system cannot lock.
-    The lock ends with the process.
+    Raises BadInput if another process, or this one already, holds the lock, and NoLocks if the file
+    system cannot lock. The lock ends with the process.
     """
     path = directory / LOCK
     descriptor = _take(path, f"another process is at work in {directory}: wait for it, or stop it")
@@ -137,8 +137,9 @@ def claim(path: Path) -> None:
 
 @contextmanager
 def claimed(path: Path) -> Iterator[None]:
-    """Context manager: reserve the output path `path` during the block, as `claim` does, with its
-    errors. The end of the block releases the path even if it was claimed before."""
+    """Context manager: reserve the output path `path` during the block, as `claim` does. Raises
+    BadInput if another command of this user has reserved it. The end of the block releases the path
+    even if it was claimed before."""
     claim(path)
     try:
         yield
@@ -261,4 +262,6 @@ def new_output(out: Path) -> Iterator[Path]:
         with claimed(out), new_directory(out, claims=True) as temporary:
             yield temporary
     except (OSError, SafetensorError) as error:
-        raise BadInput(f"{out} cannot be written: {cause(error)}") from error
+        raise BadInput(
+            f"{out} cannot be written, or what it is made of cannot be read: {cause(error)}"
+        ) from error

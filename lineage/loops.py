@@ -38,9 +38,10 @@ def compiled(function: Kernel, **options: Any) -> Kernel:
     """Return the Python function `function`, wrapped by numba to be compiled at its first call.
     `options` are numba.njit's; by default float operations happen as written.
 
-    The machine code is cached in `NUMBA_CACHE_DIR` or in this user's cache, never beside the
-    source, where an uninstall would leave it. If neither can be written, each process compiles for
-    itself.
+    The machine code is cached in `NUMBA_CACHE_DIR` or, if that is not set, in this user's cache,
+    not beside the source, where an uninstall would leave it. If that folder cannot be made, each
+    process compiles for itself; if it is there and cannot be written, numba takes a place of its
+    own, which may be beside the source.
     """
     chosen = config.CACHE_DIR
     try:
@@ -56,10 +57,10 @@ def compiled(function: Kernel, **options: Any) -> Kernel:
 
 
 def call_first(kernel: Kernel, *arguments: object) -> Any:
-    """Call a compiled `kernel` on `arguments` and return its result, under a lock on its cache
-    folder that lasts until it returns. Of several processes that start together one compiles, and
-    the others wait to load its machine code. Only for a short first call: calls in other processes
-    wait for it."""
+    """Call `kernel`, a function that numba compiles, on `arguments` and return its result, under a
+    lock on its cache folder that lasts until it returns. Of several processes that start together
+    one compiles, and the others wait to load its machine code. Without a folder that can be locked
+    it is called all the same. Only for a short first call: calls in other processes wait for it."""
     folder = -1
     with suppress(OSError, AttributeError, TypeError):
         folder = os.open(kernel.stats.cache_path, os.O_RDONLY)  # type: ignore[attr-defined]

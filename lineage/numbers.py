@@ -6,8 +6,9 @@ MISSING = "—"
 
 
 def show(value: float | int | None) -> str:
-    """Return a number as readable text: an int in full; a float with three or four significant
-    digits, but from 0.1 to 1 with two decimals; an em dash for None."""
+    """Return a number as readable text: an int in full, with commas as in `1,234`; a float with
+    three or four significant digits, such as `3.14` or `1.2e+08`, but from 0.1 to 1 with two
+    decimals; an em dash for None."""
     if value is None:
         return MISSING
     if isinstance(value, int):
@@ -40,7 +41,8 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def csv_cell(text: str) -> str:
     """Return `text` as the text of a CSV cell: an apostrophe stands before anything other than a
-    number that a spreadsheet would take for a formula."""
+    number that a spreadsheet would take for a formula. Commas and quotes stay for the CSV writer to
+    quote."""
     if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
         return text
     try:

@@ -20,8 +20,8 @@ LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def end_with_parent(number: int = signal.SIGKILL) -> None:
-    """Let this process be sent the signal `number` when its parent ends. Does nothing except on
-    Linux."""
+    """Let this process be sent the signal `number`, by default SIGKILL, when its parent ends; if
+    the parent ended before this call, none comes. Does nothing except on Linux."""
     if LIBC:
         LIBC.prctl(PR_SET_PDEATHSIG, number)
 
@@ -61,8 +61,9 @@ def exit_code_of(status: int, stopped: bool = False) -> int:
 
 
 def ended_by(status: int) -> str:
-    """Return the words for how a child process ended, by its status as Python gives it: by which
-    signal, if it is negative, or with which exit code."""
+    """Return the words for how a child process ended, by its status as Python gives it: `was ended
+    by SIGKILL`, with the signal's name, if the status is negative, else `ended with exit code 3`,
+    with the status."""
     return (
         f"was ended by {signal.Signals(-status).name}"
         if status < 0
@@ -73,7 +74,8 @@ def ended_by(status: int) -> str:
 @contextmanager
 def when_stopped(handler: Callable[[int], None]) -> Iterator[None]:
     """Context manager: call `handler` once, with the number of the first stop signal that comes
-    during the block; later ones do nothing. Restore the former handlers at the end of the block.
+    during the block; later ones do nothing. A stop signal that this process ignores stays ignored.
+    Restore the former handlers at the end of the block.
 
     Only the main thread can set signal handlers; in another thread nothing changes.
     """
@@ -98,7 +100,8 @@ def when_stopped(handler: Callable[[int], None]) -> Iterator[None]:
 
 def heard(call: Callable[[], T]) -> T:
     """Run `call` in a thread, wait for it and return its result, because native code in the main
-    thread would delay a signal. An exception of `call` is raised here."""
+    thread would delay a signal. An exception of `call` is raised here. If a signal's handler raises
+    one meanwhile, the thread goes on by itself."""
     answer: Future[T] = Future()
 
     def work() -> None:

@@ -53,12 +53,15 @@ def format_duration(seconds: float) -> str:
 
 
 class Progress:
-    """Progress of work towards `total`, None if that is unknown, in the plural noun `unit`, shown
-    after `title` on standard error while a block runs, which is given this object and calls
-    `advance`; `bytes` are shown in kB, MB and so on.
+    """Context manager that shows the progress of work on standard error. The block is given this
+    object and calls `advance`. Shown are the `title`, the finished amount out of `total`, or alone
+    if `total` is None, the rate, and the time left. The plural noun `unit` stands behind the
+    amount; `bytes` are shown in kB, MB and so on.
 
-    It is silent if `quiet` is set, with `--quiet`, and on every rank but rank 0. With `every`, each
-    multiple of that count prints a line that stays, on a terminal above the bar.
+    A terminal shows a bar, and any other stream gets a line now and then, but not for work of less
+    than two seconds. Only warnings, from `note`, are shown with `--quiet`, and nothing at all on
+    ranks other than 0 or if `quiet` is set. With `every`, each multiple of that count prints a line
+    that stays, on a terminal above the bar, elsewhere instead of the other lines.
     """
 
     def __init__(
@@ -124,8 +127,9 @@ class Progress:
             sys.stderr.write(f"{sentence}\n")
 
     def _text(self, final: bool) -> str:
-        """Return as text the count of finished work, its rate and the time left; the whole time in
-        place of the time left if the work is `final`, at its end."""
+        """Return as text the count of finished work, its rate per second and, if the total is
+        known, the time left; the whole time in place of the time left if the work is `final`, at
+        its end."""
         elapsed = max(time.monotonic() - self._start, 1e-9)
         rate = (self._count - self._first) / elapsed
         of_total = f"/{self._amount(self._total)}" if self._total else ""

@@ -64,7 +64,8 @@ class RunDirectory:
         all of `config`. Sections named in `without` only say where the run takes place, and the
         identity does not cover them. `schema` is the version of the kind's schema. Raises BadInput
         if `root` cannot hold directories, if the directory holds other work, if `name` there leads
-        to a run of another kind, or if the name is too long.
+        to a run of another kind, or if the name is too long; IntegrityFailure if a manifest that is
+        there cannot be read.
         """
         manifest = asked_for(name, kind, config, parents, without, settings, schema)
         return cls.find(root, manifest).begun(manifest)
@@ -73,7 +74,8 @@ class RunDirectory:
     def find(cls, root: Path, manifest: Manifest) -> "RunDirectory":
         """Return the RunDirectory for the work of a manifest, at `<root>/<name>-<first 8 of
         identity>`, whether it was begun or not; nothing is written. Raises BadInput if the name is
-        too long or `<root>/<name>` leads to a run of another kind."""
+        too long or `<root>/<name>` leads to a run of another kind, and IntegrityFailure if the
+        manifest of that run cannot be read."""
         if (length := len(os.fsencode(manifest.name))) > LONGEST_NAME:
             raise BadInput(
                 f"the run's name has {length} bytes: give it one of at most {LONGEST_NAME}, which"
@@ -138,10 +140,10 @@ class RunDirectory:
         return run
 
     def note_attempt(self, iteration: int, parallel: JSON, ranks: int) -> None:
-        """Append an attempt to the run's manifest.json: this process continues a training from
-        `iteration`, at the layout `parallel` on `ranks` ranks. The attempt also has the time, code,
-        machine and command, and a digest of the attempt before. One rank alone calls it. Raises
-        IntegrityFailure if manifest.json cannot be read."""
+        """Append an attempt to the run's manifest.json: this process begins or continues a training
+        after `iteration` finished iterations, at the layout `parallel`, a dict, on `ranks` ranks.
+        The attempt also has the time, code, machine and command, and a digest of the attempt
+        before. One rank alone calls it. Raises IntegrityFailure if manifest.json cannot be read."""
         values = read_object(self.path / MANIFEST)
         here = describe_environment()
         attempts = values.get("attempts") or values.get("layouts", [])
@@ -230,8 +232,10 @@ class RunDirectory:
 
     @property
     def other_code(self) -> str:
-        """Sentence that says so if the run was last worked on under other code than this; an empty
-        text if not, or if the run has not begun."""
+        """Sentence that the run was last worked on under another release, commit or digest of the
+        source files than this process has, naming both; an empty text if all are equal, or if the
+        run has not begun. A run without attempts is known by the release and commit that began
+        it."""
         if not (self.path / MANIFEST).is_file():
             return ""
         began = Manifest(**self.manifest)
@@ -268,9 +272,9 @@ class RunDirectory:
         """Seal the run's directory, make `<root>/<name>` a link to it as `link` does, and return
         the directory's digest, hexadecimal.
 
-        `known` has SHA-256 digests that need not be computed, by file name. Raises Interrupted if
-        the directory is no longer the one that this process locked, and the errors of `seal` and
-        `link`.
+        `known` has SHA-256 digests that need not be computed, by the file's path in the directory.
+        Raises Interrupted if the directory is no longer the one that this process locked, and the
+        errors of `seal` and `link`.
         """
         check_held(self.path)
         digest = seal(self.path, known)
@@ -279,8 +283,8 @@ class RunDirectory:
         return digest
 
     def link(self, yields: bool = False) -> None:
-        """Make `<root>/<name>` a link to this run's directory, unless anything but a link has that
-        name. A link to another run is replaced.
+        """Make `<root>/<name>` a symbolic link to this run's directory, unless anything but a link
+        has that name. A link to another run is replaced.
 
         If `yields`, a link to a complete run stays as it is. Prints a note to standard error if the
         file system has no links. Raises BadInput if this user may not write there.
@@ -323,9 +327,14 @@ def asked_for(
     settings: JSON | None = None,
     schema: int = 1,
 ) -> Manifest:
-    """Return the Manifest, with its identity, of the run that these arguments describe: its name,
-    kind, configuration, inputs and schema's version, as in `RunDirectory.begin`. Time and
-    environment of its beginning are left empty. Nothing is written."""
+    """Return the Manifest, with its identity, of the run of this name, kind, configuration and
+    inputs, which `parents` gives as the digest of each by name. Time and environment of its
+    beginning are left empty. Nothing is written.
+
+    `settings` are the values of `config` that differ from their defaults, or None for all of
+    `config`. The identity covers the kind, its schema's version `schema`, the inputs, and the
+    settings without the sections named in `without`.
+    """
     everything = config if settings is None else settings
     manifest = Manifest(
         name=name,

@@ -43,8 +43,9 @@ def number(name: str) -> int | None:
 
 
 def check_numbers() -> None:
-    """Raise BadInput, on every rank, if an environment variable that LEAST names is unusable or
-    RANK is not below WORLD_SIZE."""
+    """Raise BadInput, on every rank, if an environment variable that LEAST names, such as RANK, is
+    set and is not a whole number within its limits, or if RANK is not below WORLD_SIZE, which
+    counts as 1 if it is not set."""
     values = {name: number(name) for name in LEAST}
     if (values["RANK"] or 0) >= (values["WORLD_SIZE"] or 1):
         sentence = (

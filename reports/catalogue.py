@@ -43,8 +43,8 @@ class ExperimentNumbers:
 
     @property
     def texts(self) -> list[str]:
-        """List of the text of each number of `every`, in its order: printed digits of a published
-        one, value and interval of one made here."""
+        """List of texts, one for each record of this object's list `every`, in its order: the
+        printed digits of a published number, value and interval of one made here."""
         return [*(str(claim.value) for claim in self.experiment.claims), *map(_text, self.records)]
 
     @property
@@ -157,8 +157,9 @@ def _text(record: Record) -> str:
 
 
 def _repeats(layers: Iterable[Layer]) -> list[str]:
-    """Return a list of sentences on how many runs are behind each point of our layers, one for each
-    kind that is drawn of measured, counted and scaled."""
+    """Return a list of sentences, one for each of the kinds measured, counted and scaled that
+    `layers` has: the number of our runs behind a point, or the least and the greatest number if
+    they differ."""
     sentences = []
     counts = defaultdict[str, set[int]](set)
     for layer in layers:

@@ -68,7 +68,7 @@ class Claims(tuple[Verdict, ...]):
 
 class Group(NamedTuple):
     """Section of the page: a title, a text, and the claims of one scale, such as measured, or of
-    one outcome."""
+    one outcome. `outcomes` are those that its claims have, in the page's order."""
 
     name: str
     title: str
@@ -170,8 +170,9 @@ def paper_parts(
     page's order. An exhibit belongs to the paper that most of its experiment's claims are from or,
     without claims, to the one that begins the experiment's name.
 
-    `drawn` has exhibits by the experiment's name, `experiments` all experiments by name,
-    `elsewhere` the ids of exhibits in other parts of the page.
+    `drawn` has exhibits by the experiment's name, `experiments` all experiments by name.
+    `elsewhere` are the ids of exhibits in other parts of the page; a part whose exhibit is there
+    leads to it.
     """
     ids = {*elsewhere, *(exhibit.name for exhibit in drawn.values())}
     homes = {

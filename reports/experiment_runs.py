@@ -56,7 +56,8 @@ def seeds_of(records: Iterable[Record]) -> tuple[int, ...]:
 def sort_runs(paths: Iterable[Path], beside: Iterable[Path] = ()) -> tuple[Path, list[Path]]:
     """Return a pair: the directory of the reproduction among `paths`, and a list of the directories
     of the runs that stand beside it, including those that `beside` names, runs of any kind or
-    folders of runs. All paths are resolved, and each run is named once.
+    folders of runs. All paths are resolved; of several runs whose directories have one name, only
+    the last is listed.
 
     A folder of runs gives its experiments and its comparisons of engines, by the links to the
     newest of each where there are links; one among `paths` also gives its newest reproduction if
@@ -104,9 +105,9 @@ def kind_of(path: Path) -> str:
 
 
 def load_experiment_runs(paths: Sequence[Path]) -> tuple[Results, list[Origin]]:
-    """Read runs, each given by its own directory. Return a pair: the Results of the sealed ones,
-    and a list of an Origin for each run that has numbers, is a reproduction or compares two
-    engines. A run without a seal is only named, in `left_out` of the results.
+    """Read runs, each given by its own directory. Return a pair: the Results of the sealed runs of
+    experiments, and a list of an Origin for each sealed run that has numbers, is a reproduction or
+    compares two engines. A run without a seal is only named, in `left_out` of the results.
 
     Raises IntegrityFailure or BadInput for a damaged run, and IntegrityFailure for a number that
     belongs to another run or experiment or has no digest.

@@ -27,8 +27,9 @@ points get a band."""
 
 @dataclass(frozen=True)
 class Point:
-    """Number at an x, with its interval if it has one, or the mean of `count` numbers with the
-    least and the greatest."""
+    """Value drawn at the position `x` of a chart: one number, with the ends `low` and `high` of its
+    interval if it has one, or the mean of `count` numbers, with the least and the greatest of
+    them."""
 
     x: float
     value: float
@@ -72,7 +73,8 @@ class Layer:
 
     @property
     def has_marker(self) -> bool:
-        """True if this layer's points have markers; a limit is drawn as a line without them."""
+        """True if this layer's points are drawn with markers; False for the kind `tolerance`, which
+        is drawn as a line alone."""
         return LINES[self.kind]["markersize"] > 0
 
 

@@ -94,9 +94,10 @@ def load_reproduction(directory: Path) -> Reproduction:
     """Read the directory of a reproduction, check its seal and the origin of every number, and
     return it as a Reproduction.
 
-    Raises BadInput if the directory holds another kind of run or an unfinished one. Raises
-    IntegrityFailure if it was changed after it was sealed, if a file cannot be read, or if a number
-    has no source, or is neither published nor has a digest or a run of this reproduction.
+    Raises BadInput if the directory holds another kind of run or an unfinished one, or if its file
+    of records is missing or has a line that is no record. Raises IntegrityFailure if it was changed
+    after it was sealed, if another file cannot be read, or if a number has no source, or is neither
+    published nor has a digest or a run of this reproduction.
     """
     directory = directory.resolve()
     manifest = read_document(RunDirectory.open(directory, "reproduction").path / MANIFEST, Manifest)

@@ -25,9 +25,10 @@ from mlm_repro.reports.style import (
 
 
 def build_report(report: Report, out: Path | None = None) -> Path:
-    """Write the folder `out`, by default `report/` inside the reproduction, whole or not at all; a
-    report that is there is replaced. Return the path of index.html. Raises BadInput if another
-    command has reserved the folder.
+    """Write the page of `report` with its figures and data into the folder `out`, by default
+    `report/` inside the reproduction, whole or not at all; a folder that is there is replaced,
+    whatever it holds. Return the path of index.html. Raises BadInput if another command has
+    reserved the folder.
 
     index.html refers to nothing outside itself. For each exhibit there is figures/NAME.csv, with
     NAME.svg if it has a figure. sources.json names the runs behind the page. The folder is sealed

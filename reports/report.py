@@ -126,7 +126,8 @@ class Report:
     def headlines(self) -> list[str]:
         """List of sentences that explain the counts of outcomes: the meaning of an outcome, how
         good the predictions are, claims that were not tried. The last ones say how many verdicts
-        could have failed, from files beside the runs, which are read at each access."""
+        could have failed, from files beside the runs, which are read at each access. Raises
+        IntegrityFailure if one of these files is damaged."""
         beside = dict.fromkeys(path.parent / VERDICTS for path in self.inputs.runs)
         scores = [read_document(path, VerdictScore).sentence for path in beside if path.is_file()]
         return [*headlines(self.claims), *scores]
@@ -218,8 +219,8 @@ def _drawn(
     experiments: Mapping[str, Experiment], claims: Claims, every: Sequence[Record]
 ) -> dict[str, Exhibit]:
     """Return a dict experiment's name → Exhibit, made of the records in `every` that belong to the
-    experiment; an exhibit without records says so. Experiments that a reproduction answers are left
-    out."""
+    experiment and its verdicts among `claims`; an exhibit without records says so. Experiments that
+    a reproduction answers are left out."""
     by_experiment = claims.by("experiment")
     drawn = {}
     for name, experiment in experiments.items():

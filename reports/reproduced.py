@@ -147,9 +147,9 @@ def ledger_exhibit(ledger: Ledger, command: str = "") -> Exhibit:
 
 
 def _labelled(records: Sequence[Record], reproduction: Reproduction) -> list[Layer]:
-    """Return a list of curves, a Layer for each kind and series of the records that have an x.
-    Labels that include their sizes replace the names of trained models, but not of published
-    ones."""
+    """Return a list of curves, a Layer for each pair of series and kind of number, from the records
+    that have a value on the x axis. Labels that include their sizes replace the names of trained
+    models, but not of published ones."""
     labels = reproduction.summary.labels
     return [
         layer
@@ -173,13 +173,14 @@ def _means(curves: Sequence[Layer], sentence: str) -> str:
 
 def order_of(reproduction: Reproduction) -> str:
     """Return a sentence, from a reproduction's records and scores, on whether its larger models end
-    lower, in every seed and beyond chance."""
+    lower in perplexity, in every seed and beyond chance; or that it has one size alone."""
     return order_verdict(reproduction.records, reproduction.scores, reproduction.summary.labels)
 
 
 def twins_table(reproduction: Reproduction) -> Table:
-    """Return a Table of the quantities that mean something at any size, with a row for each trained
-    model that has one, and a last row for an even guess over the vocabulary, if its size is known.
+    """Return a Table of the quantities that can be compared between models of any size, bits per
+    byte, accuracy and log-likelihood: a row for each trained model that has one, and a last row for
+    an even guess over the vocabulary, if its size is known.
 
     Several seeds are shown as their mean, minimum and maximum.
     """

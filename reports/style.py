@@ -50,8 +50,9 @@ LOOKS: dict[Outcome, OutcomeLook] = {
 
 
 def look(rank: int) -> tuple[str, str]:
-    """Return a pair, the colour and the marker of the series with this rank, counted from 0, the
-    same in every figure. They repeat after as many ranks as there are markers."""
+    """Return a pair of texts, the colour, as on a light page, and Matplotlib's marker, of the
+    series with this rank, counted from 0, the same in every figure. They repeat after as many ranks
+    as there are markers."""
     index = rank % len(MARKERS)
     return LIGHT[f"model-{index}"], MARKERS[index]
 

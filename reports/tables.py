@@ -88,8 +88,9 @@ def comparison_tables(records: Sequence[Record]) -> list[Table]:
 
 def chance(result: Result, vocab_size: int) -> dict[str, str]:
     """Return a dict quantity → text of the scores of an even guess over a vocabulary of
-    `vocab_size` on the text of a result: accuracy and log-likelihood of a last-word test, bits per
-    byte of another; empty if nothing was scored.
+    `vocab_size` on the text of a result: for a last-word test accuracy in per cent, "at most" a
+    number, and log-likelihood in nats a word; for another bits per byte. Empty if nothing was
+    scored.
 
     A word is one sub-word or more, so a guess of a word is right at most as often as a guess of a
     sub-word.
@@ -114,9 +115,10 @@ def chance(result: Result, vocab_size: int) -> dict[str, str]:
 
 
 def cell_of(records: Sequence[Record], text: Callable[[float], str]) -> str:
-    """Return the text of a cell with the values of `records`: all of them if they are published,
-    else mean, minimum and maximum over our seeds; a dash without records. The function `text`
-    formats a number. The cell says if only a part of the test was scored."""
+    """Return the text of a table's cell with the values of `records`: each of them, with semicolons
+    between, if they are published or if there is one alone, else their mean, minimum and maximum
+    over our seeds; a dash without records. The function `text` formats a number. The cell says if
+    only a part of the test was scored."""
     values = [record.value for record in records]
     if len(records) < 2 or records[0].kind == "published":
         shown = "; ".join(map(text, values)) or MISSING
@@ -167,7 +169,7 @@ def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
 
 def attrition_table(ledger: Ledger) -> Table:
     """Return a Table for readers of a dataset's ledger: for each stage a row of the documents that
-    it kept, and a row for each reason for dropping. Numbers are shortened."""
+    it kept, and a row for each reason for dropping. Counts are in full, sizes in kB, MB or GB."""
     rows = []
     for stage in ledger.stages:
         label = f"kept ({stage.note})" if stage.note else "kept"

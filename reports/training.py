@@ -60,10 +60,12 @@ class Training:
 
     def __init__(self, run: Path) -> None:
         """Read a training run, finished or not, from its directory, the dataset with the largest
-        share in it, if that is here, and the results of `mlm-eval` in the run's parent folder.
+        share in it, and the results of `mlm-eval` in the run's parent folder. If that dataset is
+        not here, `note` says so, and `ledger` and `card` are None.
 
         Raises BadInput if the directory holds no training, IntegrityFailure if a file is damaged or
-        the run was changed after it was sealed.
+        the run was changed after it was sealed, DataMissing if the manifest does not name its
+        datasets.
         """
         directory = RunDirectory.open(run, "training")
         self.path = path = directory.path
@@ -175,7 +177,8 @@ def _curve(name: str, title: str, label: str, curves: list[Layer]) -> Exhibit:
 
 def _scores(run: Path) -> dict[str, list[Point]]:
     """Return a dict protocol and number, such as `lambada accuracy` → list of Points over
-    iterations, from the files that a run's directory has of the scores of its checkpoints."""
+    iterations, from the files that a run's directory has of the scores of its checkpoints; empty
+    without such files. Raises IntegrityFailure if one cannot be read."""
     curves: dict[str, list[Point]] = defaultdict(list)
     for path in sorted((run / SCORES).glob("*/*.json")):
         result = read_object(path)
@@ -189,8 +192,9 @@ def _scores(run: Path) -> dict[str, list[Point]]:
 def _scored(run: Path) -> tuple[dict[str, Result], list[JSON]]:
     """Return a pair: a dict file stem → Result of the run's checkpoints, with the task behind the
     stem if a file has several, and a list of their generated texts, each a dict. They come from the
-    JSON files of `mlm-eval` in the run's parent folder. Other files there are passed over. Raises
-    IntegrityFailure for a damaged result."""
+    JSON files of `mlm-eval` in the run's parent folder. Other files there are passed over, and so
+    are results of checkpoints that the run has no more. Raises IntegrityFailure for a damaged
+    result."""
     digests = {read_digest(checkpoint) for checkpoint in complete_checkpoints(run)}
     evaluations = {}
     samples = []

@@ -17,6 +17,7 @@ from mlm_repro.engine.model.gpt2 import GPT2
 from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.experiments.benchmark import (
     AGAINST,
+    COMPARED,
     Benchmark,
     Case,
     Series,
@@ -33,7 +34,8 @@ from mlm_repro.verify.megatron_core import MegatronCore
 from mlm_repro.verify.parity import ParityLayout, comparable_layout
 from mlm_repro.verify.runner import UNKNOWN, measured, on_ranks, train
 
-QUANTITIES = {"loss": "loss", "norm": "gradient norm", "rate": "learning rate"}
+CURVES = dict(zip(("loss", "norm", "rate"), COMPARED[:3], strict=True))
+"""Name in words of each curve, by its field in a StepResult."""
 ENGINES: dict[str, type[Engine]] = {"megatron-core": MegatronCore}
 
 
@@ -47,13 +49,15 @@ def engine_class(name: str) -> type[Engine]:
 
 def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) -> Benchmark:
     """Train the configuration, adapted as by `shared_work` (without dropout, for instance), for
-    `iterations` on the layout of the name `layout`, in this engine and in the one called `theirs`,
-    a key of `ENGINES`, on forked ranks. Return a benchmark's record of losses, gradient norms,
-    learning rates and final weights; sentences on those beyond the tolerance, which is measured on
-    the other engine, are its `disagreements`. Nothing is written.
+    `iterations` on the layout of the name `layout`, in this suite's engine and in the one called
+    `theirs`, a key of `ENGINES`, on forked ranks. Return a benchmark's record of losses, gradient
+    norms, learning rates and final weights; sentences on those beyond the tolerance, which is
+    measured on the other engine, are its `disagreements`. No run is written. Sets torch to one
+    thread.
 
-    Raises BadInput for a configuration that cannot be compared, Diverged if ranks fail or one of
-    the first three is not finite.
+    Raises BadInput for a configuration that cannot be compared or a missing package, Diverged if
+    ranks fail or one of the first three is not finite, DataMissing or IntegrityFailure for a
+    dataset that is missing or incomplete.
     """
     kind = engine_class(theirs)
     layers = config.model.num_layers
@@ -71,12 +75,12 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
         reference = measured(first, draws, config.train.precision)
         ours = on_ranks(train, Ours, work, chosen, reference, 0, True)
     curves = [outcome.ranks[0].steps for outcome in (ours, first, *draws)]
-    cases = [_case(quantity, name, curves, theirs, layers) for quantity, name in QUANTITIES.items()]
+    cases = [_case(quantity, name, curves, theirs, layers) for quantity, name in CURVES.items()]
     shares = [
         share_of(row.tensor.removeprefix("updated "), [row.largest], [row.tolerance])
         for row in ours.rows
     ]
-    cases.append(Case(name="weights at the end", ratios=shares))
+    cases.append(Case(name=COMPARED[3], ratios=shares))
     disagreements = []
     for case in cases:
         disagreements += [
@@ -171,7 +175,8 @@ def shared_work(
 ) -> Iterator[tuple[Work, ParityLayout]]:
     """Context manager: yield the training of `iterations` that two engines are given, as Work with
     initial weights drawn from the recipe's seed, and its layout, of the name `layout`. Raises
-    BadInput if it cannot be compared with other engines. The Work's files are gone afterwards.
+    BadInput if it cannot be compared with other engines, DataMissing or IntegrityFailure for a
+    dataset that is missing or incomplete. The Work's files are gone afterwards.
 
     Dropout is 0. The vocabulary has no padding rows, because other engines include them in the
     softmax. The schedule of 2019, which Megatron-Core no longer has, becomes a cosine. The first

@@ -171,8 +171,9 @@ def _gradients(
     """Yield (parameters, others, ratio, kind) for each group of gradients that are wrong in the
     same way: the parameters, others whose gradients differ as they do behind a wrong one, the first
     one's ratio to the serial gradient, and the kind of fault in words. `names` are the parameters
-    with a wrong gradient, in the order of the backward pass; `fold` describes the other
-    arguments."""
+    with a wrong gradient, `backward` all parameters, both in the order of the backward pass. By
+    parameter, `serial` has the serial run's gradient and `shares` that gradient as accumulated
+    after each microbatch; `gradients` has the parts of gradients on each rank."""
     if not names:
         return
     explained = {}
@@ -243,13 +244,13 @@ def ratio_of(value: Array, serial: Array) -> float:
 
 def is_near(value: Array, serial: Array) -> bool:
     """Return True if the difference of a tensor from the serial one has a norm below `CLOSE`, a
-    thousandth, of the serial one's norm."""
+    thousandth, of the serial one's norm; False if the serial one is 0."""
     return bool(np.linalg.norm(value - serial) < CLOSE * np.linalg.norm(serial))
 
 
 def _of_copies(ranks: Sequence[Sequence[TensorPart]], serial: Array) -> str:
     """Return in words how whole copies of a gradient differ between ranks, and what their sum or
-    mean says of it; "" for equal copies and for parts."""
+    mean says of it; "" for equal copies, for parts and for a single rank."""
     copies = [
         parts[0].value
         for parts in ranks

@@ -111,8 +111,8 @@ def run(
 
 
 def _refuse(broken: list[str]) -> None:
-    """Raise IntegrityFailure with the last of these sentences, and print the ones before it to
-    stderr. Do nothing without a sentence."""
+    """Raise IntegrityFailure with the last sentence in `broken`, and print the ones before it to
+    stderr, each after `broken: `. Do nothing if `broken` is empty."""
     for sentence in broken[:-1]:
         print(f"broken: {sentence}", file=sys.stderr)
     if broken:

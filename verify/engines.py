@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mlm_repro.data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
 from mlm_repro.engine.compare.recorder import (
@@ -34,7 +35,7 @@ from mlm_repro.engine.parallel.mesh import ParallelMesh
 from mlm_repro.engine.step import build_step
 from mlm_repro.verify.parity import ParityLayout
 
-Weights = dict[str, torch.Tensor]
+Weights = dict[str, Tensor]
 """Whole weights by their names in this suite's engine."""
 
 
@@ -63,14 +64,15 @@ class Work:
     configuration decides."""
 
     def inputs(self, config: RunConfig, mesh: ParallelMesh) -> TrainingInputs:
-        """Return the object that gives this rank of `mesh` its microbatches of every iteration,
-        made of the work's token files by `config`, which is the layout's configuration."""
+        """Return the TrainingInputs that give this rank of `mesh` its microbatches of every
+        iteration, made of the work's token files by `config`, which is the layout's
+        configuration."""
         tokens = [(TokenFile(prefix), weight) for prefix, weight in self.tokens]
         return TrainingInputs(config, self.iterations, tokens, self.tokenizer, mesh)
 
     def rate(self, iteration: int) -> float:
         """Return the learning rate of the update in an iteration, counted from 0, by the
-        configuration's schedule."""
+        configuration's schedule, at its step `iteration + first_rate`."""
         return learning_rate(self.config.train, iteration + self.first_rate)
 
 
@@ -83,12 +85,13 @@ class Shard(NamedTuple):
     key: str
     """Name of the whole tensor."""
     start: tuple[int, ...]
-    value: torch.Tensor
+    value: Tensor
     """The part, with as many dims as the whole; a view of the given tensor, or of a copy of it."""
 
 
 class StepResult(NamedTuple):
-    """Loss, gradient norm and learning rate that an engine reports for an iteration."""
+    """Numbers that an engine reports for an iteration: the mean loss before the update, the
+    gradient's norm before clipping, and the learning rate."""
 
     loss: float
     """Mean loss over the global batch, before the update."""
@@ -97,7 +100,7 @@ class StepResult(NamedTuple):
     rate: float
 
 
-Named = Iterable[tuple[str, torch.Tensor]]
+Named = Iterable[tuple[str, Tensor]]
 """Pairs of name and tensor on one rank; the names are the engine's own."""
 
 
@@ -154,7 +157,7 @@ class Engine:
     @classmethod
     def release(cls) -> str:
         """Return the version that the engine's package states of itself. A subclass must implement
-        it if it is compared by name."""
+        it if it is compared by name: by default it raises NotImplementedError."""
         raise NotImplementedError
 
     def parameters(self) -> Named:
@@ -163,11 +166,12 @@ class Engine:
         return self.module.named_parameters()
 
     def buffers(self) -> Named:
-        """Return pairs of name and buffer of floating-point numbers of this rank's model, for the
-        buffers that belong to a checkpoint and are the same on every layout."""
+        """Return pairs of name and buffer of floating-point numbers of this rank's model: by
+        default the buffers of `module` that are in its state_dict. They are compared with the
+        serial run's as weights are, so they must be the same on every layout."""
         return saved_buffers(self.module)
 
-    def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
+    def shards(self, named: Mapping[str, Tensor]) -> list[Shard]:
         """Return this rank's shards of the given tensors, which are by name and have the names and
         shapes of this rank's parameters or buffers, as views into which `assign` writes. A subclass
         must implement it."""
@@ -191,7 +195,7 @@ class Engine:
         must implement it."""
         raise NotImplementedError
 
-    def state(self) -> Iterable[tuple[str, str, torch.Tensor]]:
+    def state(self) -> Iterable[tuple[str, str, Tensor]]:
         """Return the optimizer's moments as triples: the parameter's name, `exp_avg` or
         `exp_avg_sq`, and the tensor. By default the result is empty, and moments are not
         compared."""
@@ -209,11 +213,12 @@ class Engine:
         raise NotImplementedError
 
     def norm(self) -> float:
-        """Return the norm of the current gradient as the program's own step finds it. By default an
-        update is made, which changes the weights, so the training cannot continue afterwards."""
+        """Return the norm, before clipping, of the whole gradient that the ranks hold now, as the
+        program's own step computes it. Every rank calls it. By default an update is made for it,
+        which changes the weights, so the training cannot continue afterwards."""
         return self.update(0)[0]
 
-    def gradient_of(self, parameter: str) -> torch.Tensor:
+    def gradient_of(self, parameter: str) -> Tensor:
         """Return the tensor on this rank from which the optimizer reads the gradient of the named
         parameter; the caller writes another gradient into it. An engine whose `counts_norm` is True
         must implement it: by default it raises NotImplementedError."""
@@ -284,8 +289,8 @@ class Engine:
 
     def show(self, recorder: Recorder, kind: str, named: Named) -> None:
         """Record this rank's shards of the given tensors, which have the names and shapes of
-        parameters. They are recorded under `kind`, such as "gradient of ", and their name in the
-        whole model; empty shards are left out."""
+        parameters or buffers. They are recorded under `kind`, such as "gradient of ", and their
+        name in the whole model; empty shards are left out."""
         for shard in self.shards(dict(named)):
             if shard.value.numel():
                 recorder.show(kind + shard.key, shard.value, shard.start)
@@ -300,9 +305,9 @@ class Engine:
         )
 
     @torch.no_grad()
-    def assign(self, value_of: Callable[[Shard], torch.Tensor]) -> None:
-        """Copy into each shard of this rank's parameters the tensor that `value_of` returns for the
-        shard, which has its present value."""
+    def assign(self, value_of: Callable[[Shard], Tensor]) -> None:
+        """Call `value_of` with each shard of this rank's parameters, whose `value` is the present
+        one, and copy the tensor of the same shape that it returns into the parameter."""
         named = dict(self.parameters())
         # Into copies first: an engine's shards may be views of a transformed tensor, not of the
         # parameter itself.
@@ -336,7 +341,7 @@ class Ours(Engine):
     def parameters(self) -> Named:
         return ((parameter.name, parameter.local.data) for parameter in self.model.parameters)
 
-    def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
+    def shards(self, named: Mapping[str, Tensor]) -> list[Shard]:
         of = {parameter.name: parameter for parameter in self.model.parameters}
         return [
             Shard(
@@ -358,9 +363,10 @@ class Ours(Engine):
             group.master.copy_(group.flat[group.own])
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
-        """Run an iteration, forward and backward, and return the mean loss of its global batch;
-        with a recorder, outputs and losses are recorded. Recording relies on every schedule taking
-        a chunk through its microbatches in order."""
+        """Run an iteration, counted from 0, forward and backward, and return the mean loss of its
+        global batch. The reduced gradient is kept for `gradients` and `update`. With a recorder,
+        outputs and losses are recorded, which relies on every schedule taking a chunk through its
+        microbatches in order."""
         microbatches = self.inputs.of(iteration)
         firsts = list(
             chain.from_iterable(microbatch.places[:: self.at_once] for microbatch in microbatches)
@@ -382,7 +388,7 @@ class Ours(Engine):
         self.training.update(self.gradient, rate)
         return self.gradient.norm, rate
 
-    def state(self) -> Iterable[tuple[str, str, torch.Tensor]]:
+    def state(self) -> Iterable[tuple[str, str, Tensor]]:
         return (
             (parameter.name, what, value)
             for parameter, what, value in whole_state(self.training.optimizer)
@@ -397,8 +403,8 @@ class Ours(Engine):
         batch_loss = chunk.batch_loss
         waiting = iter(firsts)
 
-        def watched_loss(*args: Any) -> torch.Tensor:
-            value: torch.Tensor = batch_loss(*args)
+        def watched_loss(*args: Any) -> Tensor:
+            value: Tensor = batch_loss(*args)
             recorder.loss(value, next(waiting), self.at_once)
             return value
 
@@ -412,7 +418,8 @@ class Ours(Engine):
 
 def with_vocabulary(config: RunConfig) -> RunConfig:
     """Return the configuration with the vocabulary sizes of its dataset in its model, or as it is
-    if it has no dataset."""
+    if it has no dataset. Raises DataMissing or IntegrityFailure for a dataset that is missing or
+    incomplete."""
     if not config.data.dataset:
         return config
     return config.model_copy(
@@ -424,7 +431,8 @@ def with_vocabulary(config: RunConfig) -> RunConfig:
 def with_samples(config: RunConfig, iterations: int) -> Iterator[Work]:
     """Context manager: yield the Work that trains the configuration for `iterations` on its
     dataset's training files, or else on random tokens. These, and the Work's scratch folder, are
-    removed at the end."""
+    removed at the end. Raises DataMissing or IntegrityFailure for a dataset that is missing or
+    incomplete."""
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         facts = DatasetFacts.read(config.data.dataset) if config.data.dataset else None

@@ -56,6 +56,7 @@ class Beyond(NamedTuple):
     """Distance of the recorded value from float64; for a tensor, the norm of the difference."""
     allowed: float
     detail: str
+    """End of the sentence about it: the recorded value and the due one, or their ratio."""
     row: int | None = None
     """Row of the word embedding that is farthest off; None for another value."""
 
@@ -139,7 +140,9 @@ class Judged:
             self._take_checkpoint(iteration)
 
     def end(self) -> None:
-        """Judge the last `SEEN_AHEAD` iterations, after which no iteration follows."""
+        """Judge the last `SEEN_AHEAD` iterations, which `iterate` has left: it judges an iteration
+        only when so many later ones were replayed. The first number at fault becomes `number`, if
+        there was none before. Call it after the last iteration."""
         for iteration in sorted(self.numbers)[-SEEN_AHEAD:]:
             self._judge(iteration)
 
@@ -148,8 +151,9 @@ class Judged:
             self.number = next(self.beyond(iteration, self.numbers[iteration]), None)
 
     def beyond(self, iteration: int, numbers: Numbers) -> Iterator[Beyond]:
-        """Yield a `Beyond` for each recorded number of an iteration that is farther from `numbers`
-        than rounding explains. `iterate` must have replayed the iteration before."""
+        """Yield a `Beyond` for each recorded number of an iteration that is farther from `numbers`,
+        which have the names of the recorded ones, than rounding explains. `iterate` must have been
+        called for that iteration already."""
         recorded = self.run.numbers(iteration)
         bounds = self.bounds[min(iteration + SEEN_AHEAD, self.last)]
         for name in [name for name in numbers if name in recorded]:
@@ -312,8 +316,8 @@ def explain(first: RecordedRun, second: RecordedRun) -> None:
 
 def _first_bits(first: RecordedRun, second: RecordedRun) -> int | None:
     """Print the first number, or else checkpoint, in which two runs have other bits, and return its
-    iteration; None if all bits are equal. Raises BadInput if the runs have no iteration in
-    common."""
+    iteration. Only iterations, numbers and checkpoints that both have are compared; None if these
+    are all equal. Raises BadInput if the runs have no iteration in common."""
     common = [number for number in first.iterations if number in second.iterations]
     for number in common:
         mine = first.numbers(number)

@@ -61,7 +61,8 @@ class LayoutsReport(Config):
 
 
 def write_files(report: LayoutsReport, directory: Path) -> list[Path]:
-    """Write `junit.xml` and `findings.sarif` into `directory`; return their paths."""
+    """Write a LayoutsReport into `directory` twice, as `junit.xml` and as `findings.sarif`; return
+    a list of these two paths in this order."""
     paths = [directory / "junit.xml", directory / "findings.sarif"]
     write_text(paths[0], junit(report))
     write_text(paths[1], sarif(report))
@@ -70,7 +71,8 @@ def write_files(report: LayoutsReport, directory: Path) -> list[Path]:
 
 def junit(report: LayoutsReport) -> str:
     """Return the report as a text of JUnit XML: each layout is a test, a finding a failure, a lost
-    rank an error; a layout that cannot run is skipped."""
+    rank an error; a layout that cannot run is skipped. A layout whose checkpoints could not be
+    compared, in `not_asked`, counts as passed if nothing was found and no rank lost."""
     suite = ElementTree.Element("testsuite", name=report.subject, tests=str(len(report.compared)))
     for layout in report.compared:
         case = ElementTree.SubElement(suite, "testcase", classname=report.program, name=layout)
@@ -85,8 +87,9 @@ def junit(report: LayoutsReport) -> str:
 
 
 def sarif(report: LayoutsReport) -> str:
-    """Return the findings as a text of SARIF 2.1.0, which is JSON. Fingerprints stay the same as
-    long as layout, probe and parameter do."""
+    """Return the findings as a text of SARIF 2.1.0, which is JSON. Layouts that could not run and
+    lost ranks are not in it. Fingerprints stay the same as long as layout, probe and parameter
+    do."""
     # GitHub refuses results without a file and a line, and knows no other name of a fingerprint.
     physical = {
         "artifactLocation": {"uri": report.program.partition(":")[0]},

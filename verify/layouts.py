@@ -53,12 +53,16 @@ show."""
 
 
 class Examined(NamedTuple):
-    """The results of one layout: its comparison with the serial run, and the findings of all
-    probes, one for each cause."""
+    """The results of one layout: its comparison with the serial run, and the findings of all probes
+    that could be made, one for each cause. Without findings the layout has passed only if
+    `cannot_run` and `not_asked` are empty too."""
 
     outcome: Outcome
     findings: list[LayoutFinding]
     not_asked: str = ""
+    """Reason that trainings across a checkpoint were not compared, in the program's own words or,
+    where a rank was lost, in a sentence about that. Empty if they were, and if the layout did not
+    run or its training differed already."""
     lost: bool = False
     """True if a rank was lost, on the layout or while its checkpoints were compared."""
 
@@ -145,11 +149,12 @@ def check(
     `build(layout)` returns the model of this rank, a model and its optimizer, or a `Program`;
     `layout` has the sizes `tp`, `pp`, `dp`, `fsdp`, `cp`, `ep`, all 1 for the serial run, which
     alone has no process group. `batch` are tensors, or a dict of them, with equally many rows, of
-    float64 or integers; data-parallel ranks take their rows, each in `microbatches`.
-    `loss(model, rows)` is a mean over rows. `layouts` are names such as "tp2,fsdp2". `seed` draws
-    the noise that is added to weights whose elements are all equal, as in norms. Raises
-    AssertionError with a line for each cause and each layout that cannot run; BadInput if nothing
-    is found and the serial run or a layout cannot run.
+    float64 or integers; data-parallel ranks take their rows, each in `microbatches`. `loss(model,
+    rows)` is a mean over rows. `layouts` are names such as "tp2,fsdp2". `seed` draws the noise that
+    is added to weights whose elements are all equal, as in norms. Raises AssertionError with a line
+    for each cause and each layout that cannot run; BadInput if nothing is found and a layout cannot
+    run, and if the serial run cannot run or be repeated. Checkpoints that cannot be compared are
+    passed over.
     """
     sentences = []
     stopped = []
@@ -194,8 +199,8 @@ def probe(
 
 def _keep(outputs: dict[str, Array], name: str, *called: Any) -> None:
     """Put a copy of the tensor that a call of the module `name` returned, or of the first of
-    several, into `outputs`, in fp32, if it is the module's first call. The output is the last of
-    `called`, as torch gives it to a hook."""
+    several, into `outputs`, in fp32, if it is the module's first call; another output is passed
+    over. The output is the last of `called`, as torch gives it to a hook."""
     first = called[-1][0] if isinstance(called[-1], tuple) else called[-1]
     if type(first) is torch.Tensor and name not in outputs:
         outputs[name] = first.detach().float().numpy().copy()
@@ -354,10 +359,10 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
         layout: ParityLayout, folder: Path
     ) -> tuple[list[LayoutFinding], str, bool]:
         """Compare trainings across a checkpoint: from a serial checkpoint on the layout, and from
-        the layout's own checkpoint on one rank.
+        the layout's own checkpoint on one rank. Checkpoints are written below `folder`.
 
         Returns the findings, the reason if checkpoints could not be compared, and True if a rank
-        was lost.
+        was lost. Findings made before such a reason are returned with it.
         """
         # With the same kind of optimizer as the layout, because its checkpoint is loaded there.
         begin = ParityLayout(shard_optimizer=layout.shard_optimizer)
@@ -457,7 +462,8 @@ def _first_output(outcome: Outcome, serial: Mapping[str, Array], weights: Weight
     differs from the serial run's, and the multiple of its bias by which it does; "" where none is
     known to differ.
 
-    Only tensor-parallel ranks are asked, and only outputs of the serial shape are compared.
+    Only outputs of the serial shape are compared. A layout with more ranks than tensor-parallel
+    ones is not asked: it gives "" too.
     """
     if outcome.layout.world_size > outcome.layout.tp:
         return ""
@@ -488,8 +494,10 @@ def _finding(
 
 
 def _differs(layout: str, row: TensorDifference) -> LayoutFinding:
-    """Return the finding for a tensor that differs from the serial run's. A gradient, a moment or a
-    weight gives the parameter's name; a loss or an output gives its own."""
+    """Return the LayoutFinding for a tensor that differs from the serial run's. Its probe is `loss`
+    for a loss or an output, `gradient` for a gradient or the gradient norm, else `step`. Its
+    `parameter` is the name of the parameter whose gradient, moment or weight the tensor is, or else
+    the tensor's own name."""
     probe = "gradient" if row.tensor.startswith("gradient") else "step"
     name = parameter_of(row.tensor)
     if "loss" in row.tensor or row.tensor.startswith("output"):
@@ -501,9 +509,10 @@ def _differs(layout: str, row: TensorDifference) -> LayoutFinding:
 def _equal_parts(
     layout: str, ranks: Sequence[Sequence[TensorPart]], weights: Weights
 ) -> Iterator[LayoutFinding]:
-    """Yield a finding for two parts of a parameter, at different indices of the whole, that begin
-    with the same bits, although the serial weights differ there. Parts of one value alone, or of
-    equal values, are passed over."""
+    """Yield a finding for each part of a parameter whose initial values have the same bits as an
+    earlier part at other indices of the whole, although the serial weights differ there. `ranks`
+    has a list of initial parts for each rank. Parts of one value alone, or of equal values, are
+    passed over."""
     seen: dict[tuple[str, bytes], tuple[int, TensorPart]] = {}
     for number, parts in enumerate(ranks):
         for part in parts:
@@ -525,8 +534,10 @@ def _unequal_copies(
     ranks: Sequence[Sequence[TensorPart]],
     allowed: Mapping[Key, float] = MappingProxyType({}),
 ) -> Iterator[LayoutFinding]:
-    """Yield a finding for copies of a part whose bits differ between ranks by more than is allowed
-    for the tensor, 0 by default. `ranks` has the parts on each rank."""
+    """Yield a finding of the kind `probe` for each copy of a part whose bits differ from the copy
+    of the first rank that has one, by more than is allowed for the tensor, 0 by default. `ranks`
+    has a list of the parts of each rank, `allowed` the largest difference by iteration and
+    tensor."""
     first: dict[Any, tuple[int, Array]] = {}
     for number, parts in enumerate(ranks):
         for iteration, tensor, start, value in parts:
@@ -548,8 +559,9 @@ def _unequal_copies(
 
 def _planted(layout: str, ranks: Sequence[Computed], weights: Weights) -> Iterator[LayoutFinding]:
     """Yield a finding for each parameter and rank where the squared gradient norm, with a gradient
-    of 1 in that parameter alone, is not the parameter's number of elements. `ranks` have the
-    squared norms that each rank found, if any, and `weights` the whole parameters, by name.
+    of 1 in that parameter alone, is not the parameter's number of elements, but for rounding.
+    `ranks` have the squared norms that each rank found, if any, and `weights` the whole parameters,
+    by name.
 
     A sum of ones is exact in fp32. The root and the square of each rank and of the whole round four
     times.
@@ -561,8 +573,9 @@ def _planted(layout: str, ranks: Sequence[Computed], weights: Weights) -> Iterat
 
 
 def _masks(layout: ParityLayout, ranks: Sequence[Computed]) -> Iterator[LayoutFinding]:
-    """Yield a finding where dropout masks of tensor-parallel ranks differ although they drop copies
-    of one tensor, or are equal for different parts."""
+    """Yield a finding for each dropout mask of a rank that differs from the mask of its group's
+    first tensor-parallel rank although both drop copies of one tensor, or is the same although they
+    drop different parts."""
     for number, rank in enumerate(ranks):
         first = number - number % layout.tp
         for (name, x, mask), (_, other_x, other_mask) in zip(

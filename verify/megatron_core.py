@@ -16,7 +16,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mlm_repro.engine.compare.recorder import Recorder, read_names
@@ -110,24 +110,22 @@ def make_it_run_on_cpus() -> None:
     OnCpu().__enter__()
 
 
-def plain_layer_norm(
-    make: Any, cls: Any, config: Any, *args: Any, **kwargs: Any
-) -> torch.nn.Module:
+def plain_layer_norm(make: Any, cls: Any, config: Any, *args: Any, **kwargs: Any) -> nn.Module:
     """Return Megatron-Core's layer norm, which `make` builds from a copy of the configuration
     without sequence parallelism, as its check refuses that. Its parameters are marked with the real
     setting."""
     plain = copy.copy(config)
     plain.sequence_parallel = plain.persist_layer_norm = False
-    norm: torch.nn.Module = make(cls, plain, *args, **kwargs)
+    norm: nn.Module = make(cls, plain, *args, **kwargs)
     for parameter in norm.parameters():
         parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
     return norm
 
 
 def plain_attention(self: Any, make: Any, *args: Any, v_channels: int = 0, **kwargs: Any) -> None:
-    """Initialise Megatron-Core's core attention by `make`, its own `__init__`, for the whole
+    """Initialise Megatron-Core's core attention `self` by `make`, its own `__init__`, for the whole
     sequence on every context-parallel rank. Values have the head size `v_channels` if it is not 0,
-    which may differ from that of keys."""
+    which may differ from that of keys; `k_channels` is ignored."""
     kwargs.pop("k_channels", None)
     whole = kwargs["config"] = copy.copy(kwargs["config"])
     whole.context_parallel_size = 1
@@ -162,8 +160,9 @@ def places_of(length: int, ranks: int, rank: int) -> Tensor:
 
 
 def listed(exchange: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return `exchange(...)` with the same arguments, but with each keyword argument that is a
-    tensor, such as sizes, turned into a list."""
+    """Call the function `exchange` with the other arguments and return its result; a keyword
+    argument that is a tensor, such as the sizes of an exchange between ranks, is given to it as a
+    list."""
     return exchange(
         *args,
         **{
@@ -230,9 +229,7 @@ def taken(values: Mapping[str, Any], taker: Any) -> JSON:
     }
 
 
-def distribute(
-    values: Mapping[str, Any], module: torch.nn.Module, config: Any
-) -> tuple[Any, Any, Any]:
+def distribute(values: Mapping[str, Any], module: nn.Module, config: Any) -> tuple[Any, Any, Any]:
     """Wrap a module that `build` made, whose configuration is `config`, in Megatron-Core's
     DistributedDataParallel by the settings that `values_of` gives. Return the wrapped model, its
     optimizer and its schedule. Every rank calls it."""
@@ -252,9 +249,9 @@ def distribute(
 
 def shards_of(gpt: Any, named: Mapping[str, Tensor]) -> list[Shard]:
     """Return this rank's shards of the tensors `named`, which have the names and shapes of `gpt`'s
-    parameters: one for each entry of Megatron-Core's checkpoint, none for a tensor without an
-    entry. They are views, or copies of tensors that are part of a larger storage. The tensors stand
-    in for the parameters while Megatron-Core describes its checkpoint."""
+    parameters or saved buffers: one for each entry of Megatron-Core's checkpoint, none for a tensor
+    without an entry. They are views, or copies of tensors that are part of a larger storage. The
+    tensors stand in for the parameters while Megatron-Core describes its checkpoint."""
     own = {**dict(gpt.named_parameters()), **dict(saved_buffers(gpt))}
     held = {}
     by_storage = {}

@@ -44,7 +44,8 @@ class ParityLayout(ParallelConfig):
 
     @property
     def world_size(self) -> int:
-        """Number of ranks of the layout."""
+        """Number of ranks of the layout, tp · pp · dp · cp · fsdp; experts are divided over ranks
+        that these already count."""
         return self.tp * self.pp * self.dp * self.cp * self.fsdp
 
     @property
@@ -55,8 +56,9 @@ class ParityLayout(ParallelConfig):
 
     @property
     def name(self) -> str:
-        """Name of the layout, made of the settings that differ from the serial run, such as
-        `tp2-sp`; `serial` if none differs. The function `parse_layout` gives the layout back."""
+        """Name of the layout, such as `tp2-sp`: the sizes and settings that differ from the serial
+        run and that a name can state; `serial` if none differs. The function `parse_layout` gives
+        the layout back."""
         sizes = {
             "tp": self.tp,
             "pp": self.pp,
@@ -84,8 +86,10 @@ class ParityLayout(ParallelConfig):
         return "-".join(part for part in parts if part) or "serial"
 
     def configure(self, config: RunConfig) -> RunConfig:
-        """Return a copy of a configuration of this engine with the layout's settings under
-        `parallel`. Raises BadInput if the layout sets the size of microbatches."""
+        """Return a copy of a configuration of this suite's engine with the layout's settings under
+        `parallel`: those named in `NAMED`, such as tp, pp and schedule. Data parallelism follows
+        from the number of ranks; `dp`, `cp`, `ep` and `fsdp` are left out. Raises BadInput if the
+        layout sets the size of microbatches."""
         if self.mb:
             raise BadInput(
                 "mb, the size of microbatches in a layout's name, is for `mlm-verify layouts"
@@ -100,8 +104,9 @@ SERIAL = ParityLayout()
 
 def parse_layout(text: str) -> ParityLayout:
     """Return the layout that a name such as `tp2-sp` stands for. Without `dp` or `fsdp` in the
-    name, `ep` is the number of data-parallel ranks too. Raises BadInput for a part that is unknown
-    or given twice."""
+    name, `ep` is the number of data-parallel ranks too. Raises BadInput for an unknown part, for a
+    part that sets what an earlier one sets, such as gpipe after 1f1b, and for chunks with a
+    schedule that is not interleaved."""
     if text == "serial":
         return SERIAL
     values: JSON = {}
@@ -126,11 +131,12 @@ def parse_layout(text: str) -> ParityLayout:
 
 
 def all_layouts(ranks: int) -> Iterator[ParityLayout]:
-    """Yield every tp × pp × dp of at most `ranks`, with every schedule and option that changes
-    something. If `ranks` is above 8, sizes are powers of 2.
+    """Yield a ParityLayout for every tp × pp × dp of at most `ranks`, with every schedule and
+    option that changes something there; no model is asked whether it fits. If `ranks` is above 8,
+    sizes are powers of 2.
 
-    The serial run is left out. The interleaved schedule has two chunks per rank; `selective`
-    recomputation and more chunks are available by name.
+    The serial run is left out. Axes such as `cp` stay 1, the interleaved schedule has two chunks
+    per rank; `selective` recomputation and more chunks are available by name.
     """
     sizes = [size for size in range(1, ranks + 1) if ranks <= 8 or size.bit_count() == 1]
     orders = ("1f1b", 1), ("gpipe", 1), ("interleaved", 2)

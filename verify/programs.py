@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch import distributed as dist
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
@@ -19,7 +20,7 @@ from mlm_repro.lineage.errors import BadInput
 from mlm_repro.verify.engines import Engine, Named, Shard, Work
 from mlm_repro.verify.parity import ParityLayout
 
-Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
+Loss = Callable[[nn.Module, Any], Tensor]
 """Function (model, rows of the batch) → mean loss of a microbatch."""
 
 
@@ -28,7 +29,7 @@ EXACT = 1e-9
 serial tensor or, if that is larger, of any serial gradient."""
 
 
-def own_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+def own_loss(model: nn.Module, batch: Any) -> Tensor:
     """Return the loss that a model gives for a batch: its output if that is a scalar, or else the
     output's attribute `loss`. If it gives none, return the mean square of its output. A batch that
     is a mapping gives the model's keyword arguments."""
@@ -49,7 +50,7 @@ class Program(Engine):
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: nn.Module,
         gradient: Callable[[], float] | None = None,
         step: Callable[[], float] | None = None,
         starts: Mapping[str, tuple[int, ...]] | None = None,
@@ -57,20 +58,21 @@ class Program(Engine):
         save: Callable[[Path], None] | None = None,
         restore: Callable[[Path], None] | None = None,
         clip: Callable[[], Any] | None = None,
-        named: Mapping[str, torch.nn.Parameter] | None = None,
+        named: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
         """Describe the program.
 
         `gradient` runs the same batch at every layout, forward and backward, reduces the gradients
         and returns the mean loss; by default the loss of every microbatch of this rank goes
         backward. `step` clips, updates and returns the norm of the whole gradient; by default
-        `clip` clips and returns it, and the optimizer updates. Without both the norm is not
-        compared. `named` are the parameters by their names in the whole model, where this rank's
-        model has others. `starts` has, by name, the first indices of this rank's parts of
-        parameters in the whole; a DTensor knows its own, other parameters are whole. Moments of the
-        `optimizer` are compared: by default AdamW's, and none if `step` is given without it. `save`
-        writes a checkpoint into a new directory, `restore` loads one of any layout; every rank
-        calls them, and one without the other is ignored.
+        `clip` clips and returns it, and the optimizer updates. With neither, the norm is not
+        compared and planted gradients are not counted. `named` are the parameters by their names in
+        the whole model, where this rank's model has others. `starts` has, by name, the first
+        indices of this rank's parts of parameters in the whole; a DTensor knows its own, other
+        parameters are whole. Moments of the `optimizer` are compared: by default AdamW's, and none
+        if `step` is given without it. `save` writes a checkpoint into a new directory, `restore`
+        loads one of any layout; every rank calls them. Unless both are given, checkpoints are not
+        compared.
         """
         self.module = model
         self.gradient = gradient
@@ -91,14 +93,14 @@ class Program(Engine):
     def parameters(self) -> Named:
         return ((name, parameter.detach()) for name, parameter in self.own.items())
 
-    def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
+    def shards(self, named: Mapping[str, Tensor]) -> list[Shard]:
         return [
             Shard(name, name, *part_of(value, self.starts.get(name)))
             for name, value in named.items()
         ]
 
     @torch.no_grad()
-    def assign(self, value_of: Callable[[Shard], torch.Tensor]) -> None:
+    def assign(self, value_of: Callable[[Shard], Tensor]) -> None:
         for shard in self.shards(dict(self.parameters())):
             own = self.own[shard.parameter]
             value = value_of(shard)
@@ -131,7 +133,7 @@ class Program(Engine):
             if parameter.grad is not None
         )
 
-    def gradient_of(self, parameter: str) -> torch.Tensor:
+    def gradient_of(self, parameter: str) -> Tensor:
         own = self.own[parameter]
         if own.grad is None or "Partial" in str(getattr(own.grad, "placements", "")):
             own.grad = torch.zeros_like(own)
@@ -145,7 +147,7 @@ class Program(Engine):
         self.optimizer.step()
         return norm, 0.0
 
-    def state(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+    def state(self) -> Iterator[tuple[str, str, Tensor]]:
         states: Any = self.optimizer.state if self.optimizer else {}
         for name, parameter in self.own.items():
             for what in ("exp_avg", "exp_avg_sq"):
@@ -155,7 +157,7 @@ class Program(Engine):
 
 class InDouble(TorchFunctionMode):
     """Function mode of torch that computes in float64 where a program asks for fp32, as norms do,
-    so that nothing rounds."""
+    so that nothing rounds: `Tensor.float` and an argument `torch.float32` give float64."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         wide: list[Any] = [torch.float64 if each is torch.float32 else each for each in args]
@@ -163,14 +165,14 @@ class InDouble(TorchFunctionMode):
             name: torch.float64 if each is torch.float32 else each
             for name, each in (kwargs or {}).items()
         }
-        call: Any = torch.Tensor.double if func is torch.Tensor.float else func
+        call: Any = Tensor.double if func is Tensor.float else func
         return call(*wide, **named)
 
 
 @dataclass(frozen=True)
 class HeldTraining:
     """A function that builds a model for a layout, with the batch and loss of its training. A call
-    of it builds the engine of one rank."""
+    with a Work and a layout, on each rank of it, returns the Program of that rank."""
 
     build: Callable[[ParityLayout], Any]
     """Function that is given a layout and returns a model, a model and its optimizer, or a
@@ -181,6 +183,7 @@ class HeldTraining:
     microbatches: int = 1
     """Number of microbatches on every rank."""
     tolerance: float = EXACT
+    """Largest allowed difference of an element, in the multiples that `EXACT` describes."""
     in_double: bool = True
     """True if operations that the program does in fp32 are done in float64."""
 
@@ -190,7 +193,8 @@ class HeldTraining:
         Raises BadInput if the batch cannot be divided, or for a layout that sets the size of
         microbatches.
 
-        In this process torch's default type is float64 afterwards, and warnings are silent.
+        In this process torch's default type is float64 afterwards, with `in_double` fp32 operations
+        are done in float64 (`InDouble`), and warnings are silent.
         """
         if layout.mb:
             raise BadInput(
@@ -224,7 +228,7 @@ class HeldTraining:
 
 
 def _rows(place: int, of: int, tensor: Any) -> Any:
-    if not isinstance(tensor, torch.Tensor):
+    if not isinstance(tensor, Tensor):
         return tensor
     if len(tensor) % of:
         raise BadInput(
@@ -235,7 +239,7 @@ def _rows(place: int, of: int, tensor: Any) -> Any:
     return tensor[place * len(tensor) // of : (place + 1) * len(tensor) // of]
 
 
-def _local(value: Any) -> torch.Tensor:
+def _local(value: Any) -> Tensor:
     """Return the part of a DTensor that is on this rank; any other tensor as it is."""
     return value.to_local() if _is_dtensor(value) else value
 
@@ -244,15 +248,13 @@ def _is_dtensor(value: Any) -> bool:
     return hasattr(value, "placements")
 
 
-def whole_of(value: torch.Tensor) -> torch.Tensor:
+def whole_of(value: Tensor) -> Tensor:
     """Return the whole tensor that the parts of a DTensor make, by a collective; any other tensor
     as it is."""
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
-def part_of(
-    value: torch.Tensor, given: tuple[int, ...] | None
-) -> tuple[tuple[int, ...], torch.Tensor]:
+def part_of(value: Tensor, given: tuple[int, ...] | None) -> tuple[tuple[int, ...], Tensor]:
     """Return the first indices in the whole, and the value, of this rank's part of a tensor. The
     indices are a DTensor's by its placements, another tensor's `given`, or zeros.
 
@@ -271,7 +273,7 @@ def part_of(
     return tuple(start), placed.to_local()
 
 
-def _divided(whole: torch.Tensor, like: Any) -> torch.Tensor:
+def _divided(whole: Tensor, like: Any) -> Tensor:
     """Return this rank's part of a whole tensor, with the shape of the local part of the DTensor
     `like` and divided as that is, even if twice along one dim. A collective."""
     from torch.distributed.tensor import DTensor

@@ -15,7 +15,7 @@ from mlm_repro.data_pipeline import remade as of_data
 from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.run import remade as of_engine
 from mlm_repro.experiments import remade as of_experiments
-from mlm_repro.experiments.benchmark import AGAINST, share_of
+from mlm_repro.experiments.benchmark import AGAINST, COMPARED, share_of
 from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.chain import CHECKPOINTS, broken_links
 from mlm_repro.lineage.digest import MARKER, is_sealed, read_digest, sha256_file
@@ -49,10 +49,11 @@ class RunCheck:
 
     def __init__(self, place: Path, seen: set[Path] | None = None) -> None:
         """Make every comparison that is declared for the kind of the directory `place`: a run, a
-        sealed directory within one, or a folder of runs. The seal of `place` itself is not checked.
+        sealed directory within one, or a folder of runs. The results are this object's lists, such
+        as `broken`, a sentence for each difference. The seal of `place` itself is not checked.
         Directories in `seen` were checked on the way here and are skipped; this one is added to
-        them. An error of a comparison becomes a sentence in `broken`; a manifest that cannot be
-        read raises IntegrityFailure."""
+        them. An error of a comparison and an unknown kind become sentences in `broken`; a manifest
+        that cannot be read raises IntegrityFailure."""
         self.place = place
         self.seen = seen if seen is not None else set()
         self.broken: list[str] = []
@@ -106,9 +107,10 @@ class RunCheck:
                 self.broken.append(comparison)
 
     def _follow(self, parent: Parent) -> None:
-        """Check an input of the run once: its digest, that it is not younger than the run, its
-        seals, and then, as a run, everything that it was made of. What is found is added to this
-        check; an input that is not here is noted."""
+        """Check a directory that the run was made of, or that lies in it, once: its digest and that
+        it is not younger than the run, if the run names it as an input; its seals; and then, as a
+        run, everything that it was made of. The results are added to this check; an input that is
+        not here is noted in `absent`. A broken seal raises IntegrityFailure."""
         name = parent.name
         place = parent.place
         made = self.manifest
@@ -138,11 +140,12 @@ class RunCheck:
         self.broken += other.broken
 
     def files(self, place: Path) -> Comparisons:
-        """Yield the differences of a directory's files, keys and name from the rules of its kind,
-        and the directories within, to be checked in turn. Of a run with a manifest, also yield a
-        sentence for records in another form than the suite writes, for each contradiction within
-        the manifest or among it and the checkpoints, and for a date in the future, and an Absent
-        for each name whose files no seal covers."""
+        """Yield a sentence for each way in which files, keys or the name of the directory `place`
+        depart from the rules of its kind, and a Parent for each directory within that the caller
+        checks in turn. Of a run with a manifest, also yield a sentence for records in another form
+        than the suite writes, for each contradiction within the manifest or among it and the
+        checkpoints, and for a date in the future, and an Absent for each name whose files no seal
+        covers."""
         assert self.kind
         values = read_object(place / MANIFEST) if self.manifest else {}
         yield from misfits(place, self.kind, values)
@@ -176,16 +179,18 @@ def kind_of(place: Path) -> str:
 
 def against(run: Path) -> Comparisons:
     """Yield comparisons of a run's against.json, the record that compares two engines: its title,
-    setting and notes with the manifest's, its keys with the ones of its kind, its differences and
-    shares of the tolerance with those that its curves give, and its number of disagreements with
-    the shares above 1."""
+    setting and notes with the manifest's, its keys with the ones of its kind, the names of its
+    cases with `COMPARED`, its differences and shares of the tolerance with those that its curves
+    give, and its number of disagreements with the shares above 1."""
     result = read_engines(run)
     config = read_document(run / MANIFEST, Manifest).config
     due = {name: config[name] for name in ("title", "setting", "notes")} | {"benchmark": "against"}
     yield as_said(result, due, AGAINST, f"{MANIFEST} says")
     read = result.model_dump(mode="json", exclude_unset=True)
     yield Remade(AGAINST, read_object(run / AGAINST), read, "a file of its kind has")
-    for case in (case for case in result.cases if case.series):
+    names = [case.name for case in result.cases]
+    yield Remade(f"{AGAINST}: names of the cases", names, list(COMPARED))
+    for case in result.cases[:3]:
         mine, theirs, apart, allowed = (series.samples for series in case.series)
         yield Remade(
             f"{AGAINST}: differences of the {case.name}",
@@ -203,11 +208,12 @@ def against(run: Path) -> Comparisons:
 
 
 def report(run: Path) -> Comparisons:
-    """Yield each run that a run's report was made of, to be checked in turn; then build the report
-    anew, and yield a sentence if any file differs in a byte.
+    """Yield a Parent, which the caller checks in turn, for each run that the report in the
+    directory `run` was made of; then build the report anew, and yield a sentence if any file
+    differs in a byte.
 
-    A run that is missing, or is the report's own, gives a sentence and ends the comparison. Without
-    a report nothing is done.
+    A run that is missing or not sealed, or is `run` itself, gives a sentence and ends the
+    comparison. Without a report nothing is yielded.
     """
     if not (run / REPORT).is_dir():
         return
@@ -238,8 +244,8 @@ def report(run: Path) -> Comparisons:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file below a folder by its relative path, except the seal's own
-    file."""
+    """Return a dict path relative to `folder` → hexadecimal SHA-256 of each file at any depth below
+    `folder`, except the seal's own file."""
     return {
         str(path.relative_to(folder)): sha256_file(path)
         for path in folder.rglob("*")
@@ -248,8 +254,9 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def runs(folder: Path) -> Comparisons:
-    """Yield each sealed run at any depth below a folder, to be checked in turn, and a note for each
-    unsealed one. Hidden folders are left out."""
+    """Yield a Parent, which the caller checks in turn, for each sealed run at any depth below
+    `folder`, and an Absent for each unsealed one, in the order of their paths. Hidden folders are
+    left out."""
     for run in (
         path.parent
         for path in sorted(folder.rglob(MANIFEST))
@@ -276,7 +283,7 @@ KINDS = {
         settings=_settings_of_against,
         free=(
             "against.json environment",
-            "against.json *.name",
+            "against.json *.ratios.*.name",
             "against.json *.contender",
             "against.json cases.3.ratios",
             "against.json cases.*.series.3",

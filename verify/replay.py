@@ -59,10 +59,12 @@ class Segment(NamedTuple):
 
 def replay(run: Path, count: int | None) -> None:
     """Draw `count` segments of a sealed run at random, by default at most 3, train each again and
-    print the differences.
+    print the differences. A segment is from one kept checkpoint, or the beginning, to the next.
 
-    Raises BadInput for a run that cannot be replayed, HardwareMissing for a checkpoint of another
-    numerics identity, Diverged where a metric, a weight or the optimizer's state differs.
+    Raises BadInput for a run that cannot be replayed, IntegrityFailure for a broken seal,
+    HardwareMissing for a checkpoint of another numerics identity, Diverged where a metric, a weight
+    or the optimizer's state differs, or where a segment cannot begin because its checkpoint is
+    damaged.
     """
     directory = RunDirectory.open(run, "training")
     config = resolve_begun(directory).config
@@ -72,8 +74,8 @@ def replay(run: Path, count: int | None) -> None:
     wanted = min(DEFAULT_SEGMENTS, len(every)) if count is None else count
     if not 0 < wanted <= len(every):
         raise BadInput(
-            f"{run} has {len(every)} segments, from one kept checkpoint to the next: not {wanted}"
-            " or more"
+            f"{run} has {len(every)} segments, from one kept checkpoint to the next: give"
+            " --segments from 1 to this number, or name a run with more"
         )
     # Not by a seed, which somebody who forges a run could know.
     drawn = sorted(random.SystemRandom().sample(every, wanted))
@@ -142,9 +144,10 @@ def _replay_segment(run: Path, segment: Segment) -> list[str]:
 
 
 def _train_again(run: Path, segment: Segment, root: Path) -> Path:
-    """Train a segment again, from the run's checkpoint at its start to its end; return the new run
-    directory below `root`. Raises IntegrityFailure if the checkpoint is damaged, Interrupted if the
-    training stopped before the end, and SystemExit with a rank's code if ranks failed otherwise."""
+    """Train a segment again, from the run's checkpoint at its start, or from the beginning if it
+    starts at 0, to its end; return the new run directory below `root`. Raises IntegrityFailure if
+    the checkpoint is damaged, Interrupted if the training stopped before the end, and SystemExit
+    with a rank's code if ranks failed otherwise."""
     config = segment.config
     start = segment.start
     end = segment.end
@@ -174,7 +177,7 @@ def _train_again(run: Path, segment: Segment, root: Path) -> Path:
         train_segment()
     elif code := launch(train_segment, segment.layout.world_size):
         if code == IntegrityFailure.exit_code:
-            raise IntegrityFailure("the checkpoint is damaged, as a rank says above")
+            raise IntegrityFailure("a file that it needs is damaged, as a rank says above")
         raise SystemExit(code)
     if not is_sealed(checkpoint_path(again.path, end)):
         raise Interrupted(
@@ -218,8 +221,9 @@ def _compare_checkpoints(run: Path, again: Path, end: int) -> Iterator[str]:
 
 
 def other_tensors(theirs: Path, ours: Path) -> list[str]:
-    """Return a phrase for each tensor that differs in two checkpoints, its name and how it differs:
-    weights in the order of the model, then the optimizer's, then the names of files of memory."""
+    """Return a list of phrases on the differences of two checkpoint directories; it is empty for
+    the same bits. A tensor has its name and how it differs, a differing file `memory-…` its name
+    alone. Weights come first, in the order of the index, then the optimizer's state, then files."""
     stated = read_object(theirs / INDEX)
     computed = read_object(ours / INDEX)
     differing = []

@@ -164,8 +164,8 @@ def _filled(name: str, told: JSON) -> str:
 
 
 def _runs(report: LayoutsReport, layout: ParityLayout) -> str:
-    """Return the Python text of a dict of Megatron-Core's settings for three runs: serial, on the
-    layout, and serial again."""
+    """Return the Python source text of a dict of Megatron-Core's settings for three runs, by the
+    keys `serial`, the layout's name and `again`, which is the serial run repeated."""
     work = small_work(report.seed, 2, core_fields(report.fields))
     # Serially twice, so that the program shows that its serial run is repeatable.
     runs = {}
@@ -179,8 +179,8 @@ def _runs(report: LayoutsReport, layout: ParityLayout) -> str:
 
 
 def _source(value: Any) -> str:
-    """Return Python text that gives a value again; a function must be one of
-    torch.nn.functional."""
+    """Return Python source text whose value is `value`: its repr, or `F.` and the name for a
+    function, which must be one of torch.nn.functional. Values in a dict are written likewise."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name!r}: {_source(each)}" for name, each in value.items()) + "}"
     return f"F.{value.__name__}" if callable(value) and hasattr(value, "__name__") else repr(value)

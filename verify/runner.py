@@ -123,7 +123,7 @@ def train(
 @dataclass(frozen=True)
 class Outcome:
     """Results of one layout: the ranks' tensors, their differences from the reference, and why
-    ranks failed."""
+    ranks failed. If one failed, `ranks` and `rows` are empty."""
 
     layout: ParityLayout
     ranks: list[Computed]
@@ -143,7 +143,8 @@ class Outcome:
     @property
     def whole(self) -> dict[Key, Array]:
         """Whole tensors, by iteration and name, assembled from the parts that the ranks kept; empty
-        if they kept none. Raises IntegrityFailure if parts overlap or leave holes."""
+        if they kept none. Raises IntegrityFailure if parts overlap or leave holes between them;
+        parts that are missing at a tensor's end are not noticed."""
         return assemble(chain.from_iterable(rank.parts for rank in self.ranks))
 
 
@@ -238,7 +239,7 @@ def run_parity(
     """Train the configuration for `iterations` in float64, serially and on each layout that `names`
     stands for: names with commas between, or `all` for those of at most `ranks` ranks that fit.
     Compare every tensor with the serial run's and print the results of each layout. With `threads`
-    ranks are threads and a microbatch is one sequence.
+    ranks are threads and a microbatch is one sequence. Sets torch to one thread.
 
     Raises Diverged with the first that fails or is beyond the tolerance, after all were run. Raises
     BadInput if a layout that was named does not fit or needs more than `ranks`, if none of `all`

@@ -63,8 +63,10 @@ class RecordedRun:
     and checkpoints."""
 
     def __init__(self, path: Path) -> None:
-        """Read the run. Raises BadInput for a directory that is not a training, and unless its
-        metrics have a line for each iteration and one at least."""
+        """Read the run at `path`. Raises BadInput for a directory that is not a training, and
+        unless its metrics have a line for each iteration after its starting point and one at least;
+        DataMissing without its dataset; IntegrityFailure or BadInput if its dataset, its manifest
+        or the meaning of its settings has changed since it began."""
         directory = RunDirectory.open(path, "training")
         self.path = directory.path
         self.run = resolve_begun(directory)
@@ -101,8 +103,9 @@ class RecordedRun:
         return range(self.begin.iteration + bool(self.begin.iteration), max(self.steps) + 1)
 
     def numbers(self, iteration: int) -> Numbers:
-        """Return the recorded numbers of an iteration and of the validations after it, without a
-        norm that was not finite."""
+        """Return a dict name → number of what the run recorded: an iteration's numbers such as the
+        loss, and the loss of each validation after it; for iteration 0 validations alone. A number
+        that the record lacks, such as a norm that was not finite, is left out."""
         step = self.steps.get(iteration)
         numbers = {name: getattr(step, name) for name in OF_A_STEP} if step else {}
         numbers |= {_named(line): line.loss for line in self.validations[iteration]}
@@ -126,6 +129,7 @@ class KnownFault(NamedTuple):
     train: JSON = {}  # noqa: RUF012
     """Settings of `train` that a replay changes to reproduce the fault."""
     model: JSON = {}  # noqa: RUF012
+    """Settings of `model` that a replay changes to reproduce the fault."""
 
 
 NO_FAULT = KnownFault("")
@@ -179,8 +183,10 @@ class SerialReplay(Trainer, Guard):
         fault.plant(self)
 
     def numbers(self, iteration: int) -> Numbers:
-        """Train a recorded iteration, or nothing for iteration 0, and return its numbers by name,
-        with the validations after it. Call it for each iteration in order."""
+        """Train a recorded iteration again, or nothing for iteration 0. Return a dict name → number
+        of this replay: the iteration's numbers such as the loss, infinity for one that it lacks,
+        and the loss in each validation that the run made after the iteration. Call it for each
+        iteration in order."""
         numbers = {}
         if now := self.recorded.steps.get(iteration):
             train = self.recorded.config.train
@@ -298,8 +304,9 @@ class OneLayer(Dropout):
     """Dropout that uses the masks of the first layer in every layer."""
 
     def mask(self, site: str, first_row: int = 0) -> DropoutMask:
-        """Return the mask that the dropout with the name `site` has in the first layer, from row
-        `first_row` on."""
+        """Return a DropoutMask for `site`, a point of any layer by name, as for the same point of
+        the first layer: each number in the name is read as 0. The mask begins at row `first_row` of
+        the whole one."""
         return super().mask(re.sub(r"\d+", "0", site), first_row)
 
 

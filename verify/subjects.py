@@ -141,7 +141,7 @@ def _module(path: str, name: str) -> Any:
 
 def function_of(name: str) -> Any:
     """Import the module and return the function that MODULE:FUNCTION or PATH.py:FUNCTION names.
-    Raises BadInput if it does not exist."""
+    Raises BadInput if the module cannot be imported or has no such function."""
     path, _, function = name.rpartition(":")
     module = _module(path, Path(path).stem)
     if not callable(member := getattr(module, function, None)):

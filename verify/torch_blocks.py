@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
+from torch import Tensor, nn
 from torch import distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage
@@ -71,13 +71,13 @@ class Attention(nn.Module):
         self.q_norm = nn.RMSNorm(HEAD, eps=1e-6)
         self.k_norm = nn.RMSNorm(HEAD, eps=1e-6)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         q, k, v = (
             part.view(*part.shape[:2], -1, HEAD) for part in (self.q(x), self.k(x), self.v(x))
         )
         q, k, v = (part.transpose(1, 2) for part in (self.q_norm(q), self.k_norm(k), v))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        output: torch.Tensor = self.o(mixed.transpose(1, 2).flatten(2))
+        output: Tensor = self.o(mixed.transpose(1, 2).flatten(2))
         return output
 
 
@@ -93,7 +93,7 @@ class DecoderBlock(nn.Module):
         self.up = nn.Linear(HIDDEN, 4 * HIDDEN)
         self.down = nn.Linear(4 * HIDDEN, HIDDEN)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))
         return x + self.down(F.gelu(self.up(self.mlp_norm(x))))
 
@@ -111,7 +111,7 @@ class Decoder(nn.Module):
         if tied:
             self.head.weight = self.embed.weight
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         x = self.embed(x) if self.embed else x
         for layer in self.layers.values():
             x = layer(x)
@@ -120,8 +120,9 @@ class Decoder(nn.Module):
 
 def training(texts: Mapping[str, str], seed: int, microbatches: int) -> HeldTraining:
     """Return the HeldTraining of the small model of torch's blocks on a batch of random tokens, in
-    `microbatches` on every rank; `seed` decides weights and tokens. `texts` maps names of its
-    `Fields` to texts. Raises BadInput for an unknown field or an unfit value."""
+    `microbatches` on every rank; `seed` decides weights and tokens. `texts` maps fields of the
+    class `Fields` by name to their values as text. Raises BadInput for an unknown field or an unfit
+    value."""
     fields = parse_config(dict(texts), Fields, "--with")
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(WORDS, (ROWS, LENGTH + 1), generator=generator)
@@ -132,18 +133,18 @@ def training(texts: Mapping[str, str], seed: int, microbatches: int) -> HeldTrai
     return HeldTraining(build, batch, token_loss, microbatches, in_double=False, tolerance=rounding)
 
 
-def token_loss(model: nn.Module, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def token_loss(model: nn.Module, rows: Mapping[str, Tensor]) -> Tensor:
     """Return the model's mean cross-entropy, in nats, for a microbatch `rows`: of `labels` [b, s]
     after `tokens` [b, s]."""
     return cross_entropy(model(rows["tokens"]), rows["labels"])
 
 
-def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the mean cross-entropy, in nats, of labels [b, s] from logits [b, s, v]."""
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-def clip(own: Mapping[str, nn.Parameter], stages: bool = False) -> torch.Tensor:
+def clip(own: Mapping[str, nn.Parameter], stages: bool = False) -> Tensor:
     """Clip in place the gradient of the parameters `own`, given by name, to the norm `CLIP`, by
     torch's functions, which take no parameters of several meshes at once. Return the norm of the
     whole gradient before that, as a tensor; with `stages` it is over the parameters of all ranks. A
@@ -165,12 +166,13 @@ def clip(own: Mapping[str, nn.Parameter], stages: bool = False) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Builder:
-    """Function that builds the small model of this rank, with its training step, for a layout."""
+    """Function that is called on every rank with a layout, and builds this rank's part of the small
+    model with its training step."""
 
     fields: Fields
     seed: int
     microbatches: int
-    batch: Mapping[str, torch.Tensor]
+    batch: Mapping[str, Tensor]
 
     def __call__(self, layout: ParityLayout) -> Program:
         """Return this rank's model and its training step as a Program. Raises BadInput for a layout
@@ -243,8 +245,10 @@ class Builder:
         parallelize_module(model, mesh, plan)
 
     def shard(self, model: Decoder, mesh: Any) -> None:
-        """Divide a model's parameters in place with FSDP2, layer by layer, over the `fsdp` ranks of
-        `mesh`; if it also has the axis `dp`, before that one, each of its ranks has a copy."""
+        """Wrap each layer of a model, then the model, with FSDP2 in place, so that the parameters
+        are divided over the ranks of an axis of `mesh`. On a mesh of `dp` and `fsdp` they are
+        divided over the ranks of `fsdp`, and each rank of `dp` has a copy. The fields
+        `reduce_dtype` and `gradient_divide_factor` apply."""
         more = {
             "mp_policy": MixedPrecisionPolicy(reduce_dtype=KINDS.get(self.fields.reduce_dtype)),
             "mesh": mesh,
@@ -257,7 +261,8 @@ class Builder:
 
     def pipelined(self, model: Decoder, layout: ParityLayout) -> Program:
         """Return this rank's stages of torch.distributed.pipelining as a Program, with the step
-        over their microbatches, at least 2 · pp in number."""
+        over their microbatches, at least 2 · pp in number. Raises ValueError for a schedule that
+        torch does not have."""
         rank = dist.get_rank()
         count = max(self.microbatches, 2 * layout.pp)
         schedule: Any = get_schedule_class(self.fields.schedule)
@@ -282,7 +287,7 @@ class Builder:
         first = any(stage.is_first for stage in stages)
 
         def gradient() -> float:
-            losses: list[torch.Tensor] = []
+            losses: list[Tensor] = []
             held.zero_grad()
             inputs = (self.batch["tokens"],) if first else ()
             run.step(

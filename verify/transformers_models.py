@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mlm_repro.lineage.atomic import JSON
@@ -74,9 +75,9 @@ def configured(transformers: Any, texts: Mapping[str, str]) -> Any:
 
 def sizes_of(transformers: Any, texts: Mapping[str, str]) -> tuple[str, JSON]:
     """Return an architecture's `model_type` and the settings of its small configuration, a dict by
-    name. `texts` maps names of fields to texts, which are read as Python literals: `model_type`, by
-    default qwen3, and settings that replace the small ones. Raises BadInput for an architecture or
-    a field that transformers does not have."""
+    name, in which every dropout is 0. `texts` maps names of fields to texts, which are read as
+    Python literals: `model_type`, by default qwen3, and settings that replace the small ones.
+    Raises BadInput for an architecture or a field that transformers does not have."""
     fields = dict(texts)
     kind = fields.pop("model_type", "qwen3")
     causal = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -113,12 +114,13 @@ def literal(text: str) -> Any:
 
 
 class Loaded:
-    """Function that loads this rank's part of the model saved in a folder, for a layout."""
+    """Function that is called on every rank with a layout, and loads this rank's part of the model
+    that is saved in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def __call__(self, layout: ParityLayout) -> torch.nn.Module:
+    def __call__(self, layout: ParityLayout) -> nn.Module:
         """Return this rank's part of the saved model, in float64 and set to training. Raises
         BadInput for a layout that transformers cannot state."""
         transformers = import_extra("transformers", "bench")
@@ -131,15 +133,16 @@ class Loaded:
             more["distributed_config"] = transformers.distributed.DistributedConfig(
                 **axes_of(layout)
             )
-        model: torch.nn.Module = transformers.AutoModelForCausalLM.from_pretrained(
+        model: nn.Module = transformers.AutoModelForCausalLM.from_pretrained(
             self.folder, dtype=torch.float64, **more
         )
         return model.train()
 
 
 def axes_of(layout: ParityLayout) -> dict[str, int]:
-    """Return the layout as keyword arguments of transformers' DistributedConfig, by name. Raises
-    BadInput if they cannot state it."""
+    """Return the layout as keyword arguments of transformers' DistributedConfig, by name. `dp`
+    counts copies of what `fsdp` divides; only with `ep` above 1 and `fsdp` 1 it is the `fsdp_size`
+    itself. Raises BadInput if they cannot state the layout."""
     if (
         layout.pp * layout.cp > 1
         or layout.sequence_parallel
@@ -150,20 +153,19 @@ def axes_of(layout: ParityLayout) -> dict[str, int]:
             "transformers is run with tp, ep, fsdp and dp (copies of what fsdp divides): leave the"
             " other parts out of the layout's name"
         )
+    axes = {"tp_size": layout.tp, "fsdp_size": layout.fsdp, "ep_size": layout.ep}
     if layout.ep > 1 and layout.fsdp == 1:
-        return {"tp_size": layout.tp, "fsdp_size": layout.dp, "ep_size": layout.ep}
-    return {
-        "tp_size": layout.tp,
-        "fsdp_size": layout.fsdp,
-        "ep_size": layout.ep,
-        "dp_replicate_size": layout.dp,
-    }
+        axes["fsdp_size"] = layout.dp
+    elif layout.dp > 1:  # releases before 5.23 have no such argument
+        axes["dp_replicate_size"] = layout.dp
+    return axes
 
 
-def batch_of(seed: int) -> dict[str, torch.Tensor]:
-    """Return a random batch as keyword arguments of the model, with rows of unequal length. Padding
-    and up to 3 tokens of a prompt have no label, and the last eighth of the vocabulary does not
-    occur. `counted` is the number of labels in the batch, repeated for each row."""
+def batch_of(seed: int) -> dict[str, Tensor]:
+    """Return a random batch as a dict for `token_loss`: `input_ids`, `attention_mask` and `labels`,
+    int64 tensors [8, 12] with rows of unequal length. Padding and up to 3 tokens of a prompt have
+    the label -100, and the last eighth of the vocabulary does not occur. `counted`, [8], is the
+    number of labels after the first position in the whole batch, repeated for each row."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(3, SMALL["vocab_size"] * 7 // 8, (ROWS, LENGTH), generator=generator)
     lengths = torch.randint(LENGTH // 2, LENGTH + 1, (ROWS, 1), generator=generator)
@@ -178,9 +180,10 @@ def batch_of(seed: int) -> dict[str, torch.Tensor]:
     }
 
 
-def token_loss(model: torch.nn.Module, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the sum of the rows' token losses, divided by the number of labels that this number of
-    rows has on average in the batch."""
+def token_loss(model: nn.Module, rows: Mapping[str, Tensor]) -> Tensor:
+    """Return the loss of a microbatch `rows`, a scalar to differentiate: the sum of its labels'
+    cross-entropies in nats, divided by the number of labels that so many rows have on average in
+    the whole batch. The mean of it over equal microbatches is the mean over the batch's labels."""
     logits = model(
         input_ids=rows["input_ids"], attention_mask=rows["attention_mask"], use_cache=False
     ).logits

@@ -27,10 +27,10 @@ def split_and_keep(text: str, ngrams: Ngrams, margin: int = 200, min_part: int =
     """Return a list of the parts, in order, of the text that are left when its matches with
     `ngrams` are cut out; `[text]` if there is no match.
 
-    At the first match, the left part ends with the last sentence end at least `margin` characters
-    before it, and the right part starts after the first sentence end at least `margin` characters
-    behind it. A part is kept if it is longer than `min_part` characters. The right part is searched
-    in turn. Time is linear in the text.
+    At the first match, the left part ends with the last sentence end (`.`, `!` or `?`) at least
+    `margin` characters before it, and the right part starts after the first sentence end at least
+    `margin` characters behind it. A part is kept if it is longer than `min_part` characters. The
+    right part is searched in turn. Both numbers are 200 by default. Time is linear in the text.
     """
     parts = []
     begin = 0
@@ -57,9 +57,9 @@ def decontaminate(
     """Return a list of the document's clean parts, each a document with `#` and its number from 0
     appended to its id, or of the document itself if it has no match with `ngrams`.
 
-    Returns a Drop if no part is left, or more than `max_parts` are. `margin` characters on each
-    side of a match go too, onwards to the end of a sentence; a part is longer than `min_part`
-    characters.
+    Returns a Drop if no part is left, or more than `max_parts`, by default 10, are. `margin`
+    characters on each side of a match go too, onwards to the end of a sentence; a part is longer
+    than `min_part` characters. Both are 200 by default.
     """
     parts = split_and_keep(document.text, ngrams, margin, min_part)
     if parts == [document.text]:

@@ -72,7 +72,8 @@ def check_test_set_name(name: str) -> None:
 
 def find_test_set(name: str) -> Path:
     """Return the path of a test set: a published one, such as `lambada`, or the PATH of
-    `jsonl:PATH` or `text:PATH`. A published one is downloaded if this machine does not have it.
+    `jsonl:PATH` or `text:PATH`. A published one is downloaded if this machine does not have it; a
+    file that it has is not checked.
 
     Raises DataMissing if a published one cannot be found or downloaded, BadInput if there is no
     file at PATH.
@@ -90,7 +91,8 @@ def find_test_set(name: str) -> Path:
 
 def find_gpt2_vocabulary() -> tuple[Path, Path]:
     """Return a pair, the paths of GPT-2's `vocab.json` and `merges.txt`, downloaded if this machine
-    does not have them. Raises DataMissing if they cannot be found or downloaded."""
+    does not have them; files that it has are not checked. Raises DataMissing if they cannot be
+    found or downloaded."""
     vocabulary, merges = map(_find, GPT2_FILES)
     return vocabulary, merges
 

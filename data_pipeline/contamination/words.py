@@ -36,7 +36,8 @@ class Ngrams:
 
     @classmethod
     def of(cls, ngrams: Iterable[str]) -> "Ngrams":
-        """Return an Ngrams that holds exactly these n-grams, which may have different lengths."""
+        """Return an Ngrams that holds exactly `ngrams`, each lower-cased words joined by one space;
+        they may have different lengths."""
         members = tuple(sorted(set(ngrams)))
         return cls(members, max((ngram.count(" ") + 1 for ngram in members), default=1))
 
@@ -48,7 +49,8 @@ class Ngrams:
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
-        """Distinct lengths of the n-grams in words, longest first."""
+        """Tuple of the distinct lengths of the n-grams in words, longest first; empty without
+        texts."""
         return tuple(
             sorted({min(text.count(" ") + 1, self.words) for text in self.texts}, reverse=True)
         )
@@ -89,9 +91,10 @@ class Ngrams:
 
     def search(self, text: str) -> Iterator[tuple[int, str]]:
         """Yield a pair for each match in `text`, from left to right: its character position and the
-        n-gram; at one position the longest comes first. A tag, a link's target or a soft hyphen
-        within a match hides it here, unlike in `matches`. `texts` must not be empty. The index
-        proposes positions; the words there are compared."""
+        n-gram, lower-cased words joined by one space; at one position the longest comes first. A
+        tag, a link's target or a soft hyphen within a match hides it here, unlike in `matches`.
+        This object must have at least one text. The index proposes positions; the words there are
+        compared."""
         for start in self.index.candidates(text):
             words = [
                 word.group().lower() for word in islice(WORD.finditer(text, start), self.lengths[0])

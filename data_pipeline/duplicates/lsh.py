@@ -73,15 +73,15 @@ def buckets(keys: NDArray[np.uint64]) -> Buckets:
     arrays: the documents bucket by bucket, as indices of `keys` and ascending in each bucket, and
     the start of each bucket, [buckets + 1]; the last start is the total.
 
-    `keys` [documents] may be a memory map. Needs up to 32 bytes for each document.
+    `keys` [documents] may be a memory map. Needs up to 32 bytes of memory for each document.
     """
     order = np.argsort(keys)
     return runs(order, keys[order])
 
 
 def sketch(minima: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """Return the lowest byte of each minimum of signatures [..., permutations], packed into words
-    [..., words]. Zeros fill the last word."""
+    """Return the lowest byte of each minimum of signatures [..., permutations], packed in order
+    into uint64 words of eight bytes, [..., words]. Zeros fill the last word."""
     words = np.zeros((*minima.shape[:-1], -(-minima.shape[-1] // WORD_BYTES)), np.uint64)
     words.view(np.uint8)[..., : minima.shape[-1]] = minima & 0xFF
     return words

@@ -61,8 +61,8 @@ def _first(forest: Forest, document: int) -> int:
 
 @compiled
 def join(forest: Forest, left: int, right: int) -> None:
-    """Join the sets of the documents `left` and `right` in the union-find `forest`, which is
-    changed."""
+    """Join the sets of the documents `left` and `right` in the union-find `forest`, in place; the
+    smaller of their roots becomes the root of both. Documents of one set stay as they are."""
     left = _first(forest, left)
     right = _first(forest, right)
     forest[max(left, right)] = min(left, right)
@@ -92,9 +92,10 @@ def link(
     buckets, as `buckets` returns them. `sketches` are those of all documents, [documents, words].
     `forest` and `partly` are changed.
 
-    A document is compared with the first `most` documents of its bucket, but not with members of
-    its own set, so a bucket of near-duplicates costs one comparison for each. The members of a set
-    form a chain: `following` leads from its head in `heads` to its tail in `tails`.
+    A document is compared with the first `most` documents of its bucket, by default MOST_OFFERED,
+    but not with members of its own set, so a bucket of near-duplicates costs one comparison for
+    each. The members of a set form a chain: `following` leads from its head in `heads` to its tail
+    in `tails`.
 
     Returns the number of pairs that could have joined two sets but were not compared, and the
     number of compared pairs that do not agree. The later document of each pair left uncompared is

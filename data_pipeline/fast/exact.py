@@ -29,9 +29,9 @@ def checked(
     samples: Iterable[T],
     same: Callable[[R, R], bool] = eq,
 ) -> Callable[[T], R]:
-    """Return the function that `fast()` makes if its results agree, by the function `same`, with
-    `reference` on every sample, else `reference`, also if an error is raised meanwhile. `name` is
-    for the message.
+    """Return the function that `fast()` makes if its results agree, by the function `same`, by
+    default `==`, with `reference` on every sample, else `reference`, also if an error is raised
+    meanwhile. `name` is for the message.
 
     A rejected function is announced on standard error; results are the same either way.
     """
@@ -62,10 +62,10 @@ def checked_with_tables(
     samples: Iterable[T],
     same: Callable[[R, R], bool] = eq,
 ) -> Callable[[T], R]:
-    """Return the function that `fast` builds from the arrays that `make` returns; but `reference`
-    if that function differs from it on a sample or fails, which is announced on standard error.
-    `name` and `same` are those of `checked`. The arrays of an accepted function are cached on disk:
-    later processes need neither the library nor the samples.
+    """Return the function that `fast` builds from the arrays by name that `make` returns; but
+    `reference` if that function fails, or differs from it, by `same`, on one of `samples`, which is
+    announced on standard error with `name`. The arrays of an accepted function are cached on disk:
+    later processes do not call `make`, and compare no samples.
 
     `tables` is the name of the cached file without its ending, and the library's name. The cache is
     used as long as the library's files, the files beside this one, Python, numpy, the compiler and

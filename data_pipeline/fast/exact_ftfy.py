@@ -40,7 +40,8 @@ Codes = NDArray[np.uint32]
 
 
 def as_codes(text: str) -> Codes:
-    """Return the text's code points as uint32 [characters], lone surrogates included."""
+    """Return the text's code points as uint32 [characters], lone surrogates included, a read-only
+    array."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
@@ -194,8 +195,9 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
         return kinds_here
 
     def normalized(text: str, kinds_here: int = MARK) -> str:
-        """Return the text, whose kinds of characters are `kinds_here`, in the chosen Unicode normal
-        form. Raises Unfit for too many marks in a row."""
+        """Return the text in the chosen Unicode normal form. `kinds_here` are its kinds of
+        characters, as bits; by default it may have marks. Raises Unfit for a text with marks that
+        has too many of them in a row."""
         if kinds_here & MARK and any(len(run.group()) > MOST_MARKS for run in FIND_MARKS(text)):
             raise Unfit(
                 f"more than {MOST_MARKS:,} accents or other marks on one character, which would"
@@ -206,7 +208,8 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
     def settle(text: str, entities: bool) -> str | None:
         """Repeat the cheap repairs (ligatures, widths, quotes, normalization) until the text stops
         changing, and return it. Return None if the text may need another repair, before or after
-        them."""
+        them; HTML entities count as such only if `entities` is True. Raises Unfit for too many
+        marks in a row."""
         while (kinds_here := needs(text, entities)) is not None:
             fixed = text
             if kinds_here & TRANSLATED:
@@ -247,8 +250,8 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
 
     def fix_segment(segment: str, entities: bool) -> str:
         """Return one of ftfy's segments, a line or a part of a long line, after its repair: by the
-        cheap repairs if they suffice, else by all. Raises Unfit if that takes too many passes, or
-        for too many marks in a row."""
+        cheap repairs if they suffice, else by all. HTML entities are repaired only if `entities` is
+        True. Raises Unfit if that takes too many passes, or for too many marks in a row."""
         settled = settle(segment, entities)
         if settled is None and not (entities and find_entity(segment)):
             settled = settle(decoded(segment, _passes()), entities)
@@ -294,9 +297,10 @@ def _segments(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _blocks(text: str, tagged: int) -> Iterator[tuple[int, int]]:
-    """Yield a pair, start and end, for each block of a text, in order: whole segments of about
-    BLOCK characters, or one longer segment. A block starts at `tagged`, where the segment with the
-    first tag starts; if it is the text's length there is none."""
+    """Yield a pair, start and end, for each block of a text, in order: whole segments (ftfy's:
+    lines or parts of long lines) with at most BLOCK characters in all, or one longer segment. A
+    block starts at `tagged`, where the segment with the first tag starts; without a tag `tagged` is
+    the text's length."""
     start = 0
     while start < len(text):
         stop = tagged if start < tagged else len(text)

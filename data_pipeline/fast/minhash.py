@@ -33,9 +33,9 @@ a."""
 
 
 def working_space() -> tuple[Numbers, Numbers]:
-    """Return working memory for hashing LANES strings at once with SHA-1, as two flat arrays: the
-    words of the schedule, all 0, and the states, which begin with each value of OPENING, LANES
-    times, and are else 0."""
+    """Return working memory for hashing LANES strings at once with SHA-1, as two flat uint32
+    arrays: the words of the schedule, all 0, and the states, which begin with each value of
+    OPENING, LANES times, and are else 0."""
     states = np.zeros((len(OPENING) + ROUNDS, LANES), np.uint32)
     states[: len(OPENING)] = np.array(OPENING, np.uint32)[:, None]
     return np.zeros(ROUNDS * LANES, np.uint32), states.ravel()
@@ -61,9 +61,10 @@ def _earlier(states: Numbers, at: int) -> tuple[np.uint32, np.uint32, np.uint32]
 def _append(
     states: Numbers, schedule: Numbers, at: int, mixed: np.uint32, constant: np.uint32
 ) -> None:
-    """Compute one round of SHA-1 in one lane, and write the new state into `states`, with the index
-    `at` if OPENING is not counted. `mixed` is the value of the round's function of b, c and d, and
-    `constant` its constant."""
+    """Compute one round of SHA-1 in one lane from the five states that lie LANES apart in `states`,
+    the oldest at the index `at`, and write the new state, one 32-bit word, behind them at `at` + 5
+    · LANES. `mixed` is the value of the round's function of b, c and d, `constant` its constant,
+    and `schedule[at]` its word."""
     total = (
         _rotate(states[at + 4 * LANES], 5)
         + mixed
@@ -86,10 +87,11 @@ def sha1_hashes32(
 ) -> None:
     """Write the first four bytes of SHA-1 of `data[starts[n]:ends[n]]`, little-endian, to
     `hashes[n]`, for each n in `chosen`. `schedule` and `states` are working memory from
-    `working_space`.
+    `working_space`. Strings have at most LONGEST bytes, which is not checked: a longer one gets a
+    wrong hash.
 
     FIPS 180-4, with its five variables as one sequence: each round appends a state. b is the state
-    before it; c, d and e are the states before b, rotated. Strings are at most LONGEST bytes.
+    before it; c, d and e are the states before b, rotated.
     """
     for first in range(0, chosen.shape[0], LANES):
         lanes = min(LANES, chosen.shape[0] - first)
@@ -153,9 +155,9 @@ SAMPLES = (
 
 
 def signature(text: str, num_permutations: int = 128, shingle_characters: int = 5) -> Numbers:
-    """Return a text's MinHash signature as uint32 [num_permutations]: for each permutation the
-    smallest permuted hash of the text's shingles, which have `shingle_characters` characters; a
-    shorter text is its own only shingle."""
+    """Return a text's MinHash signature as uint32 [num_permutations], by default 128: for each
+    permutation the smallest permuted hash of the text's shingles, which have `shingle_characters`
+    characters, by default 5; a shorter text is its own only shingle."""
     return _signer(num_permutations, shingle_characters)(text)
 
 
@@ -163,8 +165,8 @@ def reference_signature(
     text: str, num_permutations: int = 128, shingle_characters: int = 5
 ) -> Numbers:
     """Return a text's MinHash signature, the smallest permuted hash of its shingles of
-    `shingle_characters` characters for each permutation, as datasketch itself computes it, uint32
-    [num_permutations]."""
+    `shingle_characters` characters, by default 5, for each permutation, by default 128, as
+    datasketch itself computes it, uint32 [num_permutations]."""
     sketch = as_sketch(None, num_permutations)
     encoded = [
         shingle.encode("utf-8", "surrogatepass") for shingle in shingles(text, shingle_characters)
@@ -208,9 +210,11 @@ def _permutations(count: int) -> dict[str, Numbers]:
 
 
 def _compiled_signer(shingle_characters: int, reference: Sign, arrays: Arrays) -> Sign:
-    """Return a compiled function that computes a text's signature from shingles of
-    `shingle_characters` characters; `arrays` has under `permutations` the multipliers and the
-    offsets, [2, permutations]. A text shorter than a shingle is given to `reference`."""
+    """Return a compiled function from a text to its MinHash signature, uint32 [permutations], of
+    its shingles of `shingle_characters` characters. `arrays` has under `permutations` the
+    multipliers and the offsets, [2, permutations]. A text shorter than a shingle is given to
+    `reference`, a function of the same kind. The function changes tables that it keeps from call to
+    call, so one thread at a time may call it."""
     multipliers, offsets = np.ascontiguousarray(arrays["permutations"])
     known = np.full((1 << TABLE_BITS, 2), EMPTY)
     recent = np.zeros(RECENT_HASHES, np.uint64)
@@ -240,8 +244,9 @@ def _signature(
     states: Numbers,
     document: int,
 ) -> Numbers:
-    """Return the signature, [permutations], of a text in UTF-8 that has at least one shingle of
-    `characters` characters.
+    """Return the signature, uint32 [permutations], of `data`, a text in UTF-8 that has at least one
+    shingle of `characters` characters. `multipliers` and `offsets` [permutations] define the
+    permutations.
 
     `known` caches shingles' keys and hashes, side by side, across documents. `recent` holds the
     hashes met in this document, each with the document's number; both are changed. `document` must
@@ -305,8 +310,8 @@ def _lower(minima: Numbers, hashes: Numbers, multipliers: Numbers, offsets: Numb
 
 @compiled
 def _mix(value: np.uint32) -> np.uint32:
-    """Return a hash after MurmurHash3's finalizer, which datasketch applies before it permutes
-    hashes."""
+    """Return the 32-bit hash `value` mixed by MurmurHash3's finalizer, as datasketch does before it
+    permutes hashes, as uint32."""
     value ^= value >> np.uint32(16)
     value = np.uint32(value * np.uint32(0x85EBCA6B))
     value ^= value >> np.uint32(13)

@@ -103,8 +103,8 @@ class NgramIndex:
 
 @cache
 def fold_table() -> NDArray[np.uint32]:
-    """Return a table [0x110000] that maps each code point to the first code point of its lower
-    case, or to 0 if it is not part of words.
+    """Return a table [0x110000] in uint32 that maps each code point to the first code point of its
+    lower case, or to 0 if it is not part of words.
 
     Words that are equal in lower case are equal after this mapping: the three sigmas are mapped to
     one, because which small sigma a capital becomes depends on its position, and only U+0130 has a
@@ -141,8 +141,9 @@ def _power_of_two(least: int) -> int:
 
 
 def _word_arrays(characters: int, words: int) -> Numbers:
-    """Return an uninitialised array, [3, entries], with room for the words of a chunk of
-    `characters`, the last `words` words before it, and an unfinished word."""
+    """Return an uninitialised uint64 array, [3, entries], whose rows are HASHES, STARTS and
+    MATCHES, with room for the words of a chunk of `characters`, the last `words` words before it,
+    and an unfinished word."""
     return np.empty((3, characters // 2 + words + 2), np.uint64)
 
 
@@ -223,10 +224,10 @@ def _search(
     table: Numbers,
 ) -> tuple[int, bool, int]:
     """Append the hashes and positions of the complete words of `codes` to `word_rows`, which has
-    `count` words, as `_hash_words` does. Look up every run of `words` words in the index, its
-    `filter_bits` and its `table`, and write the positions of the runs that it has to the row
-    MATCHES. Returns the new number of complete words, whether the chunk ends inside of a word, and
-    the number of matches."""
+    `count` words; `origin`, `fold` and `within_word` are as `_hash_words` takes them. Look up every
+    run of `words` words in the index, its `filter_bits` and its `table`, and write the positions of
+    the runs that it has to the row MATCHES, from its start. Returns the new number of complete
+    words, whether the chunk ends inside of a word, and the number of matches."""
     count, within_word = _hash_words(codes, origin, fold, word_rows, count, within_word)
     hashes = word_rows[HASHES]
     last_bit = np.uint64(len(filter_bits) * 64 - 1)

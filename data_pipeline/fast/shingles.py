@@ -19,15 +19,16 @@ _HALF = np.uint64(32)
 
 
 def shingles(text: str, characters: int = 5) -> frozenset[str]:
-    """Return a frozenset of the runs of `characters` characters of a text. A text that is shorter
-    is its own only shingle."""
+    """Return a frozenset of the runs of `characters` characters, by default 5, of a text. A text
+    that is shorter is its own only shingle."""
     return frozenset(
         text[start : start + characters] for start in range(max(1, len(text) - characters + 1))
     )
 
 
 def as_bytes(text: str) -> NDArray[np.uint8]:
-    """Return the text in UTF-8, as uint8 [bytes]; a lone surrogate keeps its own three bytes."""
+    """Return the text in UTF-8, as uint8 [bytes], a read-only array; a lone surrogate keeps its own
+    three bytes."""
     return np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
 
 

@@ -85,8 +85,8 @@ class Corpus:
         return documents[int(numbers[number - self._starts[shard]])]
 
     def _open_shard(self, shard: int) -> tuple[DocumentShard, NDArray[np.int64]]:
-        """Return the documents of the shard with number `shard`, as a DocumentShard, and the array
-        of the indices in it of the documents that the token filters kept."""
+        """Return the documents of the shard with number `shard`, as a DocumentShard, and a
+        read-only int64 array of the indices in it of the documents that the token filters kept."""
         numbers = np.load(self._measured / f"{shard:05d}" / NUMBERS, mmap_mode="r")
         return DocumentShard(self._prepared / f"{shard:05d}"), numbers
 
@@ -183,9 +183,9 @@ def find_copies(settings: Settings, inputs: list[Path], directory: Path) -> Coun
 
 
 def _digests(measured: Path, counts: Sequence[int], word: int) -> Words:
-    """Return one of the two 64-bit words, number `word` (0 or 1), of the digest of each text,
-    [documents], in the order of shards. They are read from the files that the pass `measure` wrote
-    below `measured`, where shard i has `counts[i]` texts."""
+    """Return one of the two 64-bit words, number `word` (0 or 1), of the digest of each text, a
+    uint64 array [documents], in the order of shards. They are read from the files that the pass
+    `measure` wrote below `measured`, where shard i has `counts[i]` texts."""
     words = np.empty(sum(counts), np.uint64)
     start = 0
     for shard, count in enumerate(counts):
@@ -222,16 +222,16 @@ def lay_side_by_side(settings: Settings, inputs: list[Path], directory: Path) ->
 
 def _rows(path: Path, words: int) -> Iterator[Words]:
     """Yield the fingerprints in the file `path`, which have `words` 64-bit words each, in order,
-    ROWS_AT_ONCE at a time, [rows, words]."""
+    ROWS_AT_ONCE at a time, as uint64 arrays [rows, words]."""
     with path.open("rb") as file:
         while len(rows := np.fromfile(file, np.uint64, ROWS_AT_ONCE * words)):
             yield rows.reshape(-1, words)
 
 
 def _open_sketches(folder: Path, config: DeduplicateConfig) -> tuple[Words, mmap]:
-    """Return the sketches of all distinct documents, [documents, words], as a view of the file
-    `sketches.bin` in `folder` that is mapped into memory, and the map. `config` are the settings
-    that the fingerprints were made with."""
+    """Return the sketches of all distinct documents, a read-only uint64 array [documents, words],
+    as a view of the file `sketches.bin` in `folder` that is mapped into memory, and the map.
+    `config` are the settings that the fingerprints were made with."""
     with (folder / SKETCHES).open("rb") as file:
         pages = mmap(file.fileno(), 0, access=ACCESS_READ)
     return np.frombuffer(pages, np.uint64).reshape(

@@ -62,11 +62,12 @@ def choose_order(settings: Settings, inputs: list[Path], directory: Path) -> Cou
 def split(
     documents: int, train: int = 29, valid: int = 1, seed: int = 1234
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the shuffled document numbers of the training and of the validation split, two arrays,
-    for a corpus of `documents` documents, in the ratio `train:valid` to the nearest document.
+    """Return two int64 arrays, the shuffled numbers of the training and of the validation
+    documents, for a corpus of `documents` documents, in the ratio `train:valid`, by default 29:1,
+    to the nearest document. Equal `seed`s give equal splits.
 
-    Each split has at least one document if there are two or more. The shuffle is NumPy's
-    RandomState, whose stream is fixed for good.
+    Each split has at least one document if there are two or more; one alone is for training. The
+    shuffle is NumPy's RandomState, whose stream is fixed for good.
     """
     order = np.random.RandomState(seed).permutation(documents).astype(np.int64)
     count = round(documents * valid / (train + valid))

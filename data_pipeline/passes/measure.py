@@ -136,8 +136,8 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 
 def encode(tokenizer: Tokenizer, text: str) -> NDArray[np.int32]:
-    """Return the token ids of a text with the end-of-text token appended, an int32 array
-    [tokens]."""
+    """Return the token ids of a text by `tokenizer`, with the id of its end-of-text token appended,
+    as an int32 array [tokens]."""
     return np.concatenate([tokenizer.encode_ids(text), np.array([tokenizer.end_of_text], np.int32)])
 
 

@@ -51,10 +51,10 @@ def count_overlap(texts: Iterable[str], test_set: Path, words: int) -> tuple[int
 
 
 def overlap(found: set[str], test_set: Path, words: int) -> JSON:
-    """Return the statistic of a test-set file as a dict, from the n-grams of it, of `words` words
-    each, that were `found` in all shards. `percent` and `occurrences` count every n-gram in the
-    test set, as the papers do: `occurrences` has how many there are, `ngrams`, and how many of them
-    were found, `found`.
+    """Return the statistic of the test-set file `test_set` as a dict, from the n-grams of it, of
+    `words` words each, that were `found` in all shards. `percent` and `occurrences` count every
+    n-gram in the test set, as the papers do: `occurrences` has how many there are, `ngrams`, and
+    how many of them were found, `found`; `percent` is 0 if there are no n-grams.
 
     `distinct` has these two numbers for different n-grams, and `documents` the pair [ngrams, found]
     for each document of the test set, in order. Raises BadInput if the test set cannot be read.
@@ -86,12 +86,12 @@ def measure_overlap(
     workspace: Workspace,
     directory: Path,
 ) -> None:
-    """Search the sources for the n-grams of the test sets, a dict name → path, in tasks of the
-    workspace; an n-gram has the number of words of `config.overlap`. Write `overlap.json`, which
-    has the share of each test set's n-grams that the sources contain, to `directory`. Raises
-    BadInput if the sources have no documents or more damaged files than the recipe allows, or a
-    test set cannot be read, and the errors of reading the sources. Prints to standard error a
-    warning of fewer damaged files."""
+    """Search the sources for the n-grams of the test sets in `test_sets`, a dict name → path, in
+    tasks of the workspace; an n-gram has the number of words of `config.overlap`. Write
+    `overlap.json`, which has for each test set the share of its n-grams that the sources contain,
+    to `directory`. Raises BadInput if the sources have no documents or more damaged files than the
+    recipe allows, or a test set cannot be read, and the errors of reading the sources. Prints to
+    standard error a warning of fewer damaged files."""
     shards = sources.shards(workspace, choose_shard_bytes(config.shard_bytes, sources.total_bytes))
     words = config.overlap.ngram_words
     results: JSON = {}
@@ -128,7 +128,7 @@ def count_shard(settings: Settings, inputs: list[Path], directory: Path) -> Coun
     the input contains, sorted, one a line, to `found.txt`. The shard is the list `pieces`. Returns
     the number of texts in the shard as `texts`, and `damaged`, a sentence on each damaged file;
     without `goes_on`, Damaged is raised for such a file. Raises BadInput if the test set cannot be
-    read."""
+    read, and the other errors of `read_pieces`, such as Interrupted if a file was changed."""
     damaged: list[str] = []
     items = read_sound(settings["pieces"], settings["max_line_bytes"], settings["goes_on"], damaged)
     texts = (item.text for item in items if isinstance(item, Document))

@@ -29,7 +29,8 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     if dropped documents are appended to `dropped.jsonl` there). Returns `stages`, the ledger
     entries of the source and the filters; the numbers of `documents` that are kept, of `malformed`
     lines, rows and such texts, and of `blank` lines; and `damaged`, a sentence on each damaged
-    file. Without `goes_on`, Damaged is raised for such a file.
+    file. Without `goes_on`, Damaged is raised for such a file; the other errors of `read_pieces`
+    always are.
     """
     filters = [TEXT_FILTERS[name](**section) for name, section in settings["filters"]]
     folder = directory if settings.get("keep_dropped") else None

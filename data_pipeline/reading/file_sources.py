@@ -89,7 +89,8 @@ class FileSource:
 
     @property
     def _root(self) -> Path:
-        """The path in the source's name, with `~` expanded."""
+        """The path in the source's name as a Path, with the home directory in place of a leading
+        `~/`. It need not exist."""
         return Path.home() / self._path[2:] if self._path.startswith("~/") else Path(self._path)
 
     @cached_property
@@ -182,8 +183,9 @@ class FileSource:
 
     @cached_property
     def total_bytes(self) -> int:
-        """Approximate number of bytes of text in the source's files; compressed files and Parquet
-        tables count by their content."""
+        """Approximate number of bytes of text in all files of the source; compressed files and
+        Parquet tables count by their content. The files are looked up at first access, which raises
+        the errors of `files`."""
         return sum(
             (
                 _content_bytes(path)
@@ -196,8 +198,9 @@ class FileSource:
     @property
     def document_bytes(self) -> float:
         """Mean bytes of a document: of a line in the first megabyte of the first file for JSON
-        lines, else of the texts of the documents among the first 100 items of `sample`. That much
-        of the files is read at each access. Raises the errors of `files`, and of `sample` if it is
+        lines, else of the texts of the documents among the first 100 items of `sample`, 1 if none
+        of these is a document. JSON lines whose file is damaged there are sampled too. That much of
+        the files is read at each access. Raises the errors of `files`, and of `sample` if it is
         read."""
         path = self.files[0][1]
         if self.kind in ("jsonl", "documents") and path.suffix != ".parquet":
@@ -214,7 +217,7 @@ class FileSource:
     def fingerprint(self) -> str:
         """Return a digest of the names and the content of all files to read. The files are read for
         it, once. Raises BadInput if one cannot be read, IntegrityFailure if a file of `documents`
-        differs from its seal."""
+        differs from its seal, and the errors of `files`."""
         return sha256_json([[piece.name, piece.sha256] for piece, *_ in self._surveyed])
 
     def describe(self) -> str:
@@ -232,7 +235,7 @@ class FileSource:
         read for their digests first, once; `workspace` is not used. Prints to standard error a note
         of a large compressed file of JSON lines that cannot be cut. Raises BadInput if a file
         cannot be read or a table lacks the text's column, IntegrityFailure if a file of `documents`
-        differs from its seal."""
+        differs from its seal, and the errors of `files`."""
         for piece, newlines, cuts in self._surveyed:
             if is_table(piece):
                 yield from _cut_table(piece, shard_bytes)
@@ -256,7 +259,8 @@ class FileSource:
     def sample(self) -> Iterator[Item]:
         """Yield the documents, the malformed input and the blank lines (None) of all files in
         order, without computing a digest of their files beforehand. Raises Damaged if a file cannot
-        be read to its end, BadInput if a table lacks the text's column."""
+        be read to its end, BadInput if a table lacks the text's column, and the errors of
+        `files`."""
         for name, path in self.files:
             piece = Piece(self.kind, name, str(path), "", path.stat().st_size, **self._keys)
             yield from read_pieces(_cut_table(piece, 1) if is_table(piece) else [piece])
@@ -338,7 +342,8 @@ class FileSource:
         two lists of the positions at which the file can be cut, the number of newlines before each
         grain of GRAIN_BYTES, and the Cuts of its compressed frames. The files are read at first
         access, with progress on standard error. Raises BadInput if one cannot be read,
-        IntegrityFailure if a file of `documents` differs from the seal of its directory."""
+        IntegrityFailure if a file of `documents` differs from the seal of its directory, and the
+        errors of `files`."""
         try:
             size = sum(path.stat().st_size for _, path in self.files)
             with (
@@ -354,11 +359,13 @@ class FileSource:
     def _survey(
         self, name: str, path: Path | Remote, progress: Progress
     ) -> tuple[Piece, list[int], list[Cut]]:
-        """Read the file at `path` once, and return a triple: a Piece with its SHA-256, and two
-        lists of the positions at which the file can be cut, the number of newlines before each
-        grain of GRAIN_BYTES and the Cuts of its compressed frames; a list is empty where there are
-        none. `progress` counts the bytes. Raises IntegrityFailure for a file of `documents` that
-        differs from the seal of its directory."""
+        """Read the file at `path` once, and return a triple: a Piece of the whole file with its
+        SHA-256, and two lists of the positions at which the file can be cut, the number of newlines
+        before each grain of GRAIN_BYTES and the Cuts of its compressed frames; a list is empty
+        where there are none. `name` is the file's name in the source, by which its documents are
+        called. `progress` counts the bytes. Raises IntegrityFailure for a file of `documents` that
+        differs from the seal of its directory; OSError if the file cannot be read, for a remote
+        file the errors of Remote."""
         size = path.stat().st_size
         split = name.split("/")[0] if self.kind == "documents" and "/" in name else ""
         split = SHARD.sub("", Path(name).stem) if split == "documents" else split
@@ -407,7 +414,7 @@ def _cut_frames(piece: Piece, shard_bytes: int, cuts: list[Cut]) -> Iterator[Pie
 
 def _content_bytes(path: Path | Remote) -> int:
     """Return the number of uncompressed bytes of the Parquet table at `path`, from its metadata, or
-    the file's size if the metadata cannot be read."""
+    the file's size if the metadata cannot be read. The errors of Remote are passed on."""
     import pyarrow
     from pyarrow import parquet
 

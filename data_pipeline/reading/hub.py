@@ -121,7 +121,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 @dataclass(frozen=True)
 class Location:
-    """Repository, subset and revision of a corpus on the hub."""
+    """Repository, OWNER/NAME, subset and revision of a corpus on the Hugging Face hub; a subset or
+    a revision of None stands for the hub's default."""
 
     repository: str
     subset: str | None
@@ -254,9 +255,9 @@ def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 
 def _open(location: Location) -> Any:
-    """Return a dict from each split of a corpus on the hub to a stream of its rows, which downloads
-    them as they are read. The libraries' errors are passed on, so that calling and reading belong
-    in `asking_for`."""
+    """Return a dict from the name of each split of the corpus at `location` on the hub to an
+    iterable of its rows, dicts by column, which downloads them as they are read. The libraries'
+    errors are passed on, so that calling and reading belong in `asking_for`."""
     from datasets import load_dataset
 
     return load_dataset(

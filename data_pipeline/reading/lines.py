@@ -27,8 +27,8 @@ COMPRESSIONS = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"BZh": ".bz2",
 
 
 class Cut(NamedTuple):
-    """A position at which a compressed file can be entered, the start of a frame; or, as the last
-    of a list, the end of the file."""
+    """A position at which a compressed file can be entered, the start of a frame, with the size of
+    the decompressed content before it; or, as the last of a list, the end of the file."""
 
     start: int
     """First byte of the frame in the compressed file."""
@@ -70,10 +70,11 @@ def _expand(chunks: Iterable[bytes], kind: str) -> Iterator[tuple[bytes, int]]:
 def survey(
     path: Path | Remote, is_of_lines: bool, advance: Callable[[int], object]
 ) -> tuple[str, list[int], list[Cut]]:
-    """Return three values for a file, which is read once: its SHA-256; for an uncompressed file of
-    lines, the list of the numbers of newlines before each grain of GRAIN_BYTES; for one compressed
-    by gzip or Zstandard, the list of its Cuts. A list is empty where it does not apply; without
-    `is_of_lines` both are. `advance` is called with the number of bytes of each read.
+    """Return three values for the file at `path`, which is read once: its SHA-256; for an
+    uncompressed file of lines, the list of the numbers of newlines before each grain of
+    GRAIN_BYTES; for one compressed by gzip or Zstandard, the list of its Cuts. A list is empty
+    where it does not apply; without `is_of_lines` both are. `advance` is called with the number of
+    bytes of each read.
 
     The first cut is the start of the file, the last its end; the others are starts of frames,
     CHUNK_BYTES or more of content apart. A file that has no such frame, such as one of a single
@@ -114,8 +115,9 @@ def survey(
 
 
 def compression(path: Path | Remote) -> str:
-    """Return the kind of compression as an ending such as `.gz`: by the first bytes, else by the
-    ending of the name; "" if the file is not compressed or empty."""
+    """Open the file at `path`, and return its kind of compression as an ending such as `.gz`: by
+    its first bytes, else by the ending of its name; "" if it is not compressed or empty. Raises
+    OSError if it cannot be opened, for a remote file the errors of Remote."""
     with path.open("rb", 0) as file:
         head = file.read(8)
     ending = path.suffix.lower() if head and path.suffix.lower() in COMPRESSIONS.values() else ""
@@ -123,8 +125,9 @@ def compression(path: Path | Remote) -> str:
 
 
 class _Zstandard(io.RawIOBase):
-    """The content of a Zstandard file as a stream. A long window takes up to 2 GiB of memory.
-    Raises EOFError if the file is cut off."""
+    """The content of a Zstandard file as a stream that is read from front to back. A long window
+    takes up to 2 GiB of memory. Reading raises EOFError if the file is cut off, OSError if it is
+    damaged."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._content = _expand(iter(lambda: file.read(SMALL_CHUNK_BYTES), b""), ".zst")
@@ -143,17 +146,20 @@ class _Zstandard(io.RawIOBase):
 
 @contextmanager
 def open_bytes(path: Path | Remote, start: int = 0) -> Iterator[BinaryIO]:
-    """Context manager: yield a file opened as a stream of its decompressed bytes, from the
+    """Context manager: yield the file at `path` as a stream of its decompressed bytes, from the
     compressed frame, or the byte of a plain file, at `start`. Reading a damaged or cut file raises
-    OSError, EOFError, zlib.error or lzma.LZMAError."""
+    OSError, EOFError, zlib.error or lzma.LZMAError, and opening a missing one OSError; remote files
+    raise the errors of Remote."""
     with path.open("rb", CHUNK_BYTES) as file:
         file.seek(start)
         yield _decompressed(file, compression(path))
 
 
 def expanded_bytes(path: Path | Remote) -> int:
-    """Return the size of a file's decompressed content in bytes: the file's own size if it is not
-    compressed, else an estimate from its first megabyte, at least its own size."""
+    """Return the size in bytes of the decompressed content of the file at `path`: its own size if
+    it is not compressed, else an estimate from its first megabyte, at least its own size. A damaged
+    beginning counts as far as it can be read. Raises OSError if the file cannot be opened, for a
+    remote file the errors of Remote."""
     size = path.stat().st_size
     kind = compression(path)
     content = 0

@@ -12,7 +12,9 @@ SHARDS_OF_A_SMALL_CORPUS = 64
 
 @dataclass(frozen=True)
 class Piece:
-    """A file, or a part of one, that one task reads."""
+    """A file of input, or a range of one, that one task reads: its format, path and digest, the
+    bytes, compressed frames or row groups that belong to the piece, and the keys under which lines
+    or rows have the text, the id and the metadata."""
 
     kind: str
     """Format: `jsonl`, `documents`, `harvest`, `hub`, `parquet`, `arrow`, `csv`, `warc` or

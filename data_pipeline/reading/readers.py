@@ -67,8 +67,8 @@ class Damaged(BadInput):
 
 
 class Limit:
-    """Counter that admits documents within a largest number of documents and of UTF-8 bytes; None
-    stands for no limit."""
+    """Counter whose method `admits` lets documents pass up to a largest number of documents and of
+    their UTF-8 bytes; a limit that is None does not count."""
 
     def __init__(self, max_documents: int | None, max_bytes: int | None) -> None:
         self._max_documents = max_documents
@@ -78,9 +78,9 @@ class Limit:
         """True once a document was refused."""
 
     def admits(self, item: Item) -> bool:
-        """Return True and count the document if it is within the limits, else False; a shorter
-        document may be admitted after it. Return True for malformed input and blank lines, which do
-        not count."""
+        """Return True and count `item`, a document, if it is within the limits with the ones
+        counted before, else False; a shorter document may be admitted after it. Return True for
+        malformed input and blank lines, which do not count."""
         if not isinstance(item, Document):
             return True
         documents = self.documents + 1
@@ -129,9 +129,10 @@ def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -
 
 
 def _read_rows(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
-    """Yield the documents and malformed rows of a table, CSV file or archive; a text of more than
-    `max_line_bytes` characters is malformed. Raises Damaged for content that its library cannot
-    read; errors of reading and decompressing the file, and UserErrors, are passed on."""
+    """Yield the documents and malformed rows of the table, CSV file or archive of `piece`, in
+    order; a text of more than `max_line_bytes` characters is malformed. Raises Damaged for content
+    that its library cannot read; errors of reading and decompressing the file, and UserErrors, are
+    passed on."""
     try:
         for number, row in {"csv": _csv_rows, "warc": _warc_rows}.get(piece.kind, _table_rows)(
             piece
@@ -154,10 +155,11 @@ def _read_rows(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
 
 
 def _csv_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
-    """Yield pairs for the rows below the names of the columns: the line at which the row ends, and
-    a dict of its fields by column, or a reason if it has too many fields. Fields are texts, None
-    where the row is too short; the one under the text's key is bytes, because its UTF-8 is not
-    checked here. A file with `.tsv` in its name has tabs between columns."""
+    """Yield a pair for each row of a CSV file below the names of its columns: the number of the
+    line at which the row ends, from 1, and a dict of its fields by column, or a text that says why
+    it is malformed if it has too many fields. Fields are texts, None where the row is too short;
+    the one under the text's key is bytes, because its UTF-8 is not checked here. A file with `.tsv`
+    in its name has tabs between columns. Raises csv.Error for a field with wrong quotes."""
     delimiter = "\t" if ".tsv" in piece.path.lower().rpartition("/")[2] else ","
     # csv refuses fields of over 128 kB, and a text may be longer; `_read_rows` checks its length.
     csv.field_size_limit(1 << 62)
@@ -215,7 +217,8 @@ def read_sound(
 ) -> Iterator[Item]:
     """Yield what `read_pieces` yields of the pieces. With `goes_on`, a damaged file ends early: a
     sentence on its damage is appended to `damaged`, and a Malformed with line 0 is yielded for it.
-    Without, Damaged is raised."""
+    Without, Damaged is raised. The other errors of `read_pieces`, such as Interrupted for a changed
+    file, are raised either way."""
     for piece in pieces:
         try:
             yield from read_pieces([piece], max_line_bytes)
@@ -305,9 +308,9 @@ def _read_lines(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
 
 
 def _parse(piece: Piece, number: int, line: bytes, row: JSON | None = None) -> Item:
-    """Return a Document of `line`, JSON in bytes, or of `row` if one is given; or a Malformed with
-    the reason if that is not possible. `number` is the line's or row's number in the file. A
-    harvested line may also be a stored Malformed, which is returned."""
+    """Return a Document of `line`, JSON in bytes, or of `row` if one is given, by the keys in
+    `piece`; or a Malformed with the reason if that is not possible. `number` is the line's or row's
+    number in the file. A harvested line may also be a stored Malformed, which is returned."""
     value: Any = ""
     try:
         value = (
@@ -335,11 +338,14 @@ def _parse(piece: Piece, number: int, line: bytes, row: JSON | None = None) -> I
 
 def document_of(piece: Piece, number: int, value: object) -> Document:
     """Return the Document of a line or a row with the number `number` in its file; `value` is its
-    JSON value, and `piece` has the keys of the text, the id and the metadata. A line of the kinds
-    `documents` and `harvest` has its own `id`, `source` and `metadata` instead. A line without an
-    id gets the piece's name and `number`. Raises ValueError if `value` is not an object, has no
-    text, or has metadata that is nested too deeply; UnicodeDecodeError if the text is in bytes that
-    are not UTF-8."""
+    JSON value, and `piece` has the keys of the text, the id and the metadata. A line without an id
+    that is a text, not empty, or a number gets the piece's name and `number` as its id; another
+    line has these as its source. A line of the kinds `documents` and `harvest` has its own `id`,
+    `source` and `metadata` instead, with `piece.owner` before the id if there is one.
+
+    Raises ValueError if `value` is not an object, has no text, or has metadata that is nested too
+    deeply; UnicodeDecodeError if the text is in bytes that are not UTF-8.
+    """
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     text = _value(value, piece.text_key)

@@ -52,7 +52,8 @@ class Remote:
         """Call the method called `method` of fsspec's file system on this address and return its
         result; `more` are the `start` and `end` of a range of bytes. After an error, or if too few
         bytes came, it is called again after each of PAUSES_SECONDS; then Interrupted is raised.
-        Raises BadInput at once if there is no such file, ExtraMissing if a library is missing.
+        Raises BadInput at once if there is no such file or the address has an unknown protocol,
+        ExtraMissing if a library is missing.
 
         The file system is looked up at each call, because every process needs one of its own.
         """
@@ -99,8 +100,10 @@ class Remote:
 
     def stat(self) -> SimpleNamespace:
         """Return an object with the fields `st_size`, the file's size in bytes; `st_ino`, in place
-        of an inode a digest of the server's facts that change with the content; and `st_ctime_ns`,
-        0. Raises BadInput if the server does not say the size, or there is no such file."""
+        of an inode a digest, a text, of the server's facts that change with the content; and
+        `st_ctime_ns`, 0. Raises BadInput if the server does not say the size, or there is no such
+        file, and the other errors of Remote, such as Interrupted for a server that does not
+        answer."""
         facts = self._ask("info")
         if facts.get("size") is None:
             raise BadInput(
@@ -111,8 +114,10 @@ class Remote:
         return SimpleNamespace(st_ino=mark, st_size=int(facts["size"]), st_ctime_ns=0)
 
     def open(self, mode: str = "rb", buffering: int = RANGE_BYTES) -> BinaryIO:
-        """Return the file opened as a binary stream, whose bytes are fetched as they are read,
-        `buffering` bytes ahead."""
+        """Return the remote file, opened for reading, as a binary stream, whose bytes are requested
+        as they are read, `buffering` bytes ahead. `mode` must be "rb". Opening and reading raise
+        BadInput if there is no such file, Interrupted if the server does not answer, ExtraMissing
+        without a library that the address needs."""
         import fsspec
 
         file = fsspec.spec.AbstractBufferedFile(
@@ -123,8 +128,10 @@ class Remote:
 
     def files(self) -> list[tuple[str, "Remote"]]:
         """Return a list of pairs, the name and Remote of the file itself, or of all files that
-        match its pattern or lie below it, in order. Names are paths below the address, or below the
-        folder before a pattern."""
+        match its pattern or lie below it, in order of address. Names are paths below the address,
+        or below the folder before a pattern; the file itself has its last part. The list is empty
+        if nothing matches a pattern; without a pattern BadInput is raised if nothing is at the
+        address. Raises the other errors of Remote too."""
         import fsspec
 
         if "*" in self.url:
@@ -143,5 +150,6 @@ class Remote:
 
 
 def place_of(path: str) -> Path | Remote:
-    """Return a path as a Path, or an address with `://` as a Remote."""
+    """Return the text `path` as a Remote if it has `://` in it, else as a Path. Nothing is looked
+    up."""
     return Remote(path) if "://" in path else Path(path)

@@ -22,8 +22,9 @@ Source = FileSource | HubSource | InstalledDocs
 
 @dataclass
 class OpenedSources:
-    """The sources of one build, in order, each read up to the recipe's limits, and the datasets
-    that it compares with."""
+    """The opened sources of one build, in order, each read up to the recipe's limits, and the
+    datasets that it compares with; `shards` gives the pieces to read. The files of all sources but
+    `documents` are looked up when it is made, which raises BadInput for one without files."""
 
     sources: tuple[Source, ...]
     config: SourcesConfig
@@ -53,7 +54,8 @@ class OpenedSources:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the sources, as the recipe or the fallback has them, in order."""
+        """A tuple of the names of the sources, in order: as in the recipe or, if the fallback
+        replaces its sources on the hub, the fallback and then the recipe's other sources."""
         return tuple(source.name for source in self.sources)
 
     @property
@@ -131,7 +133,8 @@ class OpenedSources:
     def _within_limits(self, source: Source, pieces: Iterator[Piece]) -> Iterator[Piece]:
         """Yield `pieces`, the source's, up to the recipe's limits, and remember for the description
         how many documents were read if the source was cut off. Datasets to compare with have no
-        limits, and installed documentation keeps them by itself."""
+        limits, and installed documentation keeps them by itself. With a limit the pieces are read
+        here once more, which raises the errors of `pieces_within`."""
         config = self.config
         if (
             source in self.compared

@@ -37,7 +37,7 @@ class Clean(TextFilter):
         return fix_text(self.normalization, *(name for name in switches if not getattr(self, name)))
 
     def apply(self, text: str) -> str | Drop:
-        """Return the repaired text, or a Drop if it has only white space. Raises Unfit for a text
-        that cannot be repaired in linear time."""
+        """Return the text as ftfy repairs it by the settings, or a Drop if it then has only white
+        space. Raises Unfit for a text that cannot be repaired in linear time."""
         fixed = self._fix_text(text)
         return fixed if fixed.strip() else Drop("empty")

@@ -49,7 +49,8 @@ class Gopher(TextFilter):
     )
 
     def apply(self, text: str) -> str | Drop:
-        """Return the text, or a Drop with the first rule that it breaks."""
+        """Return the text unchanged if it keeps all of Gopher's rules, else a Drop with the name of
+        the first rule that it breaks."""
         return next(map(Drop, _broken(text)), text)
 
 

@@ -7,7 +7,8 @@ from mlm_repro.data_pipeline.stages.stage import Example, TokenFilter
 
 
 class Length(TokenFilter):
-    """Drop documents with too few tokens."""
+    """Drop documents with too few tokens. A document is kept if it has at least `min_tokens`, its
+    end-of-text token included."""
 
     name = verb = "length"
     examples = (
@@ -20,6 +21,7 @@ class Length(TokenFilter):
     """Smallest number of tokens of a kept document, its end-of-text token included."""
 
     def apply(self, text: str, tokens: int) -> Drop | None:
-        """Return None for a text with enough tokens, else a Drop. Megatron-LM's cleanup_dataset.py
-        counts only texts under 1,024 characters; here every document is counted."""
+        """Return None for a text of at least `min_tokens` tokens, which is kept, else a Drop.
+        Megatron-LM's cleanup_dataset.py counts only texts under 1,024 characters; here every
+        document is counted."""
         return None if tokens >= self.min_tokens else Drop(f"fewer than {self.min_tokens} tokens")

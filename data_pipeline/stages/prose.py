@@ -37,7 +37,7 @@ LIST_ITEM = re.compile(r"\s*(?:(?:[-*+•]|\.\.|\(?\d{1,2}[.)]|\(?[a-z]\)|:[\w ]
 
 
 def letters(text: str) -> int:
-    """Return the number of characters of a text that are letters or white space, together."""
+    """Return how many characters of a text are letters or white space, both counted together."""
     ascii_letters = text.encode("ascii", "ignore").translate(None, OTHER_ASCII)
     return len(ascii_letters) + sum(
         sign.isalpha() or sign.isspace() for sign in BEYOND_ASCII.findall(text)
@@ -51,7 +51,8 @@ def function_words(words: Iterable[str]) -> int:
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """Yield the paragraphs that are laid out as prose, whatever their words, each as one line.
+    """Yield the paragraphs of `text` that are laid out as prose, whatever their words, in order,
+    each as one line.
 
     Blank lines divide paragraphs, and so do lines of signs such as the one below a title. The lines
     of prose begin in the same column; the first may be indented further. None begins like an item

@@ -11,8 +11,8 @@ SOURCE = "source"
 
 
 class Example(NamedTuple):
-    """A text, and the outcome that a filter with default settings has for it, which a test checks.
-    A filter lists such pairs as `examples`."""
+    """A text, and the outcome that a filter with default settings has for it, the kept or changed
+    text or a Drop; a test checks that. A filter lists such pairs as `examples`."""
 
     text: str
     outcome: str | Drop

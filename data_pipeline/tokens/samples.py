@@ -76,8 +76,9 @@ def build_sample_index(
 
 
 class SamplePiece(NamedTuple):
-    """Tokens of one document within a sample, with the document's index in its token file and the
-    first token's position in the document."""
+    """Tokens of one document within a sample, a read-only view of its token file `file`, with the
+    document's index there and the first token's position in the document. Each sequence of the
+    token file counts as a document, as in Megatron-LM."""
 
     document: int
     start: int
@@ -101,12 +102,12 @@ class PackedSamples:
 
     def pieces(self, number: int) -> Iterator[SamplePiece]:
         """Yield a SamplePiece for each document, whole or in part, that makes up the `number`-th
-        sample in training order."""
+        sample, from 0, in training order."""
         return self._pieces(int(self.index.shuffle[number]))
 
     def consecutive(self, number: int) -> NDArray[np.int64]:
-        """Return the token ids of the `number`-th sample in packed order, before samples are
-        shuffled, [s + 1]. Its last token is the first of the next sample."""
+        """Return the token ids of the `number`-th sample, from 0, in packed order, before samples
+        are shuffled, a new int64 array [s + 1]. Its last token is the first of the next sample."""
         return np.concatenate([piece.tokens for piece in self._pieces(number)]).astype(np.int64)
 
     def _pieces(self, packed: int) -> Iterator[SamplePiece]:
@@ -121,7 +122,8 @@ class PackedSamples:
             offset = 0
 
     def sample(self, number: int) -> NDArray[np.int64]:
-        """Return the token ids of the `number`-th sample in training order, [s + 1]."""
+        """Return the token ids of the `number`-th sample, from 0, in training order, a new int64
+        array [s + 1]."""
         return np.concatenate([piece.tokens for piece in self.pieces(number)]).astype(np.int64)
 
 
@@ -148,11 +150,12 @@ class BlendedSamples:
 
     def pieces(self, number: int) -> Iterator[SamplePiece]:
         """Yield a SamplePiece for each document, whole or in part, that makes up the `number`-th
-        sample in training order. They are from one token file."""
+        sample, from 0, in training order. They are from one token file."""
         return self._parts[self.datasets[number]].pieces(int(self.numbers[number]))
 
     def sample(self, number: int) -> NDArray[np.int64]:
-        """Return the token ids of the `number`-th sample in training order, [s + 1]."""
+        """Return the token ids of the `number`-th sample, from 0, in training order, a new int64
+        array [s + 1]."""
         return self._parts[self.datasets[number]].sample(int(self.numbers[number]))
 
 
@@ -186,7 +189,7 @@ def known_tokens(tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64
 
 
 def normalized(weights: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the weights divided by their sum, as a new array."""
+    """Return `weights`, a sequence of numbers, divided by their sum, as a new float64 array."""
     array = np.array(weights, np.float64)
     return array / array.sum()
 
@@ -194,8 +197,8 @@ def normalized(weights: Sequence[float] | NDArray[np.float64]) -> NDArray[np.flo
 def blending_indices(
     weights: NDArray[np.float64], size: int
 ) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-    """Return two arrays [size]: for each of `size` samples the index of its dataset, and the
-    sample's number in that dataset.
+    """Return two arrays [size]: for each of `size` samples the index of its dataset, int16, and the
+    sample's number in that dataset, int64.
 
     Each sample comes from the dataset that is furthest behind its weight, the first of equals
     (Megatron-LM megatron/data/helpers.cpp, build_blending_indices). `weights` add up to 1.

@@ -30,7 +30,8 @@ Tokens = NDArray[np.int64]
 
 
 class PairSample(NamedTuple):
-    """A BERT sample: two runs of sentences, masked and padded; arrays are [seq_length]."""
+    """A BERT sample: [CLS], then two runs of sentences with [SEP] after each, some tokens of them
+    masked, then [PAD] to the end; arrays are int64 [seq_length]."""
 
     tokens: Tokens
     targets: Tokens
@@ -44,7 +45,8 @@ class PairSample(NamedTuple):
 
 
 class Masking:
-    """Masks runs of whole words in token sequences, for a BERT to predict them."""
+    """Masks runs of whole words in token sequences, for a BERT to predict them: the method `apply`
+    returns a masked copy of a sequence and the original ids of its masked tokens."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
@@ -68,9 +70,9 @@ class Masking:
     def apply(
         self, tokens: Tokens, target_length: int, random: np.random.RandomState
     ) -> tuple[Tokens, Tokens]:
-        """Return two arrays [tokens]: a copy of the sequence with some tokens masked, of which on
-        average 80 % become [MASK] and 10 % a random token, and the original ids of all masked
-        tokens, -1 elsewhere.
+        """Return two int64 arrays [tokens]: a copy of the sequence with some tokens masked, of
+        which on average 80 % become [MASK], 10 % a random token and 10 % stay, and the original ids
+        of all masked tokens, -1 elsewhere.
 
         Runs of one to LONGEST_RUN whole words are masked. At most MASKED_SHARE of `target_length`
         tokens are masked, and no more than that share of the sequence, rounded, or one token. Draws
@@ -195,7 +197,7 @@ def _trim(
 ) -> tuple[Tokens, Tokens]:
     """Return a pair, the arrays `a` and `b`, cut so that together they have at most `target`
     tokens: one token after the other leaves the longer part, or `b` if they are equal, at its start
-    or its end as drawn from `random`."""
+    or its end as drawn from `random`. The two are views and no copies."""
     spans = [[0, len(a)], [0, len(b)]]
     while sum(end - start for start, end in spans) > target:
         longer = spans[0] if spans[0][1] - spans[0][0] > spans[1][1] - spans[1][0] else spans[1]
@@ -212,7 +214,8 @@ def _map_samples(sizes: Any, documents: Any, longest: int, draws: Any, index: An
     the sentence after its last and its target length, at most `longest`, and return their number:
     Megatron-LM's build_mapping (megatron/core/datasets/helpers.cpp) with its generator's `draws`,
     one for each sentence and document. `sizes` are the tokens of each sentence, `documents` the
-    first sentences of documents, then the number of sentences."""
+    first sentences of documents, then the number of sentences. A document of one sentence has no
+    sample."""
     targets = np.where(draws % SHORT_EVERY == 0, 2 + draws % (longest - 1), longest)
     count = 0
     drawn = 0

@@ -26,7 +26,11 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Flags of each token from which words and sentences are found; each array is [vocabulary]."""
+    """Flags of each token of a vocabulary, boolean arrays [vocabulary], from which words and
+    sentences are found, and the ids of end-of-text and of BERT's special tokens. The flags are of
+    the token's text: it begins or ends in a letter, a digit or a part of a character, begins with
+    white space, ends in `.`, `!` or `?`, closing quotes and brackets aside, or ends in a line
+    break."""
 
     begins_in_word: Flags
     """True for a token whose text begins with a letter, a digit or a part of a character."""
@@ -40,8 +44,8 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self:
-        """Return the Vocabulary of a tokenizer: flags of its tokens, found by decoding each of
-        them, and its special ids."""
+        """Return the Vocabulary of a tokenizer: flags of its tokens, found by decoding each of them
+        alone, its end-of-text id and its special ids."""
         texts = [tokenizer.text_of(token) for token in range(tokenizer.vocab_size)]
 
         def flags(test: Any) -> Flags:
@@ -61,8 +65,9 @@ class Vocabulary:
         return len(self.begins_in_word)
 
     def word_starts(self, tokens: NDArray[np.int64]) -> Flags:
-        """Return an array [tokens] that is True for each token of a text at which a word begins,
-        the first included."""
+        """Return a boolean array [tokens] that is True for each of `tokens`, the ids of a text, at
+        which a word begins: the first, and each that does not run on, letter or digit after letter
+        or digit, from the token before it."""
         runs_on = np.zeros(len(tokens), np.bool_)
         runs_on[1:] = self.begins_in_word[tokens[1:]] & self.ends_in_word[tokens[:-1]]
         return ~runs_on
@@ -70,8 +75,8 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Sentences:
-    """Starts and ends of a token file's sentences, and the sentences that belong to each
-    document."""
+    """The sentences of a token file: the index of each one's first token and of the token after its
+    last, counted through the file, and the index of each document's first sentence."""
 
     starts: NDArray[np.int64]
     """Index of the first token of each sentence among the file's tokens, [sentences]."""
@@ -82,8 +87,11 @@ class Sentences:
 
     @classmethod
     def of(cls, file: TokenFile, vocabulary: Vocabulary, longest: int) -> Self:
-        """Return the Sentences of a token file, found by the vocabulary's flags; each sentence has
-        at most `longest` tokens."""
+        """Return the Sentences of a token file, found by the flags of `vocabulary`. A sentence ends
+        after a token that ends in `.`, `!` or `?`, closing quotes and brackets aside, if the next
+        begins with white space; after a token that ends in a line break; at the end of a sequence;
+        and after `longest` tokens at the latest. End-of-text belongs to no sentence and ends the
+        one before it."""
         stops = np.cumsum(np.append(0, file.sizes))
         spans = [np.empty(0, np.int64)] * 2
         documents = np.zeros(len(file.document_index), np.int64)

@@ -51,8 +51,9 @@ def split_prefixes(directory: Path, split: str) -> list[Path]:
 
 
 def texts_of(prefix: Path) -> Path:
-    """Return the path of the JSON lines or Parquet file with the documents of a dataset's token
-    file. The file may be absent, as in an imported dataset."""
+    """Return the path, in the folder `documents` beside the token file `prefix`, of the file with
+    the texts of its documents: `NAME.parquet` for a file that is one part of several, with `-of-`
+    in its name, else `NAME.jsonl`. The file may be absent, as in an imported dataset."""
     name = prefix.name.removesuffix(TOKENS_OF)
     return prefix.parent / "documents" / f"{name}.{'parquet' if '-of-' in name else 'jsonl'}"
 
@@ -70,9 +71,9 @@ def blend(prefixes: Sequence[Path], weight: float = 1.0) -> list[tuple[Path, flo
 
 
 class TokenFile:
-    """A token file mapped into memory, `prefix.bin` and `prefix.idx`; `file[number]` is the tokens
-    of one sequence, and `len(file)` the number of sequences. Raises BadInput if a file is missing,
-    IntegrityFailure if it is damaged."""
+    """A token file mapped into memory to be read, `prefix.bin` and `prefix.idx`; `file[number]` is
+    the tokens of one sequence, in the file's integer `dtype`, and `len(file)` the number of
+    sequences. Raises BadInput if a file is missing, IntegrityFailure if it is damaged."""
 
     sizes: NDArray[np.int32]
     """Length of each sequence in tokens, [N]."""
@@ -128,14 +129,15 @@ class TokenFile:
         return len(self.sizes)
 
     def __getitem__(self, sequence: int) -> NDArray[Any]:
-        """Return the tokens of one sequence, by its number in the file, as a view of the mapped
-        file."""
+        """Return the tokens of the sequence with the number `sequence`, from 0, as an array in the
+        file's dtype that is a read-only view of the mapped file."""
         start = int(self._offsets[sequence]) // self.dtype.itemsize
         return self.tokens[start : start + int(self.sizes[sequence])]
 
     def _check(self, bin_path: Path, idx_path: Path) -> None:
-        """Raise IntegrityFailure unless sequences lie back to back, fill the `.bin`, and are
-        covered by the documents in order."""
+        """Raise IntegrityFailure, which names the file, unless the sequences that the `.idx` lists
+        lie back to back from the first byte of the `.bin` to its last, and are covered by the
+        documents in order. The tokens themselves are not read."""
         end = 0
         starts = self.document_index
         for low in range(0, len(self), CHECKED_AT_ONCE):
@@ -167,9 +169,9 @@ class TokenFile:
 
 class TokenFileWriter:
     """Context manager that writes a token file, `<prefix>.bin` and `<prefix>.idx`, of tokens of
-    `dtype`, one of the values of DTYPES. Both files appear, in place of earlier ones, when the
-    block ends without an error; after an error earlier ones stay. The folder is made if it is
-    missing."""
+    `dtype`, one of the values of DTYPES; the methods `add_document`, `add_documents` and `add_file`
+    append to it. Both files appear, in place of earlier ones, when the block ends without an error;
+    after an error earlier ones stay. The folder is made if it is missing."""
 
     def __init__(self, prefix: Path, dtype: "np.dtype[Any]") -> None:
         self._paths = token_paths(prefix)
@@ -188,8 +190,8 @@ class TokenFileWriter:
         return self
 
     def add_document(self, ids: ArrayLike) -> None:
-        """Append one document's tokens, as one sequence. Raises ValueError for a token the dtype
-        cannot hold."""
+        """Append the token ids `ids` of one document, as one sequence; no end-of-text token is
+        added. Raises ValueError for a token the dtype cannot hold."""
         tokens = np.asarray(ids)
         self.add_documents(tokens, [tokens.size])
 
@@ -257,7 +259,8 @@ class TokenFileWriter:
         sync(directory)
 
     def _write_index(self) -> None:
-        """Write the `.idx` under its temporary name and flush it to disk."""
+        """Write the index of all sequences and documents that were added, the `.idx`, under its
+        temporary name and flush it to disk."""
         sizes = np.frombuffer(self._sizes, np.int32)
         offsets = np.cumsum(sizes, dtype=np.int64)
         offsets -= sizes
@@ -288,8 +291,8 @@ def merge_token_files(prefixes: Sequence[Path], out: Path) -> None:
 
 
 def join_files(paths: Iterable[Path], out: BinaryIO) -> None:
-    """Append the content of files, one after the other, to the open binary file `out`, in bounded
-    memory."""
+    """Append the content of the files at `paths`, one after the other, to the open binary file
+    `out`, a megabyte at a time. Raises OSError for a file that is missing."""
     for path in paths:
         with path.open("rb") as file:
             shutil.copyfileobj(file, out, 1 << 20)

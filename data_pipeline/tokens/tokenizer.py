@@ -69,8 +69,10 @@ def padded_vocab_size(vocab_size: int, multiple: int = 128, tp: int = 1) -> int:
 
 
 class Tokenizer:
-    """Encodes text as token ids, and decodes them, by a tokenizer of the library, which is changed
-    for it. Raises BadInput if the vocabulary lacks `end_token`, the token that ends a text."""
+    """Encodes text as token ids, and decodes them, by `backend`, a tokenizer of the library
+    `tokenizers`, which from then on treats special tokens in a text like other characters and
+    neither cuts nor pads. Raises BadInput if the vocabulary lacks `end_token`, the token that ends
+    a text."""
 
     end_of_text: int
     """Id of the token that ends a document."""
@@ -122,13 +124,13 @@ class Tokenizer:
 
     @classmethod
     def open(cls, path: Path, end_token: str | None = None) -> Self:
-        """Return the tokenizer at `path`: a dataset's, a `tokenizer.json`, or a Hugging Face
-        directory with one or with GPT-2's `merges.txt` and `vocab.json`. Texts end with
-        `end_token`, else with the token that a `tokenizer.json` or the files beside it name, else
-        with `<|endoftext|>`.
+        """Return the tokenizer at `path`: the directory of a dataset, a `tokenizer.json`, or a
+        Hugging Face directory with one or with GPT-2's `merges.txt` and `vocab.json`. Texts end
+        with `end_token`, else with the token that tokenizer_config.json or special_tokens_map.json
+        beside a `tokenizer.json` names, else with `<|endoftext|>`.
 
-        Raises BadInput for anything else, and for a tokenizer that lacks the token that ends a
-        text.
+        Raises BadInput for anything else, for a damaged file, and for a tokenizer that lacks the
+        token that ends a text.
         """
         candidates = [path, path / "tokenizer" / FILE_NAME, path / FILE_NAME, path / "merges.txt"]
         file = next((candidate for candidate in candidates if candidate.is_file()), None)
@@ -152,9 +154,10 @@ class Tokenizer:
 
     @classmethod
     def _read(cls, path: Path, end_token: str | None = None) -> Self:
-        """Return the tokenizer in a `tokenizer.json`. Texts end with `end_token`, else with the
-        token that the files beside it name, else with `<|endoftext|>`. Raises BadInput without that
-        token, IntegrityFailure if the file is unreadable or makes a text many times longer."""
+        """Return the tokenizer in the `tokenizer.json` at `path`. Texts end with `end_token`, else
+        with the token that the files beside it name, else with `<|endoftext|>`. Raises BadInput
+        without that token in the vocabulary, IntegrityFailure if the file is unreadable, its ids
+        have gaps, or it may make a text many times longer."""
         try:
             content = read_bytes(path, MOST_BYTES).decode("utf-8")
             backend = _without_extras(parse_json(content)) or Backend.from_str(content)
@@ -179,9 +182,10 @@ class Tokenizer:
     def from_gpt2_files(
         cls, vocab_json: Path, merges_txt: Path, *, end_token: str = END_OF_TEXT
     ) -> Self:
-        """Return the tokenizer of a `vocab.json` (token to id) and a `merges.txt` (one merge a
-        line, after a version line). Texts end with `end_token`, which the vocabulary must have.
-        Raises BadInput or IntegrityFailure if they are not a byte-level BPE vocabulary."""
+        """Return the tokenizer of GPT-2's two files, a `vocab.json` (token to id) and a
+        `merges.txt` (one merge a line, after a version line). Texts end with `end_token`, which the
+        vocabulary must have. Raises BadInput or IntegrityFailure if a file is missing or they are
+        not a byte-level BPE vocabulary."""
         try:
             vocabulary = read_json(vocab_json)
             _, *lines = merges_txt.read_text(encoding="utf-8").split("\n")
@@ -258,8 +262,9 @@ class Tokenizer:
         write_json(directory / CONFIG_NAME, config | {"split_special_tokens": True})
 
     def changes(self) -> str:
-        """Return a sentence on the first of some built-in texts, CHECKED_TEXTS, that changes when
-        it is encoded and decoded; an empty text if none does."""
+        """Encode and decode some built-in texts, CHECKED_TEXTS, and return a sentence on the first
+        that does not come back as it was, with 20 characters of it and of its result; an empty text
+        if all come back."""
         texts = ((text, self.decode(self.encode(text))) for text in CHECKED_TEXTS)
         return next(
             (f"{text[:20]!r} comes back as {back[:20]!r}" for text, back in texts if text != back),
@@ -267,8 +272,9 @@ class Tokenizer:
         )
 
     def encode_ids(self, text: str) -> NDArray[np.int32]:
-        """Return the token ids of a text as an int32 array [tokens]; no token is added, and special
-        tokens in the text, such as `<|endoftext|>`, are encoded like other characters."""
+        """Return the token ids of a text as an int32 array [tokens], which may be read-only; no
+        token is added, and special tokens in the text, such as `<|endoftext|>`, are encoded like
+        other characters."""
         return self._encode(text) if len(text) < LONG_TEXT else heard(lambda: self._encode(text))
 
     def encode(self, text: str) -> list[int]:
@@ -277,11 +283,13 @@ class Tokenizer:
         return self.encode_ids(text).tolist()
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each text as a list, in order; no token is added."""
+        """Return a list with a list of token ids for each text, in order. No token is added, and
+        special tokens in a text are encoded like other characters."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of token ids. Bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of token ids, in which special tokens such as `<|endoftext|>` appear as
+        they are written. Bytes that are not UTF-8 become U+FFFD."""
         return str(self._backend.decode([int(token) for token in ids], skip_special_tokens=False))
 
     def text_of(self, token: int) -> str:
@@ -297,8 +305,8 @@ class Tokenizer:
 
     @property
     def special_ids(self) -> tuple[int, ...]:
-        """Ids of [CLS], [SEP], [MASK] and [PAD], in this order: the tokenizer's own if it has all
-        four, else the ids after its last."""
+        """A tuple of the ids of [CLS], [SEP], [MASK] and [PAD], in this order: the tokenizer's own
+        if it has all four, else the four ids after its last."""
         return special_ids(self._backend)
 
     @property
@@ -339,8 +347,9 @@ class Tokenizer:
 
 
 def special_ids(backend: Any) -> tuple[int, ...]:
-    """Return a tuple of the ids of [CLS], [SEP], [MASK] and [PAD], in this order, in a tokenizer of
-    the library: its own if it has all four, else the ids after its last."""
+    """Return a tuple of four ids, of [CLS], [SEP], [MASK] and [PAD] in this order, for `backend`, a
+    tokenizer of the library `tokenizers`: its own if it has all four, else the four ids after its
+    last; it is not changed."""
     own_ids = tuple(map(backend.token_to_id, SPECIAL_TOKENS))
     size = max(backend.get_vocab().values()) + 1
     return tuple(range(size, size + len(SPECIAL_TOKENS))) if None in own_ids else own_ids
@@ -349,15 +358,16 @@ def special_ids(backend: Any) -> tuple[int, ...]:
 @lru_cache(maxsize=2)
 def load_once(directory: Path, digest: str) -> Tokenizer:
     """Return the tokenizer in the `tokenizer.json` of `directory`, which is read once; the two last
-    tokenizers are cached in the process. `digest` tells contents of one directory apart in the
-    cache; the file is not compared with it. Raises BadInput if it is missing or lacks its
-    end-of-text token, IntegrityFailure if it is unreadable."""
+    tokenizers are cached in the process, and callers share them. `digest` tells contents of one
+    directory apart in the cache; the file is not compared with it. Raises the errors of
+    `Tokenizer.load`: BadInput if it is missing or lacks its end-of-text token, IntegrityFailure if
+    it is unreadable or refused."""
     return Tokenizer.load(directory)
 
 
 def _named_end(directory: Path) -> str | None:
-    """Return the text of the end-of-text token that a tokenizer_config.json or a
-    special_tokens_map.json in `directory` names, or None."""
+    """Return the text of the end-of-text token that tokenizer_config.json in `directory` names, or
+    else special_tokens_map.json there; None if neither names one."""
     for name in (CONFIG_NAME, "special_tokens_map.json"):
         if (directory / name).is_file() and (token := read_json(directory / name).get("eos_token")):
             return str(token["content"] if isinstance(token, dict) else token)
@@ -365,9 +375,9 @@ def _named_end(directory: Path) -> str | None:
 
 
 def _without_extras(content: JSON) -> Backend | None:
-    """Return a GPT-2-style tokenizer, given as the values of a tokenizer.json, rebuilt from its
-    vocabulary, its added tokens and its merges alone, which decide its ids. Return None for a
-    tokenizer of another kind."""
+    """Return a tokenizer of GPT-2's kind, given as `content`, the values of a tokenizer.json,
+    rebuilt as one of the library from its vocabulary, its added tokens and its merges alone, which
+    decide its ids. Return None for a tokenizer of another kind."""
     model = content["model"]
     before = content.get("pre_tokenizer") or {}
     added = content.get("added_tokens") or []
@@ -389,9 +399,9 @@ def _without_extras(content: JSON) -> Backend | None:
 
 
 def _check_ids(backend: Backend, path: Path) -> None:
-    """Raise IntegrityFailure, which names the file `path`, if an id occurs twice, or if the ids of
-    a tokenizer of GPT-2's kind have gaps. Tokenizers of other kinds may lack at most as many ids as
-    they have."""
+    """Raise IntegrityFailure, which names the file `path`, if an id of the tokenizer `backend`
+    occurs twice, or if the ids of a tokenizer of GPT-2's kind have gaps. Tokenizers of other kinds
+    may lack at most as many ids as they have."""
     ids = sorted(backend.get_vocab().values())
     count = len(ids)
     size = ids[-1] + 1
@@ -404,15 +414,18 @@ def _check_ids(backend: Backend, path: Path) -> None:
 
 
 def _growth(step: JSON) -> int:
-    """Return an upper bound on the number of characters that a normalizer makes of one. `step` is
-    the normalizer as JSON, which may contain others."""
+    """Return a factor by which a normalizer may lengthen a text: for each of its steps the length
+    of what the step puts in place of a match or before the text, at least 1, all multiplied.
+    Unicode forms such as NFKD, which may lengthen a text too, are not counted. `step` is the
+    normalizer as JSON, which may contain others."""
     factor = max(1, len(step.get("content", "")), len(step.get("prepend", "")))
     return factor * math.prod(map(_growth, step.get("normalizers", [])))
 
 
 def _kind(backend: Any) -> tuple[Any, ...]:
-    """Return everything in a tokenizer of the library but its vocabulary, as a tuple that equals
-    another tokenizer's if they are of the same kind."""
+    """Return all settings and the added tokens of a tokenizer of the library `tokenizers`, without
+    its vocabulary and merges, as a tuple that equals another tokenizer's if they are of the same
+    kind."""
     # Compared part by part: serializing the whole tokenizer doubled the time to open GPT-2's.
     steps = backend.normalizer, backend.pre_tokenizer, backend.post_processor, backend.decoder
     model = [getattr(backend.model, name, None) for name in (*OTHER_IDS, "unk_token", "fuse_unk")]
@@ -432,6 +445,6 @@ def _byte_level(
 
 @cache
 def _kinds() -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return two kinds of tokenizers, everything in them but their vocabulary: GPT-2's byte-level
-    BPE and a vocabulary of words."""
+    """Return a pair of kinds of tokenizers, each a tuple of everything in a tokenizer but its
+    vocabulary, as `_kind` returns it: of GPT-2's byte-level BPE, and of a vocabulary of words."""
     return _kind(_byte_level({}, [])), _kind(_byte_level({}, [], of_words=True))

@@ -19,15 +19,16 @@ from mlm_repro.lineage.run import MANIFEST, RunDirectory
 
 
 class _Summary(FileSchema):
-    """The data-parallel size in a run's summary.json, 1 if it has none. It determines the samples
-    of each rank."""
+    """Facts of a run's summary.json: `dp`, the data-parallel size, 1 if the file has none. It tells
+    which rank read a sample."""
 
     dp: int = Field(1, validation_alias=AliasPath("layout", "dp"))
 
 
 class _Config(FileSchema):
-    """The values in a run's configuration that determine its samples, such as the sequence
-    length."""
+    """The values in a training run's configuration that determine its samples: the family of the
+    model, the length of a sequence, the seed, the number of iterations and the global batch
+    size."""
 
     family: str = Field(validation_alias=AliasPath("model", "family"))
     seq_length: int = Field(ge=1, validation_alias=AliasPath("model", "seq_length"))
@@ -51,9 +52,10 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
     batch, and for each document in it a heading and its decoded tokens, which may have many lines.
 
     A sequence's heading has its index and, for a complete run, its data-parallel rank. Raises
-    BadInput for a run without that iteration, with a batch that still grows, or of another family
-    than gpt2; DataMissing if its dataset is missing; IntegrityFailure if a file of the run or the
-    dataset is damaged.
+    BadInput for a run without that iteration, with a batch that still grows, with a metrics.jsonl
+    that is unreadable or miscounts samples, or of another family than gpt2; DataMissing if its
+    dataset is missing; IntegrityFailure if a line of metrics.jsonl lacks a field, or another file
+    of the run or the dataset is damaged.
     """
     manifest = RunDirectory.open(run, "training").manifest
     config = parse_document(manifest["config"], _Config, f"{run / MANIFEST}")
@@ -74,7 +76,7 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
         raise BadInput(
             f"metrics.jsonl of {run} cannot be right: after iteration {iteration:,} with a batch of"
             f" {step.batch_size:,} it counts {step.samples:,} samples, and {taken:,} in the whole"
-            " training"
+            " training; restore that file from a copy"
         )
     for index in range(step.batch_size):
         number = step.samples - step.batch_size + index
@@ -102,7 +104,8 @@ def _show(pieces: list[SamplePiece], tokenizer: Tokenizer) -> Iterator[str]:
 def _places(path: Path, documents: set[int]) -> dict[int, str]:
     """Return a dict from each number in `documents`, indices in a token file, to a text on that
     document's origin: its id, its source and its line in the file at `path`, the JSON lines or
-    Parquet file with the token file's documents. Documents that this file lacks are left out."""
+    Parquet file with the token file's documents. Documents that this file lacks are left out, and
+    all are if there is no file."""
     origins = {}
     rows = written_documents(path) if path.is_file() else iter(())
     for number, row in enumerate(islice(rows, max(documents) + 1)):
@@ -114,10 +117,11 @@ def _places(path: Path, documents: set[int]) -> dict[int, str]:
 
 def _taken(run: Path, iteration: int, config: _Config) -> tuple[_Batch, int]:
     """Return a pair: the line of `iteration` in the run's metrics.jsonl as a _Batch, and the number
-    of samples in the whole training, which determines how they are shuffled: for an incomplete run
-    those to come are counted by `config`. Raises BadInput if metrics.jsonl is unreadable, has no
-    such iteration, or does not yet determine that number; IntegrityFailure if a line of an
-    iteration does not fit its schema."""
+    of samples in the whole training, which determines how they are shuffled: the ones taken up to
+    the last line and, for an incomplete run, a batch for each iteration of `config` that is left.
+    Raises BadInput if metrics.jsonl is unreadable, has no such iteration, or its batch still grows,
+    so that the number is not known; IntegrityFailure if a line of an iteration does not fit its
+    schema."""
     try:
         lines = [orjson.loads(line) for line in read_bytes(run / "metrics.jsonl").splitlines()]
     except (OSError, ValueError) as error:

@@ -30,7 +30,8 @@ class DocumentWriter:
         return self
 
     def append(self, document: Document) -> None:
-        """Append a document to the shard."""
+        """Write a document as one JSON line at the end of the shard's file, and note the byte at
+        which the next line starts."""
         line = json_line(document.to_json())
         self._file.write(line)
         self._starts.append(self.end + len(line))

@@ -37,8 +37,8 @@ class Input:
 
 @dataclass(frozen=True)
 class WorkTask:
-    """A unit of work: a function to call with settings, input directories and an output directory.
-    Settings, and the counts that it returns, are JSON."""
+    """A unit of work, which `run_task` does: a function to call with settings, input directories
+    and an output directory. Settings, and the counts that it returns, are JSON."""
 
     work: Work
     settings: Settings
@@ -60,7 +60,8 @@ class WorkTask:
 
 @dataclass(frozen=True)
 class Done:
-    """The result of a finished task: its directory, and the digest and counts of its work."""
+    """The result of a finished task: its directory, the digest of the files that it wrote there,
+    and the counts that its function returned."""
 
     path: Path
     digest: str

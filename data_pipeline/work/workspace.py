@@ -17,8 +17,8 @@ Executor = LocalExecutor | RayExecutor | PartExecutor
 
 @dataclass(frozen=True)
 class Finished:
-    """The finished tasks of a stage, with their digests and counts; task `n` left its files in
-    `path/n`, written with five digits."""
+    """The finished tasks of a stage: the stage's directory, and the digest and the counts of each
+    task, in order; task `n` left its files in `path/n`, written with five digits."""
 
     path: Path
     digests: list[str]
@@ -44,8 +44,8 @@ Job = tuple[Settings, tuple[Input, ...]]
 
 
 class Workspace:
-    """A directory in which the tasks of a build run, stage by stage, on an executor; task number N
-    writes to `path/STAGE/N`, with five digits."""
+    """A directory in which the tasks of a build run, stage by stage, on an executor, by the methods
+    `each`, `all` and `one`; task number N writes to `path/STAGE/N`, with five digits."""
 
     def __init__(self, path: Path, executor: Executor) -> None:
         self.path = path
@@ -60,9 +60,10 @@ class Workspace:
         total: int,
         at_once: int | None = None,
     ) -> Iterator[Done]:
-        """Run one task, a call of `work`, for each job, a pair of settings and inputs, and yield
-        the result of each, a Done, in order. Each task has a directory of its own below
-        `path/STAGE`, and one that is finished there is not done again.
+        """Run one task, a call of `work`, for each of the `jobs`, a pair of settings and inputs,
+        and yield the result of each, a Done, in order. Task number N, from 0, has the directory
+        `path/STAGE/N`, `stage` with N in five digits, and one that is finished there is not done
+        again. Tasks run only while the results are read.
 
         At most `at_once` tasks are given to the executor at a time. Progress of `total` tasks is
         shown under `title` on standard error; an empty title shows none. Raises the errors of the
@@ -86,10 +87,11 @@ class Workspace:
         title: str | None = None,
         at_once: int | None = None,
     ) -> Finished:
-        """Run `work` for every job, a pair of settings and inputs, of a stage, at most `at_once` at
-        a time, and return a Finished with the digests and counts of its tasks; tasks that are
-        finished already are not done again. Progress is shown under `title`, or the stage's name if
-        it is None; an empty `title` shows none. Raises the errors of `each`."""
+        """Run `work` for each of the `jobs`, a pair of settings and inputs, as a task of the stage
+        called `stage`, at most `at_once` at a time, wait for all, and return a Finished with the
+        digests and counts of the tasks, in order; tasks that are finished already are not done
+        again. Progress is shown under `title`, or the stage's name if it is None; an empty `title`
+        shows none. Raises the errors of `each`."""
         done = list(
             self.each(stage, work, jobs, stage if title is None else title, len(jobs), at_once)
         )

@@ -39,10 +39,11 @@ def fixes(folder: Path) -> Iterator[str]:
 
 def line(case: JSON, row: JSON) -> tuple[str, ...]:
     """Return a tuple of the cells of a case's row in Markdown: fault, fix, way of the test, options
-    of `mlm-verify layouts`, and the answers before the fix and after it. A result other than
-    `found` stands, in bold, before the first answer; the case's reason `why` stands behind the
-    first answer, or behind the second if the fault was found. `case` is a table of `fixes.toml`,
-    `row` the row of that name in `fixes.json`, both as dicts."""
+    of `mlm-verify layouts`, and the answers before the fix and after it, each with its seconds and
+    the beginning of its first sentence. A result other than `found` stands, in bold, before the
+    first answer; the case's reason `why` stands behind the first answer, or behind the second if
+    the fault was found. `case` is a table of `fixes.toml`, `row` the row of that name in
+    `fixes.json`, both as dicts."""
     repository = REPOSITORIES[case.get("repository", "megatron")]
     fix = (
         f"[`{case['commit']}`](https://github.com/{repository}/commit/{case['commit']})"

@@ -24,8 +24,9 @@ PAIRS = (
 
 
 def correction() -> str:
-    """Return as text a Markdown table of c(t) = √(1 − β₂ᵗ) / (1 − β₁ᵗ), the correction on the rate
-    in the post's code, at each step t of `STEPS`, with the default betas of a training."""
+    """Return as text a Markdown table of c(t) = √(1 − β₂ᵗ) / (1 − β₁ᵗ), the factor on the rate in
+    the code of the post "Scaling Transformer-XL to 128 GPUs", at each step t of `STEPS`, with the
+    default betas of a training."""
     first = TrainConfig().adam_beta1
     second = TrainConfig().adam_beta2
     values = (math.sqrt(1 - second**step) / (1 - first**step) for step in STEPS)
@@ -33,10 +34,11 @@ def correction() -> str:
 
 
 def arms(results: Path) -> str:
-    """Return as one text two Markdown tables of the kept ablation: each arm's rate and its losses,
-    means over the seeds, early in training and at the end; and the paired differences of `PAIRS` at
-    both, with 95 % intervals. `results` is the folder of kept results; the ablation must have one
-    run there. Raises what `derive_effects` raises."""
+    """Return as one text two Markdown tables of the kept ablation
+    transformer-xl-trust-ratio-effects: each arm's rate and its losses, means over the seeds, early
+    in training and at the end; and, at both, the differences of the pairs of arms in `PAIRS`,
+    paired by seed, with 95 % intervals. `results` is the folder of kept results; the ablation must
+    have exactly one run there. Raises what `derive_effects` raises."""
     (run,) = results.glob("ablations/experiment-transformer-xl-trust-ratio-effects-*")
     _, records = derive_effects(run)
     tokens = sorted({record.x for record in records if record.x is not None})

@@ -64,7 +64,11 @@ def results_block(kept: Reproduction) -> str:
     names = [*summary.labels]
     trained = {model.series: model.trained for model in summary.models}
     ends = [
-        [r.value for r in kept.records if (r.series, r.quantity) == (name, END) and r.seed]
+        [
+            r.value
+            for r in kept.records
+            if (r.series, r.quantity) == (name, END) and r.seed is not None
+        ]
         for name in names
     ]
     rows = {
@@ -80,9 +84,10 @@ def results_block(kept: Reproduction) -> str:
 
 
 def tiers_block(kept: Reproduction) -> str:
-    """Return as text a Markdown table with a row for each kind of hardware: the command that runs
-    there, its duration and the number to expect. The reproduction `kept` gives the published
-    numbers, and the twins' times if their sizes are still those of the plan."""
+    """Return as text a Markdown table with two rows for a laptop and one each for a GPU and a
+    cluster: the command that runs there, its duration and the number to expect. The reproduction
+    `kept` gives the published numbers, and the twins' times if their sizes are still those of the
+    plan."""
     names = [*kept.summary.labels]
     small = names[0]
     large = names[-1]
@@ -187,9 +192,9 @@ def draw(folder: Path) -> Path:
 
 @cache
 def _output(commands: str) -> str:
-    """Run the commands in a shell, one after another in a new empty folder, and return the output
-    of the last. Each line of `commands` is a command after `$ `. Raises BadInput if a command fails
-    or prints nothing. The same commands are run once a process."""
+    """Run the commands in a shell, one after another in a new empty folder, and return the standard
+    output of the last. Each line of `commands` is a command after `$ `. Raises BadInput if a
+    command fails or prints nothing there. The same commands are run once a process."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     with tempfile.TemporaryDirectory() as folder:
         for line in commands.splitlines():

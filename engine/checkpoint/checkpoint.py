@@ -81,7 +81,7 @@ class Probe(FileSchema):
     def _is_a_batch(cls, tokens: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
         if len(set(map(len, tokens))) != 1 or not 2 <= len(tokens[0]) <= LENGTH + 1:
             raise ValueError(
-                f"the token sequences do not all have one length, which is from 2 to {LENGTH + 1}"
+                f"the token sequences must all have one length, from 2 to {LENGTH + 1} tokens"
             )
         return tokens
 
@@ -144,6 +144,8 @@ class TrainingState:
     seconds: float = 0.0
     """Training time so far in seconds, over all sessions."""
     loss_scaler: JSON | None = None
+    """Dict of the fields of the LossScaler in fp16: the scale and its counters; None in another
+    format."""
     recent: tuple[tuple[float, float], ...] = ()
     """Pairs (loss, gradient norm) of the last iterations, oldest first, by which spikes are
     told."""
@@ -171,8 +173,8 @@ class CheckpointWriter:
     ) -> None:
         """Choose the tensors that this rank writes, of `parameters` and of the optimizer's state,
         and allocate host memory for their copies, which every checkpoint reuses. `mesh` is the
-        model's `storage_mesh`; `streams`, if given, is written too. Shortens the thread switch
-        interval of this Python process."""
+        model's `storage_mesh`. `streams`, the memory of a Transformer-XL, is written too unless it
+        is None. Shortens the thread switch interval of this Python process."""
         # The thread that trains asks for the interpreter at each operation. Python's own 5 ms
         # would pass each time while the writer forms its JSON.
         sys.setswitchinterval(1e-4)
@@ -216,7 +218,8 @@ class CheckpointWriter:
 
     @property
     def is_writing(self) -> bool:
-        """True from `begin` until `go_on` returns an Ancestor or raises."""
+        """True while a checkpoint is in progress: from `begin` until `go_on` returns an Ancestor or
+        raises."""
         return self._steps is not None
 
     @property
@@ -364,9 +367,11 @@ def _complete(
     everyone: list[WrittenFile],
 ) -> Ancestor:
     """Write the files of a checkpoint other than its tensors into `unfinished`, its hidden
-    directory, seal it, rename it to `path`, and remove checkpoints of the run directory `run`
-    beyond `train.keep_checkpoints`. `everyone` has a WrittenFile for each tensor file that a rank
-    wrote. Return the checkpoint's iteration and digests as an Ancestor.
+    directory: what `config` and `state` say, the index of the tensors, the `probe` unless it is
+    None, and a copy of the directory `tokenizer`. Seal it, rename it to `path`, and remove
+    checkpoints of the run directory `run` beyond `train.keep_checkpoints`. `everyone` has a
+    WrittenFile for each tensor file that a rank wrote. Return the checkpoint's iteration and
+    digests as an Ancestor.
 
     Only the first rank calls it, after all ranks have written their tensors. Raises Interrupted if
     the run's directory was moved or replaced.
@@ -413,9 +418,10 @@ def save_checkpoint(
     tokenizer: Path,
 ) -> None:
     """Write the checkpoint of `state`, a TrainingState, below the run directory `run`, with the
-    RunConfig and a copy of the directory `tokenizer`, but without a probe or a memory of streams,
-    and return when it is sealed. It removes old checkpoints as a training does. `mesh` is the
-    model's `storage_mesh`. Every rank calls it.
+    tensors of `parameters` and of the optimizer's state, the RunConfig and a copy of the directory
+    `tokenizer`, but without a probe or a memory of streams, and return when it is sealed. It
+    removes old checkpoints as a training does. `mesh` is the model's `storage_mesh`. Every rank
+    calls it.
 
     Raises Interrupted if the checkpoint cannot be written or the run's directory was moved,
     Diverged for a tensor that is not finite, and IntegrityFailure for a tensor that was not written
@@ -453,9 +459,9 @@ def resume(
     optimizer: FlatOptimizer,
     probe_loss: Callable[[Probe], float],
 ) -> TrainingState:
-    """Load weights and optimizer from the newest checkpoint of the run directory `run` that can be
-    trusted, and return its progress, a TrainingState. If the run has no checkpoint, load nothing
-    and return the state at iteration 0.
+    """Load weights and optimizer state into `parameters` and `optimizer` from the newest checkpoint
+    of the run directory `run` that can be trusted, and return its progress, a TrainingState. If the
+    run has no checkpoint, load nothing and return the state at iteration 0.
 
     Compared are statistics, digests (of the tensors' files only if the statistics have no
     checksums), and the loss that the function `probe_loss` computes on the Probe with the loaded

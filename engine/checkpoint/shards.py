@@ -41,12 +41,12 @@ read, target) for each tensor to read."""
 def write_shard(
     path: Path, shapes: Mapping[str, tuple[torch.dtype, Sequence[int]]], tensors: Iterable[Tensor]
 ) -> str:
-    """Write tensors to the safetensors file `path`, sync it, and return its SHA-256. `shapes` has
-    name → (dtype, shape); `tensors` come in the same order and are taken one at a time, so that
-    memory holds one.
+    """Write tensors to the safetensors file `path`, sync it, and return its SHA-256, hexadecimal.
+    `shapes` has name → (dtype, shape), of dtypes in NAMES; `tensors`, which must have these, come
+    in the same order and are taken one at a time, so that memory holds one.
 
     With names in alphabetical order, the file is the one that the safetensors library would write.
-    Raises OSError when the file cannot be written.
+    Raises OSError when the file cannot be written, and KeyError for another dtype.
     """
     header: JSON = {}
     end = 0
@@ -138,8 +138,9 @@ def read_into(directory: Path, index: dict[str, Entry], wanted: Wanted) -> None:
     flat, or has the part's shape and takes all of it; it keeps its number format. `index` is the
     index.json of the checkpoint `directory`, which may be of any layout.
 
-    Raises IntegrityFailure for tensors that are missing, misshapen or not floating-point, and for
-    files that cannot be read. Other tensors of the index are not looked at.
+    Raises IntegrityFailure for tensors that are missing, of another shape in the index or not
+    floating-point, and for files that cannot be read or hold too little. Other tensors of the index
+    are not looked at.
     """
     with reading(directory), ExitStack() as stack:
         # A file is opened once for all tensors that lie in it.
@@ -177,8 +178,8 @@ def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
 def entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[int, ...]) -> Entry:
     """Return the entry of the tensor `name` in `index`, the index.json of the checkpoint
     `directory`: a dict with its whole shape, divided dim and file names. Raises IntegrityFailure if
-    the index has no such entry, one of a shape other than `shape`, or one that does not name files
-    of the checkpoint."""
+    the index has no such entry, one of a shape other than `shape`, or one without a valid dim or
+    plain file names. That the files exist is not checked."""
     if name not in index:
         raise IntegrityFailure(
             f"{directory}: {INDEX} has no tensor {name!r}, which the model or its optimizer needs"
@@ -231,11 +232,12 @@ def _read_run(
     target: Tensor,
     file: Any,
 ) -> None:
-    """Fill the target with consecutive elements of this rank's part of the tensor `name`, from
-    element `start` of the part on. `entry` is the tensor's entry in the index. The target is flat,
-    or is the whole part; an empty one is left alone. `file` is a function that opens a file of the
-    checkpoint `directory` by its name. Raises IntegrityFailure if the files hold another shape,
-    numbers that are not floating-point, or no equal parts."""
+    """Fill the target with consecutive elements of this rank's part of the tensor `name`, which
+    `parameter` describes, from element `start` of the part on. `entry` is the tensor's entry in the
+    index. The target is flat, or is the whole part; an empty one is left alone. `file` is a
+    function that opens a file of the checkpoint `directory` by its name, whose errors pass. Raises
+    IntegrityFailure if the numbers are not floating-point, the tensor in a file is too small, or
+    the number of files does not divide the dim; a tensor that is too large is not noticed."""
     shape = parameter.local.shape
     count = target.numel()
     if not count:
@@ -261,10 +263,12 @@ def _read_part(
     target: Tensor,
     file: Any,
 ) -> None:
-    """Fill the target with rows, along dim 0, of this rank's part of the tensor `name`, from row
-    `first` of the part on. `entry`, from the index, says which files of the checkpoint `directory`
-    hold the tensor; `file` is a function that opens one by its name. Raises IntegrityFailure if the
-    files hold another shape, numbers that are not floating-point, or no equal parts."""
+    """Fill the target with rows, along dim 0, of this rank's part of the tensor `name`, which
+    `parameter` describes, from row `first` of the part on. `entry`, from the index, says which
+    files of the checkpoint `directory` hold the tensor; `file` is a function that opens one by its
+    name, whose errors pass. Raises IntegrityFailure if the numbers are not floating-point, the
+    tensor in a file is too small, or the number of files does not divide the dim; a tensor that is
+    too large is not noticed."""
     dim = entry["dim"] or 0
     files = entry["files"]
     own = parameter.dim

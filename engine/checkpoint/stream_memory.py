@@ -23,8 +23,10 @@ Places = tuple[int, ...]
 
 
 class StreamMemory:
-    """Memory that a Transformer-XL carries from one iteration to the next: for each microbatch, by
-    its stream indices, the states of this rank's layers. Empty for a model without memory."""
+    """Memory that a Transformer-XL in training carries from one iteration to the next: for each
+    microbatch, by the tuple of its stream indices, the last states of every layer of this rank.
+    `enter` hands it to the model, and `commit` puts the new states in its place. Empty for a model
+    without memory."""
 
     def __init__(self, model: ModelConfig, mesh: ParallelMesh) -> None:
         self.mesh = mesh
@@ -81,8 +83,8 @@ class StreamMemory:
     def load(self, directory: Path, groups: Iterable[Places], layers: Iterable[int]) -> None:
         """Load the memory of streams from the checkpoint `directory`, of any layout: the states of
         `layers`, this rank's layer numbers in the whole model, for the stream indices of each
-        microbatch in `groups`, which must be the tuples that `enter` is given later. Does nothing
-        for a model without memory.
+        microbatch in `groups`. `enter` finds the states by the same tuples alone; for another one
+        the memory begins empty. Does nothing for a model without memory.
 
         Raises IntegrityFailure if a stream is missing there or a file cannot be read.
         """
@@ -100,7 +102,8 @@ class StreamMemory:
         if missing := needed - saved.keys():
             raise IntegrityFailure(
                 f"{directory} is damaged: its memory-*.safetensors lack {len(missing)} of the"
-                " states that a transformer-xl carries on, one for each layer and stream of text"
+                " states that a transformer-xl carries on, one for each layer and stream of text:"
+                " move it away, and the run goes on from an earlier one or begins anew"
             )
         for places, layer in wanted:
             states = torch.stack([saved[f"{layer}.{place}"] for place in places], dim=1)

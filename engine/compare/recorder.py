@@ -217,8 +217,9 @@ class Recorder:
 
     def parameter(self, kind: str, name: str, value: Tensor) -> None:
         """Record `value`, which belongs to one of the engine's parameters, such as its gradient, in
-        our layout. Its name is the prefix `kind`, such as "gradient of ", then our name for the
-        parameter. Do nothing if the map lacks the parameter."""
+        our layout, as the part that this rank holds of the whole. Its name is the prefix `kind`,
+        such as "gradient of ", then our name for the parameter. Do nothing if the map lacks the
+        parameter."""
         if (ours := self.ours(name)) is not None:
             value = self.names.in_our_order(ours, value.detach(), self.heads)
             self.show(f"{kind}{ours}", value, self.start(ours, value))
@@ -235,9 +236,9 @@ class Recorder:
 
 
 def moved(value: Tensor, name: str, draw: int) -> Tensor:
-    """Return a copy of a weight w perturbed to w(1 + δ), with its shape and number format. Each δ
-    is drawn uniformly from ± the unit round-off of this format. The weight's name, shape and format
-    and the number of the draw alone decide them."""
+    """Return a copy of a weight w, a tensor on the CPU, perturbed to w(1 + δ), with its shape and
+    number format. Each δ is drawn uniformly from ± the unit round-off of this format. The weight's
+    name, shape and format and the number of the draw alone decide them."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {draw}".encode()))
     moves = torch.rand(value.shape, generator=generator, dtype=torch.float64).mul_(2).sub_(1)
     return (value.double() * (1 + torch.finfo(value.dtype).eps / 2 * moves)).to(value.dtype)
@@ -247,7 +248,8 @@ def whole_gradients(optimizer: FlatOptimizer) -> Iterator[tuple[ShardedParameter
     """Yield (parameter, gradient) for each parameter of this rank: its reduced gradient before
     clipping, as `TrainingStep.gradient` leaves it in the optimizer, gathered from the ranks that
     share the optimizer. It has the parameter's local shape, a part if the parameter is divided over
-    other axes. Collective: each of these ranks must iterate to the end."""
+    other axes, and is fp32 in mixed precision. A rank that shares with no other gets a view, no
+    copy. Collective: each of these ranks must iterate to the end."""
     for group in optimizer.groups:
         yield from group.views(group.owners.all_gather(group.own_gradient, dim=0))
 
@@ -255,8 +257,8 @@ def whole_gradients(optimizer: FlatOptimizer) -> Iterator[tuple[ShardedParameter
 def whole_state(optimizer: FlatOptimizer) -> Iterator[tuple[ShardedParameter, str, Tensor]]:
     """Yield (parameter, name, tensor) for each parameter of this rank and each of its states:
     `exp_avg`, `exp_avg_sq` and, in mixed precision, `master`. The tensor is gathered from the ranks
-    that share the optimizer, and has the parameter's local shape. Collective: each of these ranks
-    must iterate to the end."""
+    that share the optimizer, and has the parameter's local shape; a rank that shares with no other
+    gets a view, no copy. Collective: each of these ranks must iterate to the end."""
     for group in optimizer.groups:
         for name, part in group.state.items():
             for parameter, view in group.views(group.owners.all_gather(part, dim=0)):

@@ -61,7 +61,8 @@ HELD_IN_BF16 = ("output of ", "gradient of output of ", "updated ")
 
 
 class TensorPart(NamedTuple):
-    """Part of a tensor of one iteration, as one rank computed it."""
+    """Part of a tensor of one iteration, as one rank computed it: number of the iteration, from 0,
+    name of the tensor, index at which the part begins in the whole, and values as a numpy array."""
 
     iteration: int
     tensor: str
@@ -71,7 +72,8 @@ class TensorPart(NamedTuple):
 
     @property
     def end(self) -> tuple[int, ...]:
-        """Index in the whole tensor at which the part ends, exclusive."""
+        """Index in the whole tensor at which the part ends, exclusive: a tuple with a number for
+        each dim."""
         return tuple(a + n for a, n in zip(self.start, self.value.shape, strict=True))
 
 
@@ -123,13 +125,15 @@ def assemble(parts: Iterable[TensorPart]) -> dict[Key, Array]:
 def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None = None) -> None:
     """Raise IntegrityFailure unless the boxes, each (begin, end) of a part, cover a tensor of shape
     `whole` exactly once: none may be missing, overlap, lie outside or have another number of dims.
-    Without `whole`, or if it has no dims, the tensor ends where the boxes end. `what` names the
-    tensor in the message."""
+    Without `whole` the tensor ends where the boxes end. `what` names the tensor in the message."""
     if not boxes:
         raise IntegrityFailure(f"no part of {what} is in a file or on a rank")
     dims = {len(boxes[0][0] if whole is None else whole), *map(len, chain.from_iterable(boxes))}
     if len(dims) > 1:
-        raise IntegrityFailure(f"the parts of {what} have different numbers of dims")
+        raise IntegrityFailure(
+            f"the parts of {what} have different numbers of dims, or other ones than the whole"
+            " tensor"
+        )
     ends = zip(*(end for _, end in boxes), strict=True)
     shape = tuple(map(max, ends)) if whole is None else whole
     for box in boxes:
@@ -163,6 +167,7 @@ class TensorDifference(NamedTuple):
     iteration: int
     tensor: str
     where: str
+    """Phrase that follows the size in a sentence, such as "at [0, 3] on rank 1"."""
     elements: int
     tolerance: float
 

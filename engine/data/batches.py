@@ -73,8 +73,8 @@ def place_groups(
     global_batch_size: int, microbatch_size: int, dp_rank: int, dp: int
 ) -> Iterator[tuple[int, ...]]:
     """Yield, for each microbatch of data-parallel rank `dp_rank` of `dp`, a tuple of the indices of
-    its sequences in the global batch. A rank's share of the batch is contiguous, and must be a
-    multiple of `microbatch_size`."""
+    its sequences in the global batch of `global_batch_size` sequences. A rank's share of the batch
+    is contiguous, and must be a multiple of `microbatch_size`."""
     share = global_batch_size // dp
     for first in range(dp_rank * share, (dp_rank + 1) * share, microbatch_size):
         yield tuple(range(first, first + microbatch_size))
@@ -82,8 +82,9 @@ def place_groups(
 
 @dataclass(frozen=True)
 class ValidationOrder:
-    """Order of validation, which gives each rank its microbatches: the first sequences of the
-    validation split, each once, dealt to the data-parallel ranks in turn."""
+    """Order of validation, which gives each rank its microbatches: sequences of the validation
+    split from the first on, each once, dealt to the data-parallel ranks in turn. It has
+    `num_samples` sequences in all, and a validation may take fewer."""
 
     num_samples: int
     take: Take

@@ -105,7 +105,7 @@ class DatasetFacts:
         """Return a ModelConfig, a copy of `model` with `vocab_size` and `padded_vocab_size` of this
         dataset. A BERT's vocabulary has its special tokens too, after the dataset's entries unless
         the tokenizer has them, and is padded anew. Raises BadInput if a Transformer-XL's cutoffs go
-        beyond the vocabulary."""
+        beyond the vocabulary, or if the tokenizer is missing that a BERT needs."""
         if (cutoffs := model.transformer_xl.cutoffs) and cutoffs[-1] >= self.vocab_size:
             raise BadInput(
                 f"model.transformer_xl.cutoffs = {list(cutoffs)} must all be below the size of the"

@@ -36,8 +36,9 @@ class LabelledExample:
 
 @dataclass(frozen=True)
 class SpanExample:
-    """Question about a context, with the answers that are spans of it; `answers` is empty if the
-    context does not answer it."""
+    """Question about a context, with the texts of its answers, which are spans of the context, and
+    the index of each answer's first character there; `answers` is empty if the context does not
+    answer it."""
 
     question: str
     context: str
@@ -134,8 +135,8 @@ def read_race(folder: Path) -> list[LabelledExample]:
 
 
 def _fill(question: str, option: str) -> str:
-    """Return a text: the question with the option at every `_`, or after it if it has no `_`
-    (Megatron-LM tasks/race/data.py)."""
+    """Return a text: the question with the option in place of every `_`, or, if the question has no
+    `_`, with a space and the option after it (Megatron-LM tasks/race/data.py)."""
     return question.replace("_", option) if "_" in question else f"{question} {option}"
 
 
@@ -143,7 +144,8 @@ def _rows(
     path: Path, columns: tuple[str, ...], skip_short: bool = False
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield (line number, cells of the named columns in the order given) for each row below the
-    header of a tab-separated file. Empty lines are skipped; cells are stripped of white space.
+    header of a tab-separated file; the header is line 1. Empty lines are skipped; cells are
+    stripped of white space.
 
     Raises DataMissing if there is no such file. Raises BadInput if the file is not readable, if a
     column is missing, or if a row has not as many cells as the header; `skip_short` skips such a
@@ -182,8 +184,9 @@ def _read(path: Path) -> str:
 
 
 class FineTuneRecipe(Config):
-    """Settings of a fine-tuning with AdamW, whose learning rate rises linearly to its peak and then
-    falls linearly, to reach 0 one step after the last."""
+    """Settings of a fine-tuning with AdamW: epochs, batch size, learning rate, weight decay and
+    seed. The learning rate rises linearly to its peak in the first `warmup_share` of the steps,
+    then falls linearly, to reach 0 one step after the last."""
 
     epochs: PositiveInt
     batch_size: PositiveInt

@@ -66,8 +66,9 @@ with the scores of its classes or options, or one [s, 2] for each window of a sp
 
 
 class EncodedPair(NamedTuple):
-    """Two texts as the token ids of [CLS] first [SEP] second [SEP], with the place of the second
-    text in them."""
+    """Two texts as the token ids of [CLS] first [SEP] second [SEP], with the position of the second
+    text's first token in them, and the characters (begin, end) of each of the second text's tokens
+    in that text."""
 
     tokens: list[int]
     second_start: int
@@ -78,8 +79,9 @@ class EncodedPair(NamedTuple):
 
 @dataclass(frozen=True)
 class PairEncoder:
-    """Encoder of text pairs for a BERT: a tokenizer of the library, and the ids of [CLS], [SEP] and
-    the padding token."""
+    """Encoder of text pairs for a BERT: a tokenizer of Hugging Face's library `tokenizers`, and the
+    ids of [CLS], [SEP] and the padding token. `pair` encodes two short texts, `windows` a question
+    with a long context."""
 
     backend: Any
     cls: int
@@ -148,11 +150,13 @@ class PairEncoder:
 
 @dataclass(frozen=True)
 class FineTuned:
-    """Result of a fine-tuning: its task, checkpoint and recipe, the sizes of the sets, the seconds,
-    and the metrics on each held-out set."""
+    """Result of a fine-tuning: its task, the checkpoint's name and digest, the recipe, the sizes of
+    the sets, the seconds that it took, and the metrics in percent on each held-out set: each
+    training's, their medians, and the metrics of the trainings' mean scores."""
 
     task: str
     checkpoint: str
+    """Last part of the path that the user gave, a checkpoint's or a run's."""
     checkpoint_digest: str
     recipe: JSON
     examples: dict[str, int]
@@ -160,6 +164,7 @@ class FineTuned:
     metrics: dict[str, dict[str, float]]
     """Held-out set → dict of metrics in percent by name: the medians over the trainings."""
     seconds: float
+    """Seconds for all trainings and evaluations together."""
     of_members: dict[str, list[dict[str, float]]]
     """Held-out set → list of the metrics in percent of each training, in the order of the seeds."""
     ensemble: dict[str, dict[str, float]]
@@ -167,8 +172,9 @@ class FineTuned:
 
 
 class Feature(NamedTuple):
-    """Input of the model made from an example, or from one window of its context: pairs of texts as
-    token ids, and the label."""
+    """Input of the model made from an example, or from one window of its context: a list of texts
+    encoded in pairs, one pair or one for each option, and the label as a tuple of one index, or of
+    a span's first and last position."""
 
     sequences: list[EncodedPair]
     """List of one EncodedPair, or of one for each option."""
@@ -294,10 +300,10 @@ class FineTuner:
 
     @torch.no_grad()
     def scores(self, examples: Sequence[TaskExample], label: str) -> Scores:
-        """Return a list of the examples' scores, in order. Each is a list of fp32 tensors on the
-        host: one tensor with the scores of the classes or options, or for a span a tensor [s, 2]
-        for each window of the context. Prints the progress to standard error, with `label` before
-        it. The model is left in evaluation mode."""
+        """Return a list of the examples' scores, in order: the new head's outputs, before any
+        softmax. Each is a list of fp32 tensors on the host: one tensor with the scores of the
+        classes or options, or for a span a tensor [s, 2] for each window of the context. Prints the
+        progress to standard error, with `label` before it. The model is left in evaluation mode."""
         self.model.eval()
         scored = []
         with Progress(f"{label}, evaluation", len(examples), "examples") as progress:
@@ -372,10 +378,11 @@ class FineTuner:
                 yield Feature([window], _span_in(window, answer))
 
     def _answer(self, example: SpanExample, windows: list[Tensor]) -> str:
-        """Return the answer to a question as text: the part of the context with the best sum of
-        start and end score, at most LONGEST_ANSWER tokens. `windows` has the scores [s, 2] of each
-        window of the context, in order. The answer is empty if the context has no tokens or, in
-        SQuAD 2.0, if the sum of [CLS] is better than it in every window."""
+        """Return the answer to the question of `example` as text: the part of the context with the
+        best sum of start and end score, at most 30 tokens (LONGEST_ANSWER). `windows` has the
+        scores [s, 2] of each window of the context, in order. The answer is empty if the context
+        has no tokens or, in SQuAD 2.0, if in every window start and end score of [CLS] have a
+        larger sum than the best part."""
         best = -float("inf")
         text = ""
         nothing = float("inf")
@@ -446,11 +453,11 @@ def finetune(
     recipe: FineTuneRecipe,
     members: int = 1,
 ) -> FineTuned:
-    """Fine-tune a BERT checkpoint, or the newest of a run, for the task `name`, a key of TASKS, on
-    the set `train` of `sets`, a dict name → examples, evaluate it on the other sets, and return a
-    FineTuned; the trained weights are not kept. Prints the cost and the progress to standard error.
-    Raises BadInput for a checkpoint that is not a BERT or has no tokenizer, IntegrityFailure for a
-    damaged one, and Diverged if a loss or gradient is not finite.
+    """Fine-tune a BERT checkpoint, or the newest of a run, for the task `name`, a key of TASKS, by
+    `recipe` on the set `train` of `sets`, a dict name → examples, evaluate it on the other sets,
+    and return a FineTuned; the trained weights are not kept. Prints the cost and the progress to
+    standard error. Raises BadInput for a checkpoint that is not a BERT or has no tokenizer,
+    IntegrityFailure for a damaged one, and Diverged if a loss or gradient is not finite.
 
     `members` trainings are made, with seeds from the recipe's on. With several, the metrics are
     medians, as the 2019 paper's over five; the metrics of the members' mean scores are reported

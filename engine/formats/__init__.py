@@ -28,8 +28,9 @@ FILE = "model-tp00-pp000.safetensors"
 
 @dataclass(frozen=True)
 class Imported:
-    """A model read from another program's files: its configuration, its whole tensors by our global
-    names, its tokenizer, where it came from, and files to copy beside it."""
+    """A model read from another program's files: its name, its ModelConfig, its whole tensors by
+    our global names, its tokenizer or None, where it came from, the factors by which a twin was
+    shrunk, and files to copy beside it."""
 
     name: str
     model: ModelConfig
@@ -52,7 +53,7 @@ class Imported:
 def write_checkpoint(out: Path, imported: Imported) -> str:
     """Write the model in `imported` as the new sealed checkpoint directory `out`, in fp32, which
     `load_for_inference` reads, and return the directory's digest as text. The tensors in `imported`
-    are replaced by fp32 ones.
+    are replaced by fp32 ones. Prints the progress to standard error.
 
     There is no optimizer state, so no run can resume from it. Raises IntegrityFailure naming a
     tensor that is missing, unexpected, misshapen or not floating-point, and BadInput if `out`

@@ -47,9 +47,10 @@ def export_checkpoint(checkpoint: Path, out: Path) -> Path:
     Face directory `out` with a model card, read it back and compare every weight, and return the
     path `out`.
 
-    Raises BadInput if transformers has no such model or `out` cannot be written, IntegrityFailure
-    if the checkpoint is incomplete or changed or the export reads back as another model. A failure
-    leaves no part of `out`.
+    Raises BadInput if there is no directory `checkpoint`, it has no tokenizer, transformers has no
+    such model or `out` exists or cannot be written, IntegrityFailure if the checkpoint is
+    incomplete or changed or the export reads back as another model. A failure leaves no part of
+    `out`.
     """
     with new_output(out) as temporary:
         read_newest(checkpoint, lambda chosen: _export(chosen, temporary))
@@ -85,8 +86,8 @@ def read_published(
     `vocab` is a directory with a GPT-2's vocabulary, which replaces the one in `directory`, where a
     Megatron-LM directory usually has none; a BERT does not use it. `heads` is the number of
     attention heads, needed for a Megatron-LM file that does not state it; any other model must have
-    as many. Raises BadInput for any other directory or model, and IntegrityFailure for damaged
-    files.
+    as many. Raises BadInput for any other directory or model and for a missing vocabulary or number
+    of heads, and IntegrityFailure for damaged files.
     """
     check_published(directory)
     if vocab is not None and not vocab.is_dir():

@@ -192,8 +192,8 @@ def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
     config.json, the tokenizer's files and, for a GPT-2, generation_config.json. `loaded.model`
     itself becomes fp32.
 
-    Raises BadInput for a model that transformers does not have, and IntegrityFailure if model and
-    tokenizer differ in vocabulary size.
+    Raises BadInput for a model that transformers does not have and for a checkpoint without a
+    tokenizer, and IntegrityFailure if model and tokenizer differ in vocabulary size.
     """
     config = loaded.config
     is_bert = config.family == "bert"
@@ -315,8 +315,9 @@ def read_huggingface(
 
     Embedding rows beyond a GPT-2's entries are padding and become zeros, as do a BERT's heads that
     the directory lacks; all other values keep their bits. A BERT's other files are listed to be
-    copied into the folder `huggingface` of the checkpoint. Raises BadInput for another model and
-    IntegrityFailure for damaged files, naming the tensor or file.
+    copied into the folder `huggingface` of the checkpoint. Raises BadInput for another model,
+    without a GPT-2's vocabulary, and for a tokenizer.json of a BERT that cannot be used;
+    IntegrityFailure for other damaged files, naming the tensor or file.
     """
     path = directory / CONFIG
     values = read_object(path)
@@ -395,9 +396,10 @@ def our_config(values: JSON, kind: str, vocab_size: int, path: Path) -> ModelCon
 
 
 def companions(directory: Path) -> dict[str, Path]:
-    """Return a dict name → path of the files directly in a Hugging Face directory that match one of
-    the patterns `COMPANIONS`: configuration, tokenizer, licence and the like, and the index of the
-    weights."""
+    """Return a dict file name → path of the files directly in a Hugging Face directory that match
+    `*.json`, `*.txt`, `*.model`, `*.md`, `*.jinja` or `LICENSE*` (COMPANIONS): configuration,
+    tokenizer, licence and the like, and the JSON index of the weights, but no weights. The dict is
+    empty if there is no such directory."""
     paths = chain.from_iterable(sorted(directory.glob(pattern)) for pattern in COMPANIONS)
     return {path.name: path for path in paths}
 
@@ -457,7 +459,9 @@ def _read_index(path: Path) -> dict[str, str]:
     but a plain name of a `.safetensors` file."""
     file_of = read_object(path).get("weight_map")
     if not isinstance(file_of, dict) or not file_of:
-        raise IntegrityFailure(f"{path} is not an index of weights: it has no weight_map")
+        raise IntegrityFailure(
+            f"{path} is not an index of weights: it has no weight_map, or an empty one"
+        )
     for name in file_of.values():
         if not isinstance(name, str) or not WEIGHT_FILE.fullmatch(name):
             raise IntegrityFailure(

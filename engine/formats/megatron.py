@@ -89,7 +89,7 @@ def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None)
     Sizes come from the tensors and must agree with the file's arguments. `heads`, the number of
     attention heads, is needed for a file whose arguments do not state it (2019, NVIDIA's released
     models), and must agree with one that does. All rows of the word embedding are kept; rows beyond
-    the vocabulary are padding. Raises BadInput for another model or a missing argument or
+    the vocabulary are padding. Raises BadInput for another model or a missing number of heads or
     vocabulary, and IntegrityFailure, naming file and tensor, for files that are damaged or do not
     fit together.
     """
@@ -233,8 +233,8 @@ def _read_config(
 ) -> ModelConfig:
     """Return the ModelConfig of all ranks' files together, which come as lists
     [stage][tensor-parallel rank]: sizes from the tensors, the vocabulary from the tokenizer, and
-    the number of heads, dropout and `init_std` from the first file's arguments. Without arguments
-    `heads` gives the heads, and dropout and `init_std` are 0.1 and 0.02.
+    the number of heads, dropout and `init_std` from the first file's arguments. Where these lack
+    one, `heads` gives the heads, and dropout and `init_std` are 0.1 and 0.02.
 
     Raises BadInput if neither states the heads or the tensor-parallel ranks do not divide them, and
     BadInput or IntegrityFailure if tensors, arguments, `heads` and tokenizer contradict each other.
@@ -286,8 +286,9 @@ def _read_config(
     config = parse_config(values, ModelConfig, str(first.path))
     if config.num_heads % len(stages):
         raise BadInput(
-            f"{first.path}: {config.num_heads} attention heads cannot lie on {len(stages)}"
-            " tensor-parallel ranks: the number of heads is wrong"
+            f"{first.path}: {config.num_heads} attention heads cannot be divided over its"
+            f" {len(stages)} tensor-parallel ranks: the number of heads is wrong, in --heads, in"
+            " --set heads= or in the file's own arguments"
         )
     return config
 
@@ -335,7 +336,7 @@ def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, Tensor
 def flatten(values: dict[Any, Any], prefix: str = "", depth: int = 5) -> JSON:
     """Return nested dicts as one flat dict, dotted name → value, such as `encoder.layers.0.weight`,
     without `module.`, `model.` and `language_model.` at the beginning. `prefix` is put before every
-    name. A dict more than `depth` levels down is a value itself."""
+    name, and loses these words too. A dict more than `depth` levels down is a value itself."""
     named: JSON = {}
     for key, value in values.items():
         if isinstance(value, dict) and depth:

@@ -87,9 +87,10 @@ shorter."""
 
 
 class Division(NamedTuple):
-    """Division of a parameter over the ranks, in the way that `how` names. The parameter consists
-    of `pieces` equal pieces side by side along `dim`, and each piece is divided along `dim`. A
-    `summed` one is whole on every rank, and its gradient is summed."""
+    """Division of a parameter over the ranks, in the way that `how` names: by `columns`, `rows`,
+    `heads` or `vocabulary`, or `summed`. The parameter consists of `pieces` equal pieces side by
+    side along `dim`, and each piece is divided along `dim`. A `summed` one is whole on every rank,
+    and its gradient is summed."""
 
     how: Literal["columns", "rows", "heads", "vocabulary", "summed"]
     dim: int = 0
@@ -266,9 +267,10 @@ def load_rank(
     tensor-parallel axis, whose ranks all call the model together.
 
     `dtype` None keeps the files' number format, or takes fp32 if they have several. `seed` seeds
-    dropout in divided layers. Raises BadInput if the axis has another number of ranks than there
-    are files, IntegrityFailure if the plan cannot be read or a file lacks a parameter. The seal is
-    not checked.
+    dropout in divided layers. Raises BadInput if transformers is missing or the axis has another
+    number of ranks than there are files, IntegrityFailure if the plan cannot be read or a file
+    lacks a parameter. The seal is not checked, and an error of safetensors for a missing or damaged
+    file passes.
     """
     plan = read_document(directory / PLAN, TensorPlan)
     if axis.size != plan.tp:

@@ -79,7 +79,8 @@ def read_vocabulary(directory: Path) -> tuple[Tokenizer, list[Path]]:
     """Return a pair: the Tokenizer of a Hugging Face directory, and the list of the paths that were
     read, tokenizer.json if it exists, else vocab.json and merges.txt.
 
-    Raises BadInput if the directory lacks them, IntegrityFailure if a file is damaged.
+    Raises BadInput if the directory lacks them or tokenizer.json lacks the token that ends a text,
+    IntegrityFailure if a file is damaged.
     """
     path = directory / FILE_NAME
     if path.is_file():
@@ -96,7 +97,8 @@ def read_vocabulary_files(directory: Path) -> tuple[Tokenizer, list[Path]]:
     """Return a pair: the Tokenizer that a directory's vocab.json and merges.txt make, and the list
     of the two files' paths, in this order.
 
-    Raises BadInput if one is missing, IntegrityFailure if one is damaged.
+    Raises BadInput if one is missing, IntegrityFailure if one is damaged or they lack
+    `<|endoftext|>`.
     """
     vocabulary = directory / VOCABULARY
     merges = directory / MERGES

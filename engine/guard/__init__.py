@@ -27,6 +27,7 @@ class Iteration:
     microbatches: "Sequence[PipelineInput]"
     """Microbatches of this iteration that this rank computes, in order."""
     gradient: "Gradient"
+    """Mean loss of the global batch, and the norm of its whole gradient before clipping."""
     line: Step = field(init=False)
     """A Step, the line of the metrics for this iteration, set after the update was made or skipped;
     until then there is no such attribute."""

@@ -90,9 +90,9 @@ class RecentIterations:
 
 
 class SpikeGuard(Guard):
-    """Guard that adds every iteration to `recent`, notes spikes of loss and gradient norm in
-    `spike` of the metrics' lines and warns of each. With `skip` the updates of such iterations are
-    skipped."""
+    """Guard that adds each iteration's loss and gradient norm to `recent`, a RecentIterations,
+    which tells if they are spikes. It notes spikes in `spike` of the metrics' line and warns of
+    each. With `skip` the update of an iteration with a spike is skipped."""
 
     def __init__(self, recent: RecentIterations, skip: bool) -> None:
         self._recent = recent
@@ -141,10 +141,11 @@ class FiniteGuard(Guard):
 
 
 def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
-    """Compute the iteration's gradient again from this rank's `microbatches`, and return as text a
-    phrase that names what is not finite: data-parallel ranks, the first output, the first gradient,
-    and samples by their index in the global batch; an empty text if all is finite. Every rank calls
-    it, and all get the same phrase. Overwrites the gradients.
+    """Compute the iteration's gradient again with `step`, a TrainingStep, from this rank's
+    `microbatches`, and return as text a phrase that names what is not finite: data-parallel ranks,
+    the first output, the first gradient, and samples by their index in the global batch; an empty
+    text if all is finite. Every rank calls it, and all get the same phrase. Overwrites the
+    gradients.
 
     The weights must not have changed since; as all randomness is keyed, the same values come up.
     Outputs are named in the order of the forward pass, gradients in the order of the backward pass.
@@ -264,8 +265,9 @@ class SlowRankGuard(Guard):
 
 def slow_ranks(seconds: Sequence[float], layout: Layout) -> dict[int, float]:
     """Return a dict of the slow ranks: global rank → median seconds of the other ranks of its
-    pipeline stage. A rank is slow if it takes more than `RATIO` times this median, and at least
-    `LEAST_SECONDS` more. A rank alone in its stage is never slow.
+    pipeline stage, which `layout` tells. A rank is slow if it takes more than 1.5 times this median
+    (`RATIO`), and at least 0.5 seconds more (`LEAST_SECONDS`). A rank alone in its stage is never
+    slow.
 
     `seconds` has the seconds of every rank's own work in one window, in the order of global ranks.
     """
@@ -365,6 +367,6 @@ def _describe_parting(ranks: Sequence[int], sums: Sequence[int]) -> str:
 
 def joined(numbers: Sequence[int]) -> str:
     """Return numbers, such as ranks, as text, separated by commas: the first 8 and, if there are
-    others, the count of the others."""
+    others, "and" with the count of the others, as in "and 3 more"."""
     shown = ", ".join(str(number) for number in numbers[:SHOWN])
     return shown + (f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else "")

@@ -50,9 +50,10 @@ class PeakMemory:
             self.measured_by = "growth of the peak resident set"
 
     def bytes(self) -> int:
-        """Return in bytes the peak of this process's memory so far: on a GPU what torch has
-        allocated there since this object was made, on a CPU the growth of the resident set since
-        then."""
+        """Return the peak of this process's memory so far, an integer in bytes. On a GPU it is the
+        most that torch has allocated there since this object was made. On a CPU it is the peak of
+        the resident set since the process began, less the resident set when this object was made,
+        at least 0."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         return max(_resident_bytes("VmHWM") - self._before, 0)
@@ -79,12 +80,12 @@ def _resident_bytes(field: str) -> int:
 
 
 class MemoryGuard(Guard):
-    """Guard that stores the peak memory up to the end of the first iteration in
-    `memory.first_iteration_bytes`, and warns once, in the metrics too, when training runs too close
-    to a GPU's memory.
+    """Guard that stores the peak memory in bytes up to the end of the first iteration in
+    `memory.first_iteration_bytes`, and warns once, in the metrics too, when torch's allocator on a
+    GPU has emptied its cache to find room in a later iteration.
 
-    Torch's caching allocator then finds no room, waits for the GPU, returns its cache and tries
-    again, which cost "Scaling Transformer-XL to 128 GPUs" up to 30 % of its speed.
+    The allocator then waits for the GPU, returns its cache and tries again, which cost "Scaling
+    Transformer-XL to 128 GPUs" up to 30 % of its speed.
     """
 
     def __init__(self, memory: PeakMemory) -> None:
@@ -128,9 +129,9 @@ class OutOfMemory(HardwareMissing):
 @contextmanager
 def explaining_out_of_memory(run: ResolvedRun, mesh: ParallelMesh, when: str) -> Iterator[None]:
     """Context manager: turn a failed allocation in the block, on a GPU or in the host's memory,
-    into OutOfMemory, with a message that names the rank and says `when` it happened; other errors
-    pass. Before that, the first rank that fails prints to stderr the memory that a rank needs and
-    the changes that need less."""
+    into OutOfMemory, with a message that names this rank of `mesh` and says `when` it happened;
+    other errors pass. Before that, the first rank that fails prints to stderr the memory that a
+    rank of `run` needs and the changes that need less."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -167,10 +168,10 @@ def _is_first_to_say() -> bool:
 
 
 def describe_memory(run: ResolvedRun) -> str:
-    """Return a table as text of several lines, in GiB, of the memory of the run's largest rank by
-    the closed form: model and optimizer, activations, a checkpoint's copy if there is one, the
-    total, and the total with each remedy. Without a remedy a last line says that none needs clearly
-    less."""
+    """Return a table as text of several lines, in GiB, of the memory of the largest rank of a run,
+    a ResolvedRun, by the closed form: model and optimizer, activations, a checkpoint's copy if
+    there is one, the total, and the total with each remedy. Without a remedy a last line says that
+    none needs clearly less."""
     memory = run.memory
     offered = remedies(run)
     rows = [("model and optimizer", memory.state), ("activations", memory.activations)]

@@ -18,7 +18,8 @@ tensor is padded to it."""
 
 @dataclass(frozen=True)
 class AdamStep:
-    """Hyper-parameters and clipping factor of one Adam update."""
+    """Hyper-parameters and clipping factor of one Adam update, and the number of updates so far,
+    this one included."""
 
     learning_rate: float
     beta1: float

@@ -53,7 +53,8 @@ def reference(query_key_value: Tensor, mask: DropoutMask | None) -> Tensor:
 
 def masked_softmax(scores: Tensor, scale: float, visible: Tensor | None = None) -> Tensor:
     """Return the softmax over k keys of scores × scale, [b, n, s, k] as the scores, computed in
-    fp32 (fp64 in fp64) and rounded to the scores' dtype. The 2021 paper fuses it into one kernel.
+    fp32 (fp64 in fp64) from the product in the scores' dtype, and rounded to that dtype. The 2021
+    paper fuses it into one kernel.
 
     Without `visible` the mask is causal, with the last query seeing every key; otherwise a key is
     seen where `visible` [b, 1, s or 1, k] is True. A query without any key gives NaN.
@@ -188,9 +189,10 @@ def _softmax(
     factor: Array,
     sums: Array,
 ) -> None:
-    """Turn `scores`, a block of scores [heads, queries, keys], not yet multiplied by `scale`, into
-    exponentials in place, 0 for a key after the query and for a dropped weight. The block begins at
-    head `first_head`, counted over all sequences of `n` heads each, and query `first_query`.
+    """Turn `scores`, a block of scores [heads, queries, keys] in fp32 or bits of bf16, not yet
+    multiplied by `scale`, into exponentials in place, 0 for a key after the query and for a dropped
+    weight. The block begins at head `first_head`, counted over all sequences of `n` heads each, and
+    query `first_query`, in sequences of `s` positions.
 
     `factor` [heads, queries] receives the number that turns a row of exponentials into weights
     after dropout, and `sums` [b·n, s] the log of each row's sum of exponentials before dropout.

@@ -23,8 +23,8 @@ fp16, so that small ones do not underflow."""
 
 
 class VocabAxis(Protocol):
-    """Interface of the axis over which the vocabulary is divided: the parts of `Axis` that a loss
-    needs."""
+    """Interface of the axis over which the vocabulary is divided: `size`, `rank` and `all_reduce`,
+    the parts of `Axis` that a loss needs."""
 
     @property
     def size(self) -> int:
@@ -93,7 +93,8 @@ def reference(
 ) -> Tensor:
     """Return the mean cross-entropy of targets [n], counted over the whole vocabulary, a scalar in
     fp32 (fp64 stays fp64), from hidden states [n, h] and this rank's rows of the output weight,
-    [v/t, h]. Every target counts: a negative one is not ignored.
+    [v/t, h]. Every target must be an id below `vocab_size`: a negative one is not ignored, and its
+    loss has no meaning.
 
     Every rank of `axis` calls it. Rows at or above `vocab_size`, counted over all ranks, are
     padding and are ignored. Backward can run only once. If the axis is divided, the gradient of
@@ -110,9 +111,10 @@ def chunked(
     axis: VocabAxis,
 ) -> Tensor:
     """Return the mean cross-entropy of targets [n], counted over the whole vocabulary, a scalar in
-    fp32, from hidden states [n, h] and this rank's rows of the output weight, [v/t, h], with one
-    block of logits in memory at a time. Rows at or above `vocab_size`, counted over all ranks, are
-    padding. Every rank of `axis` calls it.
+    fp32, from hidden states [n, h] and this rank's rows of the output weight, [v/t, h], in fp32 or
+    bf16 on the CPU, with one block of logits in memory at a time. Rows at or above `vocab_size`,
+    counted over all ranks, are padding, and no target may lie there or be negative. Every rank of
+    `axis` calls it.
 
     The gradients are computed along with the loss, and backward scales them in place, so it can run
     only once. On an axis of several ranks each block all-reduces one maximum and two sums per
@@ -148,9 +150,10 @@ def in_chunks(
 ) -> Tensor:
     """Return the mean cross-entropy of targets [n], counted over the whole vocabulary, a scalar in
     fp32, from hidden states [n, h] and this rank's rows of the output weight, [v/t, h], one block
-    of logits at a time; rows at or above `vocab_size`, counted over all ranks, are padding. `loops`
-    has a device's functions over the rows of a block. Every rank of `axis` calls it, and backward
-    can run only once. In fp16 the loss scale and 1/n multiply the gradients in fp32."""
+    of logits at a time; rows at or above `vocab_size`, counted over all ranks, are padding, and no
+    target may lie there or be negative. `loops` has a device's functions over the rows of a block.
+    Every rank of `axis` calls it, and backward can run only once. In fp16 the loss scale and 1/n
+    multiply the gradients in fp32."""
     return _Chunked.apply(hidden, weight, targets, vocab_size, axis, loops)
 
 
@@ -232,9 +235,9 @@ class _Chunked(torch.autograd.Function):
 
 
 def _with_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
-    """Return `total` plus the matrix product of a and b, added in fp32; the product alone if
-    `total` is None, for the first block. A total in fp32 may be overwritten and be the tensor
-    returned."""
+    """Return `total` plus the matrix product of a and b, added in fp32. If `total` is None, for the
+    first block, return the product alone, in fp32 for fp16 numbers, else in their dtype. A total in
+    fp32 may be overwritten and be the tensor returned."""
     if total is None:
         return _product(a, b)
     # A sum over blocks in 16 bits would round at each of them.
@@ -259,8 +262,9 @@ def log_sum(
     is_whole: bool,
 ) -> None:
     """Write each row's largest logit to `top` [n], and to `sums` [2, n] Σ exp(logit − top) and the
-    logit of the row's target, 0 if the row does not have it. `targets` [n] are counted from this
-    rank's first column; another rank's target is negative or not below `columns`.
+    logit of the row's target, 0 if the row does not have it. All tensors are on the CPU, logits in
+    fp32 or bf16, and `top` and `sums` in fp32. `targets` [n] are counted from this rank's first
+    column; another rank's target is negative or not below `columns`.
 
     The rows of `logits` [n, v/t] have `columns` real logits; the rest is padding. If `factor` is
     above 0, the logits are overwritten: by `factor` × the loss's gradient if the row is whole

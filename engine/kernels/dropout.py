@@ -128,9 +128,10 @@ def reference_bits(
 
 
 def philox(c0: Tensor, c1: Tensor, key: int | Tensor) -> list[Tensor]:
-    """Return the random bits of Philox 4×32-10 for the counters (c0, c1, 0, 0), integer tensors,
-    under a key of 64 bits: a list of four int64 tensors in the shape of c0, each with words of 32
-    bits, from 0 to 2³² − 1."""
+    """Return the random bits of Philox 4×32-10 for the counters (c0, c1, 0, 0) under a key of 64
+    bits: a list of four int64 tensors in the shape of c0, each with words of 32 bits, from 0 to
+    2³² − 1. The counters are int64 tensors with words of 32 bits; narrower ones would overflow. c1
+    is expanded to the shape of c0. A key in a tensor is int64 and not negative."""
     words = [c0, c1.expand_as(c0), torch.zeros_like(c0), torch.zeros_like(c0)]
     low = key & LOW
     high = key >> 32
@@ -232,8 +233,8 @@ def add_norm(
     epsilon: float,
 ) -> tuple[Tensor, Tensor]:
     """Return a pair of tensors [s, b, h]: the sum x + dropout(branch + bias), which is x itself if
-    `branch` is None, and the layer norm of this sum with scale `weight` [h] and bias `shift` [h].
-    If `mask` is None, nothing is dropped."""
+    `branch` is None, and the layer norm of this sum with scale `weight` [h], bias `shift` [h] and
+    the number `epsilon`, which is added to the variance. If `mask` is None, nothing is dropped."""
     added = x if branch is None else kernel("bias_dropout_add", x)(branch, bias, x, mask)
     return added, F.layer_norm(added, weight.shape, weight, shift, epsilon)
 

@@ -49,13 +49,14 @@ class Captured:
 
     def fits(self, inputs: list[Tensor]) -> bool:
         """Return True if the tensors `inputs`, the inputs of one call, are as many and have the
-        shapes as when the graphs were captured."""
+        shapes as when the graphs were captured. Dtypes are not compared."""
         return [given.shape for given in inputs] == [own.shape for own in self.inputs]
 
     def total(self, calls: Sequence[list[Tensor]], factor: float) -> Tensor:
-        """Replay an iteration's calls, each given as the list of its input tensors, with `factor`,
-        the loss scale, and return a new tensor, the sum of the calls' results. Does not call
-        `begin`: the caller does that before."""
+        """Replay the captured graphs for an iteration's calls of the function, each given as the
+        list of its input tensors, in the shapes of the capture, with `factor`, the loss scale.
+        Return a new tensor, the sum of the calls' results. Does not call `begin`: the caller does
+        that before."""
         self.factor.fill_(factor)
         total = torch.zeros_like(self.graphs[0][1])
         for number, inputs in enumerate(calls):

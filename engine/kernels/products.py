@@ -26,8 +26,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x · weightᵀ + bias, [..., out], for x [..., in], weight [out, in] and bias [out], or
     None for no bias, of any strides; all have one dtype, which the result has too.
 
-    Differentiable, but a weight packed for oneDNN has no gradient, and if a weight has the
-    attribute ADD_PRODUCT, a function, its gradient goes to that function and not to autograd.
+    Differentiable, but not with a weight packed for oneDNN: then x gets no gradient either, without
+    an error. If a weight has the attribute ADD_PRODUCT, a function, its gradient goes to that
+    function and not to autograd.
     """
     # Packed for scoring in oneDNN's own layout, which `F.linear` does not take.
     if weight.is_mkldnn:

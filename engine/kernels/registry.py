@@ -53,16 +53,18 @@ reference."""
 
 
 def on_gpu(device: torch.device) -> bool:
-    """Return True unless the device is a CPU. Callers ask in order to launch fewer kernels on a
-    GPU: there dropout keys are copied together, products add gradients, and the update divides."""
+    """Return True unless the device is a CPU, so for `meta` too. Callers ask in order to launch
+    fewer kernels: on a GPU dropout keys are copied together, products add gradients, and the update
+    divides."""
     # Not `== "cuda"`: launches are counted on tensors without values too.
     return device.type != "cpu"
 
 
 def kernel(name: str, tensor: torch.Tensor) -> Callable[..., Any]:
     """Return the function that implements the kernel `name` for tensors of the device and dtype of
-    `tensor`: a faster one if there is one for both, else the reference in plain torch. Raises
-    KeyError for an unknown name."""
+    `tensor`: the device's faster one, if it has one that takes this dtype, else the reference in
+    plain torch. On a GPU without Triton it is the reference too. Raises KeyError for an unknown
+    name."""
     return implementation(
         name,
         tensor.device.type if tensor.dtype in DTYPES.get(tensor.device.type, ()) else REFERENCE,

@@ -41,8 +41,9 @@ def run_forked(
     no GPU, and return a list of the results in rank order. Results go through pickle. Several ranks
     share a gloo process group.
 
-    Raises RanksFailed when a rank fails, ends or does not answer in time; the others are then
-    ended. On a timeout every rank prints its stack to stderr.
+    Raises RanksFailed when a rank raises an exception, ends without a result, or is not done within
+    `timeout_seconds`, by default 300; the others are then ended. On a timeout every rank that still
+    runs prints its stack to stderr.
     """
     # Forked, not spawned: a rank then needs no second import of torch, which takes longer than most
     # tests.
@@ -105,7 +106,9 @@ def run_forked(
         raise RanksFailed(f"rank {rank} failed: {line}", text)
     if silent := sorted(set(range(world_size)) - answers.keys()):
         raise RanksFailed(
-            f"rank {silent[0]} did not answer within {timeout_seconds:.0f} s", "", lost=True
+            f"rank {silent[0]} was not done after {timeout_seconds:.0f} s and was ended",
+            "",
+            lost=True,
         )
     return [answers[rank].value for rank in range(world_size)]
 

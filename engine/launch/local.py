@@ -40,12 +40,13 @@ STACK_SECONDS = 2.0
 
 def launch(work: Callable[[], object], ranks: int) -> int:
     """Fork `ranks` processes that find each other, call `work`, a function without arguments, in
-    each and wait for them; return 0, or the exit code of a rank that failed.
+    each and wait for them; return 0, or the documented exit code of a rank that failed, also if the
+    ranks were stopped during the work.
 
     The ranks inherit all imports, and run one thread each. This process touches no GPU. If a rank
     fails, the others are ended. SIGTERM and Ctrl-C are passed on; on Linux the ranks do not outlive
-    this process. Raises Interrupted if the ranks were stopped before the work began or a signal
-    ended one.
+    this process. Raises Interrupted if the ranks were stopped before the work began, or if a signal
+    from elsewhere ended one and no rank failed by itself.
     """
     from mlm_repro.engine.launch.mesh import STACK_SIGNAL
 
@@ -120,9 +121,10 @@ def launch(work: Callable[[], object], ranks: int) -> int:
 
 
 def become_rank(rank: int, shared: Mapping[str, str]) -> None:
-    """Make this forked process the rank `rank`: it ends with its parent and runs one thread of
-    torch, and gloo and NCCL use the loopback unless a variable names another interface. Sets the
-    environment variables RANK, LOCAL_RANK, both to `rank`, and those in `shared`, name → value."""
+    """Make this forked process the rank `rank`: on Linux it ends with its parent; it runs one
+    thread of torch, and gloo and NCCL use the loopback unless a variable names another interface.
+    Sets the environment variables RANK, LOCAL_RANK, both to `rank`, and those in `shared`, name →
+    value."""
     end_with_parent()
     gc.freeze()  # what the parent has made is not looked through, nor copied by looking
     # gloo and NCCL would otherwise listen on an outer interface, for ranks that all live here.
@@ -138,7 +140,8 @@ def _wait(processes: Sequence[BaseProcess], grace_seconds: float = 10.0) -> int:
     """Wait for the processes of the ranks and return 0, or the exit code of a rank that failed:
     another than an interruption's if there is one, and -SIGKILL if only signals ended ranks.
 
-    After a failure the other ranks have `grace_seconds` to end; then they are left running.
+    After a failure the other ranks have `grace_seconds`, by default 10, to end; then they are left
+    running.
     """
     failed_at = None
     while True:

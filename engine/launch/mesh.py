@@ -220,8 +220,8 @@ def _hanging(error: RuntimeError) -> RankLost:
 
 def check_agreement(config: dict[str, Any]) -> None:
     """Compare `config`, this rank's configuration as a nested dict, with those of the other ranks.
-    Raises BadInput on every rank, naming the first key that differs. Every rank calls it; one rank
-    and ranks that are threads are not compared."""
+    Raises BadInput on every rank, naming the first key that differs. Every rank calls it, after
+    `join_ranks`; one rank and ranks that are threads are not compared."""
     if launched_world_size() == 1 or current_rank():
         return
     configs: list[Any] = [None] * dist.get_world_size()
@@ -239,8 +239,8 @@ def check_agreement(config: dict[str, Any]) -> None:
 
 
 def local_device() -> torch.device:
-    """Return the torch device of this rank: its own GPU, or the CPU if the machine has no GPU or
-    ranks are threads."""
+    """Return the torch device of this rank: its own GPU, the one numbered by `local_rank`, or the
+    CPU if the machine has no GPU or ranks are threads."""
     if current_rank() or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", local_rank())

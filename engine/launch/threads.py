@@ -30,16 +30,17 @@ sender to this receiver."""
 
 
 class RanksFailed(RuntimeError):
-    """Error: a rank that was started here as a process or a thread failed, ended without an answer,
-    or did not answer in time. The text has the traceback of the rank that failed first, or the
-    stack of one that still computes, if there is one."""
+    """Error of `run_forked`: a rank failed, ended without a result, or was not done in time. Of
+    `run_threads`: a rank was not done in time. The text has the traceback of the rank that failed
+    first or, from `run_threads`, the stack of the rank that computes; otherwise it has one line."""
 
     def __init__(self, sentence: str, details: str, lost: bool = False) -> None:
         super().__init__(f"{sentence}\n{details}")
         self.sentence = sentence
         """First line of the error's text, without the traceback."""
         self.lost = lost
-        """True if the rank ended or fell silent without an error of its program."""
+        """True if the process of a rank ended or fell silent without an error of its program; False
+        for a thread."""
 
 
 class ThreadRank(NamedTuple):
@@ -62,9 +63,10 @@ def run_threads(
     """Call `function(*args)` in each of `ranks` threads, each of which is one rank, and return a
     list of the results in rank order. One thread computes at a time.
 
-    The first exception of a rank ends the others and is raised here. Raises RanksFailed, with the
-    stack of a rank that is still computing, after `timeout_seconds`, or never if that is None; such
-    a rank's thread goes on.
+    The first exception of a rank ends the others and is raised here. Raises RuntimeError if all
+    remaining ranks wait for each other. Raises RanksFailed, with the stack of a rank that is still
+    computing, after `timeout_seconds`, by default 300, or never if that is None; such a rank's
+    thread goes on.
     """
     world = World(ranks)
     results = [None] * ranks
@@ -102,7 +104,7 @@ def run_threads(
         stack = traceback.format_stack(
             sys._current_frames().get(threads[world.computing].ident or 0)
         )
-        sentence = f"rank {world.computing} did not answer within {timeout_seconds:.0f} s"
+        sentence = f"rank {world.computing} was not done after {timeout_seconds:.0f} s"
         world.failure = RanksFailed(sentence, "".join(stack))
     if world.failure is not None:  # ranks that wait end when they wake
         raise world.failure
@@ -110,8 +112,8 @@ def run_threads(
 
 
 class _OtherRankFailed(BaseException):
-    """Exception that ends a rank after another has failed. It is no `Exception`, so that a rank's
-    program does not catch it by mistake."""
+    """Exception that ends a rank because another failed, all waited for each other, or the caller
+    stopped them. It is no `Exception`, so that a rank's program does not catch it by mistake."""
 
 
 class World:
@@ -126,7 +128,9 @@ class World:
         """Number of the rank that holds the lock, and so computes."""
         self.failure: BaseException | None = None
         self.meetings: dict[tuple[int, ...], _Meeting] = defaultdict(_Meeting)
+        """Dict global ranks of an axis → the collective that they have begun."""
         self.messages: dict[_Number, Tensor] = {}
+        """Dict key of a message → the message, from its sending to its receipt."""
         self.sent = Counter[tuple[int, int]]()
         """Dict (sender, receiver) → number of messages sent so far."""
         self.expected = Counter[tuple[int, int]]()

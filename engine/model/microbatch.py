@@ -43,8 +43,9 @@ class SentencePairs:
 
 @dataclass(frozen=True)
 class PipelineInput:
-    """One microbatch: token ids and targets, each an int64 tensor [b, s]. A BERT ignores negative
-    targets; other models have none."""
+    """One microbatch: token ids and targets, each an int64 tensor [b, s]; where the model has them,
+    its source of dropout, memory of earlier segments and sentence pairs; and its sequences' indices
+    in the global batch. A BERT ignores negative targets; other models have none."""
 
     tokens: Tensor
     targets: Tensor
@@ -82,12 +83,12 @@ def to_input(
     pairs: Sequence[PairSample] = (),
     places: tuple[int, ...] = (),
 ) -> PipelineInput:
-    """Return a PipelineInput, the microbatch of the token ids in `tokens`, on the mesh's device.
-    Without `pairs` the ids are [b, s + 1], and each predicts the next: tokens and targets are [b,
-    s].
+    """Return a PipelineInput, the microbatch of the token ids in `tokens`, on the mesh's device; on
+    a CPU it shares their memory. Without `pairs` the ids are [b, s + 1], and each predicts the
+    next: tokens and targets are [b, s].
 
     With `pairs`, for a BERT, one PairSample a row, the tokens are [b, s], the pairs give targets,
-    parts and padding, and `recurrence` is not used.
+    parts and padding, and `recurrence` is not used. `dropout` and `places` are stored as they are.
     """
     rows = _on_device(tokens, mesh)
     if not pairs:

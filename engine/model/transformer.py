@@ -31,7 +31,8 @@ from mlm_repro.engine.rng import Dropout, DropoutMask
 class SelfAttention(nn.Module):
     """Causal multi-head attention with heads divided over the tensor-parallel axis: [s, b, h] → [s,
     b, h], with a cache [q, b, h], without the bias of the output projection. With sequence
-    parallelism s is this rank's part.
+    parallelism s is this rank's part. Attention weights are dropped by `dropout`; without it, and
+    with a cache, none are.
 
     The rows of `query_key_value` are ordered [n, 3, d] (Megatron checkpoint versions 2 and 3), so
     that a contiguous slice holds whole heads. The layer adds the bias of `dense`. Positions are
@@ -147,7 +148,8 @@ class TransformerLayer(nn.Module):
 
 class Embedding(nn.Module):
     """Word plus position embedding with dropout: token ids [b, s], the first at position `start`, →
-    [s, b, h], or this rank's positions [s/t, b, h] with sequence parallelism.
+    [s, b, h], or this rank's positions [s/t, b, h] with sequence parallelism. Without `dropout`
+    nothing is dropped.
 
     The last stage of a pipeline holds a copy of the word embedding alone, without `has_positions`,
     for the output head, and does not call it.

@@ -226,8 +226,9 @@ class FlatOptimizer(ABC):
     def written(self) -> Written:
         """Return the optimizer's tensors for a checkpoint as a list of tuples, without a last
         stage's copy of the embedding: for each tensor its name, such as `exp_avg.NAME`, its
-        ShardedParameter, the data-parallel rank that writes it, and a function that returns it on
-        that rank and None on others. Every rank calls each function, in one order."""
+        ShardedParameter, the data-parallel rank that writes it, and a function that returns the
+        tensor, in the shape of the parameter's `local`, on that rank and None on others. Every rank
+        calls each function, in one order."""
         written: Written = []
         for group in self.groups:
             own_size = -(-group.flat.numel() // self.mesh.dp.size)
@@ -269,8 +270,9 @@ class FlatOptimizer(ABC):
         fill: Callable[[list[tuple[ShardedParameter, str, int, Tensor]]], None],
         names: Sequence[str] = ("exp_avg", "exp_avg_sq", "master"),
     ) -> None:
-        """Load the state tensors with these names, in place, through the function `fill`, and set
-        the number of steps. The model's 16-bit weights stay as they are.
+        """Load the state tensors with these names, by default both moments and the master weights,
+        in place, through the function `fill`, and set the number of steps. The model's 16-bit
+        weights stay as they are.
 
         `fill` is called for each group and each name that the group has. It gets a list of
         (parameter, name, first, tensor) and fills each tensor, which may be empty, with this

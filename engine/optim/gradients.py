@@ -26,7 +26,7 @@ must fill a link."""
 class _Bucket:
     """A contiguous slice of the flat gradient with the gradients of one or several parameters. It
     is summed over data-parallel ranks as soon as the last of them has come, a shared one at the end
-    of the iteration."""
+    of the iteration, and the last stage's copy of the embedding not at all."""
 
     gradient: Tensor
     size: int
@@ -43,7 +43,9 @@ class _Bucket:
     missing: int = 0
     """Number of the bucket's parameters whose last gradient in the iteration is still to come."""
     works: list[Pending] = field(default_factory=list)
+    """Pendings of the bucket's reduction in this iteration; empty before it starts."""
     is_launched: bool = False
+    """True if the reduction in this iteration has been started, or left out for a copy."""
 
 
 @dataclass
@@ -64,6 +66,7 @@ class GradientReducer:
     mesh: ParallelMesh
     _buckets: list[_Bucket] = field(default_factory=list)
     _armed: set[int] = field(default_factory=set)
+    """Identities (`id`) of the parameters whose next gradient is the last in this iteration."""
     arrived: set[int] = field(default_factory=set)
     """Identities (`id`) of the parameters that have had a gradient in this iteration."""
 
@@ -151,7 +154,7 @@ class GradientReducer:
         """Sum in place, over the ranks of one replica, the gradients of parameters that several of
         these ranks hold; all of these ranks call it. Return a list of views of the tied embedding's
         gradients that only the first stage has summed, which the caller broadcasts to the last
-        stage."""
+        stage; with one data-parallel rank both stages sum, and the list is empty."""
         tied = []
         for parameter, view in self._gradients():
             if self._is_tied(parameter) and self.mesh.dp.size == 1:
@@ -177,9 +180,10 @@ class GradientReducer:
 
     def _take(self, bucket: _Bucket, main: Tensor, is_mixed: bool, parameter: Tensor) -> None:
         """Hook that autograd calls after a parameter's gradient in `parameter.grad`: copy the
-        gradient to its slice `main` of the flat gradient, or add it after the first microbatch. If
-        it was the last of the iteration (`arm`) that the bucket lacked, start the bucket's
-        reduction, unless the bucket is shared. Nothing is returned."""
+        gradient to its slice `main` of the flat gradient, or add it after the first microbatch, and
+        let `parameter.grad` be `main`, or None in mixed precision (`is_mixed`). If it was the last
+        of the iteration (`arm`) that the bucket lacked, start the bucket's reduction, unless the
+        bucket is shared. Nothing is returned."""
         # Without mixed precision autograd itself adds to the view after the first microbatch.
         if parameter.grad is not None and parameter.grad is not main:
             if id(parameter) in self.arrived:
@@ -214,9 +218,11 @@ class GradientReducer:
                 self._launch(bucket)
 
     def _launch(self, bucket: _Bucket) -> None:
-        """Start to sum the gradients of a bucket, a slice of the flat gradient, in place over the
-        data-parallel ranks, unless the sum has started or the bucket is a copy that another stage
-        reduces. The Pendings to wait for are kept in `bucket.works`."""
+        """Start to sum the gradients of a bucket, a slice of the flat gradient, over the
+        data-parallel ranks, in place: each of the slices in `bucket.owned` on its owner alone, or,
+        if that list is empty, the whole bucket on every rank. Nothing is started if this was done
+        before, or if the bucket is a copy that another stage reduces. The Pendings to wait for are
+        kept in `bucket.works`."""
         if not bucket.is_launched and not bucket.is_copy:
             dp = self.mesh.dp
             bucket.works = [dp.start_reduce(part, owner) for owner, part in bucket.owned]
@@ -237,9 +243,10 @@ def _in_buckets(
     dp: int,
 ) -> list[list[tuple[ShardedParameter, Tensor]]]:
     """Return the pairs of parameter and gradient, which come in flat order, cut into buckets, as a
-    list of lists. A bucket ends when it has 4 million elements, or 1 million for each of the `dp`
-    data-parallel ranks if that is more. A parameter for which the function `is_alone` returns True
-    has a bucket of its own, and the bucket before it may be smaller, as the last one may."""
+    list of lists. A bucket ends with the parameter by which it has at least 4 million elements, or
+    1 million for each of the `dp` data-parallel ranks if that is more. A parameter for which the
+    function `is_alone` returns True has a bucket of its own, and the bucket before it may be
+    smaller, as the last one may."""
     buckets: list[list[tuple[ShardedParameter, Tensor]]] = []
     # At the least size, so that the first parameter opens a bucket.
     count = least = max(BUCKET_ELEMENTS, OF_RANK * dp)

@@ -27,7 +27,10 @@ class LossScaler:
 
     scale: float = 2.0**32
     clean_iterations: int = 0
+    """Number of iterations without overflow since the last overflow or growth."""
     tolerance: int = 2
+    """Number of overflows up to and with the first that halves, counted down; at 0 or below every
+    overflow halves."""
 
     # Megatron-LM's defaults of `--loss-scale-window`, `--hysteresis` and `--min-loss-scale`.
     window = 1000

@@ -30,7 +30,8 @@ def shard_zero3(model: StageModel, mesh: ParallelMesh) -> None:
     values are lost and yet to be given, and a model on the meta device takes only its shards'
     memory.
 
-    Gradients are reduced in fp32 or above. Raises BadInput if ranks are threads.
+    Gradients are reduced in fp32 or above, to their mean over the ranks. Raises BadInput unless the
+    data axis has several ranks and they are processes.
     """
     if not isinstance(mesh.dp, GroupAxis):
         raise BadInput(
@@ -54,8 +55,9 @@ def shard_zero3(model: StageModel, mesh: ParallelMesh) -> None:
 
 
 class ShardedReducer(GradientReducer):
-    """Gradient reducer for ZeRO stage 3: adds the gradients of shards, which FSDP2 reduces in every
-    backward pass, to the optimizer's flat groups.
+    """Gradient reducer for ZeRO stage 3: adds the gradients of shards, which FSDP2 reduces to their
+    mean in every backward pass, to the optimizer's flat groups. So `arm` does nothing, and `finish`
+    divides the gradients itself and leaves each group's `divisor` at 1.
 
     Building one gives the model new parameters, so that FSDP2 reads the shards from the groups'
     storage, which the optimizer writes to.

@@ -37,9 +37,9 @@ def _same(x: Tensor) -> Tensor:
 
 def enter_tensor_parallel(x: Tensor, axis: Axis, sequence_parallel: bool = False) -> Tensor:
     """Return x, [s, b, h] or with sequence parallelism [s/t, b, h], as input of a column-parallel
-    product, [s, b, h]. Forward is f, which changes nothing and sums the gradient over the axis
-    backward; with sequence parallelism it is an all-gather of the sequence, and a reduce-scatter
-    backward. Every rank of the axis calls it.
+    product, [s, b, h]; on an axis of one rank x itself. Forward is f, which changes nothing and
+    sums the gradient over the axis backward; with sequence parallelism it is an all-gather of the
+    sequence, and a reduce-scatter backward. Every rank of the axis calls it.
 
     Megatron-LM: `copy_to_tensor_model_parallel_region`, `gather_from_sequence_parallel_region`.
     """
@@ -52,9 +52,10 @@ def enter_tensor_parallel(x: Tensor, axis: Axis, sequence_parallel: bool = False
 
 def leave_tensor_parallel(x: Tensor, axis: Axis, sequence_parallel: bool = False) -> Tensor:
     """Return the sum over the axis of x, each rank's term of a row-parallel product: [s, b, h], or
-    with sequence parallelism this rank's part of the sum, [s/t, b, h]. x itself may be overwritten.
-    Forward is g, an all-reduce, which changes nothing backward; with sequence parallelism it is a
-    reduce-scatter of the sequence, and an all-gather backward. Every rank of the axis calls it.
+    with sequence parallelism this rank's part of the sum, [s/t, b, h]; on an axis of one rank x
+    itself. On others x may be overwritten. Forward is g, an all-reduce, which changes nothing
+    backward; with sequence parallelism it is a reduce-scatter of the sequence, and an all-gather
+    backward. Every rank of the axis calls it.
 
     Megatron-LM: `reduce_from_tensor_model_parallel_region`,
     `reduce_scatter_to_sequence_parallel_region`.

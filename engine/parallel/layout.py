@@ -52,8 +52,8 @@ class Layout:
 
 @dataclass(frozen=True)
 class PipelineStage:
-    """One stage of the pipeline: its layers, and two marks that say if it is the first or the
-    last."""
+    """One stage of the pipeline: the range of its layers' global numbers, and two marks that say if
+    it is the first or the last, both True by default, as for a whole model."""
 
     layers: range
     """Range of the global numbers, counted from 0, of the stage's transformer layers."""

@@ -41,8 +41,8 @@ class Waiting:
 
 
 class Pending(Protocol):
-    """Interface of a communication in progress, as the methods of an `Axis` that begin one return
-    it."""
+    """Interface of a communication in progress, which the methods `start_…` of an `Axis` return:
+    `is_completed` asks for its end, and `wait` waits for it."""
 
     def wait(self) -> object:
         """Wait until the communication is complete; a tensor that is received or reduced has its
@@ -75,6 +75,8 @@ class Axis(ABC):
     size: int
     rank: int
     waiting: Waiting = field(default_factory=Waiting, compare=False)
+    """Timer of the seconds that this rank spends in communication; `build_mesh` gives one to all
+    axes."""
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = SUM) -> Tensor:
@@ -84,8 +86,8 @@ class Axis(ABC):
 
     def start_all_reduce(self, tensor: Tensor) -> Pending:
         """Begin to sum in place the tensors that all ranks of the axis give, of one shape; return
-        the Pending to wait for, after which each rank has the sum. By default the sum is complete
-        on return."""
+        the Pending to wait for, after which each rank has the sum. Only an axis of processes works
+        in the background; on any other the sum is complete on return."""
         # An axis that cannot work in the background is done when it returns.
         self.all_reduce(tensor)
         return DONE
@@ -98,9 +100,9 @@ class Axis(ABC):
 
     @abstractmethod
     def broadcast(self, tensor: Tensor, owner: int = 0) -> None:
-        """Copy the tensor of rank `owner` of the axis into the `tensor` of every rank of the axis,
-        in place; nothing is returned. Every rank of the axis calls it, with tensors of one
-        shape."""
+        """Copy the tensor of rank `owner` of the axis, by default its first, into the `tensor` of
+        every rank of the axis, in place; nothing is returned. Every rank of the axis calls it, with
+        tensors of one shape."""
 
     @abstractmethod
     def all_gather(self, tensor: Tensor, dim: int) -> Tensor:
@@ -117,7 +119,8 @@ class Axis(ABC):
     @abstractmethod
     def gather_objects(self, value: Any) -> list[Any]:
         """Return a list of the values, any Python objects that can be pickled, that the ranks of
-        the axis give, in rank order, on every rank. Every rank of the axis calls it."""
+        the axis give, in rank order, on every rank: copies of other processes' objects, but the
+        very objects of ranks that are threads. Every rank of the axis calls it."""
 
     def barrier(self) -> None:
         """Wait until every rank of the axis has called this method."""
@@ -227,8 +230,8 @@ def _begun(work: dist.Work | None) -> Pending:
 
 @dataclass(frozen=True)
 class ParallelMesh:
-    """Mesh of ranks as one rank sees it: the layout, the rank's axes (groups of ranks to
-    communicate with) and its device."""
+    """Mesh of ranks as one rank sees it: the layout, the rank's axes `tp`, `pp`, `dp`, `embedding`
+    and `world`, which are groups of ranks to communicate with, and its device."""
 
     layout: Layout
     tp: Axis
@@ -283,7 +286,7 @@ class ParallelMesh:
 
 
 def serial_mesh(device: str | torch.device = "cpu") -> ParallelMesh:
-    """Return the ParallelMesh of a single rank, which communicates with no other, on this
-    device."""
+    """Return the ParallelMesh of a single rank, which communicates with no other, on this device,
+    by default the CPU."""
     axis = LoneAxis()
     return ParallelMesh(Layout(), axis, axis, axis, LoneAxis(), torch.device(device))

@@ -74,8 +74,8 @@ class PartitionedModel:
     ) -> Tensor:
         """Run forward and backward over this rank's microbatches in training mode and return this
         rank's sum of (loss × sequences), without the loss scale, a float64 scalar tensor, zero off
-        the last stage. The scaled gradients go to the reducer, whose `begin` is called here and
-        whose `finish` the caller has to call. Every rank calls it."""
+        the last stage. The gradients of loss × `loss_scale`, 1 by default, go to the reducer, whose
+        `begin` is called here and whose `finish` the caller has to call. Every rank calls it."""
         for chunk in self.chunks:
             # Asked first, because the flag is set on every module, which takes time.
             if not chunk.training:
@@ -106,9 +106,10 @@ class PartitionedModel:
 
     def capture(self, batch: PipelineInput, reducer: GradientReducer) -> None:
         """Capture CUDA graphs of forward and backward, which the method `forward_backward` replays
-        from now on for microbatches of the shape of `batch`. Only for a mesh of one rank, a GPU,
-        and a model without sentence pairs or memory. Runs passes over zeros, which overwrite the
-        gradients. An earlier pass must have used every dropout site."""
+        from now on for microbatches of the shape of `batch`; others run without graphs. Gradients
+        go through `reducer`. Only for a mesh of one rank, a GPU, and a model without sentence pairs
+        or memory, which the caller checks. Runs passes over zeros, which overwrite the gradients.
+        An earlier pass must have used every dropout site."""
         # A copy of the batch: the graphs read these very tensors at each replay.
         program = self._program(1, training=True)
         own = deepcopy(self.with_keys(batch))
@@ -235,8 +236,8 @@ class PipelineExecutor:
     ) -> Tensor:
         """Execute the program, a list of passes, sends and receives, and return the sum of (loss ×
         sequences), without the loss scale, a float64 scalar tensor; zero on ranks without the last
-        stage. `before_backward` is called before each backward pass with the index, on this rank,
-        of the chunk, the stage, that it goes through.
+        stage. `before_backward`, which does nothing by default, is called before each backward pass
+        with the index, on this rank, of the chunk, the stage, that it goes through.
 
         Gradients of the loss scale × loss, summed over microbatches, are added to the parameters'.
         Every pipeline rank executes its own program at the same time.

@@ -15,8 +15,9 @@ from mlm_repro.engine.pipeline.schedule import Compute, Op
 
 
 class Message(NamedTuple):
-    """Instruction of a rank's program: send a payload to another pipeline rank if `send` is True,
-    else receive it from there. A payload is an activation or the gradient of one."""
+    """Instruction of a rank's program: send a payload of one microbatch to the pipeline rank `peer`
+    if `send` is True, else receive it from there. A payload is an activation or the gradient of
+    one."""
 
     send: bool
     payload: Op

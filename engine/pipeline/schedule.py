@@ -64,8 +64,8 @@ def compute_orders(
 
 
 def forward_orders(pp: int, chunks: int, microbatches: int) -> list[list[Compute]]:
-    """Return for every pipeline rank the list of its forward passes alone, as validation runs them:
-    by microbatch, then by chunk. It is the same list object for each rank."""
+    """Return for every pipeline rank the list of its forward passes alone, Computes, as validation
+    runs them: by microbatch, then by chunk. It is the same list object for each rank."""
     # One order for all ranks: without backward passes nobody has to make room.
     order = [
         Compute(Op.FORWARD, microbatch, chunk)
@@ -92,15 +92,16 @@ def passes(pp: int, chunks: int, microbatches: int) -> list[Compute]:
 
 
 def pass_orders(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> list[list[int]]:
-    """Return for every pipeline rank the order of its passes, as a list of indices into the list
-    that the function `passes` returns. Raises BadInput for several chunks without interleaving, and
-    for interleaving with a number of microbatches that is not a multiple of pp.
+    """Return for every pipeline rank the order of its passes under the schedule `name`, as a list
+    of indices into the list that the function `passes` returns. Raises BadInput for several chunks
+    without interleaving, and for interleaving with a number of microbatches that is not a multiple
+    of pp.
 
-    GPipe: all forward passes, then all backward passes, so m activations are in flight. 1F1B
-    (PipeDream-Flush): warm-up forwards, one forward and one backward in turn, the remaining
-    backwards. With several chunks this is the interleaved schedule of the 2021 paper (Figure 4):
-    groups of p microbatches pass through all chunks in turn, and warm-up is 2(p − rank − 1) + (v −
-    1)p instead of p − rank − 1.
+    GPipe: all forward passes, then all backward passes, so the activations of all microbatches are
+    in flight. 1F1B (PipeDream-Flush): warm-up forwards, one forward and one backward in turn, the
+    remaining backwards. With several chunks this is the interleaved schedule of the 2021 paper
+    (Figure 4): groups of p microbatches pass through all chunks in turn, and warm-up is 2(p − rank
+    − 1) + (v − 1)p instead of p − rank − 1, for p ranks with v chunks each.
     """
     check_schedule(name, pp, chunks, microbatches)
     total = microbatches * chunks
@@ -123,8 +124,8 @@ def _warmup(pp: int, rank: int, chunks: int) -> int:
 
 def ideal_bubble(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> float:
     """Return, as a share such as 0.25, a pipeline rank's idle time divided by the time that it
-    computes: (p − 1)/m for p ranks and m microbatches, divided by the number of chunks when
-    interleaved (2021 paper, Section 2.2)."""
+    computes: (p − 1)/m for p ranks and m microbatches, divided by the number of chunks if the
+    schedule `name` is `interleaved` (2021 paper, Section 2.2)."""
     return (pp - 1) / (microbatches * (chunks if name == "interleaved" else 1))
 
 

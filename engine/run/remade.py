@@ -143,7 +143,8 @@ def checkpoints(run: Path) -> Comparisons:
     metrics, of its tensors with their statistics, and of its tokenizer with the dataset's, if that
     is on this machine. Yields an Absent for iterations that no checkpoint remembers, and for a
     tensor of an earlier version that has no checksum. Raises IntegrityFailure if a file cannot be
-    read."""
+    read, BadInput if this program refuses the configuration, DataMissing if the manifest does not
+    name the dataset."""
     manifest = read_document(run / MANIFEST, Manifest)
     every = read_steps(run)
     steps = [step for step in every if step.gradient_norm is not None]
@@ -206,7 +207,9 @@ def checkpoints(run: Path) -> Comparisons:
 
 def datasets(run: Path) -> Comparisons:
     """Yield a Parent, a directory to check in turn, for each dataset that the manifest in a
-    training's directory names; its digest is to be compared with the one in the manifest."""
+    training's directory names; its digest is to be compared with the one in the manifest. Raises
+    BadInput if there is no run, IntegrityFailure if its manifest is damaged, DataMissing if it does
+    not name its datasets."""
     for dataset in named_datasets(run):
         yield Parent(dataset.place, dataset.parent, dataset_digest)
 
@@ -250,11 +253,12 @@ def recipe_of(training: Path) -> RunConfig:
 
 
 def _tensors_of(checkpoint: Path, is_old: bool) -> Comparisons:
-    """Yield comparisons, each a Remade, of each tensor's statistics, taken before it was written,
-    and of its entry in the index, with the tensor in the files of the directory `checkpoint`.
+    """Yield comparisons, each a Remade, of the tensors' names in the statistics with the ones in
+    the index, and, for each tensor in both, of its statistics, taken before it was written, and of
+    its entry in the index with the tensor in the files of the directory `checkpoint`.
 
     A checkpoint that `is_old`, of an earlier version, may have statistics without a checksum; an
-    Absent says so.
+    Absent says so. Raises IntegrityFailure if index or statistics cannot be read.
     """
     index = read_object(checkpoint / INDEX)
     statistics = read_object(checkpoint / STATISTICS)

@@ -116,21 +116,23 @@ class ResolvedRun:
 
     @cached_property
     def written_bytes(self) -> int:
-        """Number of bytes of one checkpoint that the rank with the largest share writes, which it
-        copies to the host's memory for that."""
+        """Estimate of the bytes of one checkpoint that the rank with the largest share writes, and
+        copies to the host's memory for that. Tensors are written whole, so it may be up to one
+        tensor's state more; under ZeRO stage 3 it is less."""
         return written_bytes(
             self.config.model, self.config.train.precision, self.config.parallel, self.layout.dp
         )
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Size in bytes of one checkpoint of the whole model and its optimizer."""
+        """Bytes of the tensors of one checkpoint of the whole model and its optimizer, over all
+        ranks."""
         return checkpoint_bytes(self.config.model, self.config.train.precision)
 
     def flops(self, causal: bool = False) -> float:
-        """Return as a float the number of floating-point operations (FLOPs) of the whole training
-        on all ranks, with those of a run that it continues. Attention counts in full, or with
-        `causal` its causal half alone."""
+        """Return as a float the number of floating-point operations (FLOPs) in the matrix products
+        of the whole training on all ranks, with those of a run that it continues. Recomputation
+        does not count. Attention counts in full, or with `causal` its causal half alone."""
         return self.tokens * flops_per_token(self.config.model, causal=causal)
 
     @property
@@ -154,16 +156,18 @@ class ResolvedRun:
     def _epochs(self) -> str:
         """Return as the end of a sentence, ", 1.5 epochs", the number of passes over this run's
         training split that its tokens make, with those of a run that it continues; an empty text
-        without a dataset."""
+        without a dataset. Raises BadInput or IntegrityFailure for a token file that is missing or
+        damaged."""
         if not self.dataset:
             return ""
         available = sum(len(file.tokens) for file, _ in self.data.token_files("train"))
         return f", {self.tokens / available:.3g} epochs"
 
     def check_validation(self) -> None:
-        """Raise BadInput if this run has no dataset, or one whose validation split is too short for
-        a sequence or for the model's family: a Transformer-XL needs text for its streams, a BERT
-        two sentences in a document. Nothing is returned."""
+        """Raise BadInput if this run has no dataset, or one whose validation split is missing or
+        too short for a sequence or for the model's family: a Transformer-XL needs text for its
+        streams, a BERT two sentences in a document. Raises IntegrityFailure for a damaged token
+        file. Nothing is returned."""
         from mlm_repro.engine.data.batches import validation_text
 
         config = self.config
@@ -184,7 +188,8 @@ class ResolvedRun:
     def directory(self, root: Path) -> RunDirectory:
         """Return the RunDirectory for this run below the folder `root`, whether it was begun or
         not; nothing is written. Raises BadInput if the configuration names no dataset, or the run's
-        name is too long or leads to a run of another kind."""
+        name is too long or leads to a run of another kind, and IntegrityFailure if the manifest of
+        the run with that name cannot be read."""
         return RunDirectory.find(root, self._asked)
 
     def begin(self, root: Path) -> RunDirectory:
@@ -196,7 +201,8 @@ class ResolvedRun:
         (`mlm_repro.engine.checkpoint.checkpoint.resume`). For a new run, a note printed to stderr
         names the runs of the same recipe that have an older identity. Raises BadInput if the
         configuration names no dataset, the run's name is too long or leads to a run of another
-        kind, or the directory cannot be made or holds other work.
+        kind, or the directory cannot be made or holds other work; IntegrityFailure if the manifest
+        of the run with that name cannot be read.
         """
         if self.begun:
             return self.begun
@@ -226,8 +232,9 @@ class ResolvedRun:
 
     def check_not_longer(self, root: Path) -> None:
         """Raise BadInput if the run at `root`/name, this run's name, is complete and has the same
-        settings but fewer iterations; the error names `--continue`. A run that continues another is
-        not checked. Nothing is returned."""
+        settings but fewer iterations, in an error that names `--continue`; or if it is of another
+        kind. A run that continues another is not checked, and one that is unfinished passes.
+        Nothing is returned."""
         named = root / self.config.name
         train = self.config.train
         if not is_sealed(named) or train.continues or not (named / MANIFEST).is_file():
@@ -247,7 +254,9 @@ class ResolvedRun:
 
     def describe(self) -> str:
         """Return the text of a dry run, of several lines: the configuration as JSON, the digest of
-        its settings that are not defaults, and its costs, such as parameters, FLOPs and memory."""
+        its settings that are not defaults, and its costs, such as parameters, FLOPs and memory.
+        Raises BadInput or IntegrityFailure for a token file of its dataset that is missing or
+        damaged."""
         memory = self.memory
         whole = self.flops()
         causal = self.flops(causal=True)
@@ -329,7 +338,8 @@ def resolve(
 def checked_layout(config: RunConfig, ranks: int) -> Layout:
     """Return the Layout of a run on `ranks` ranks in all: the configured tensor and pipeline
     parallelism, all other ranks data-parallel. Raises BadInput if it does not divide the model's
-    sizes, its layers or the batch's microbatches, or does not fit the pipeline schedule."""
+    sizes, its layers or the batch's microbatches, does not fit the pipeline schedule, or is one
+    that the model's family or ZeRO stage 3 does not allow."""
     layout = layout_of(config, ranks)
     parallel = config.parallel
     split_layers(config.model.num_layers, layout.pp, parallel.chunks)
@@ -413,7 +423,8 @@ def continue_run(config: RunConfig, run: Path) -> RunConfig:
 
     Raises BadInput for anything but a training run, for no more iterations than it has, for a run
     without its number of samples in metrics.jsonl, for another precision, and for a Transformer-XL,
-    whose streams of text are cut by the number of iterations.
+    whose streams of text are cut by the number of iterations. Raises IntegrityFailure if the run
+    has no complete checkpoint or a damaged file.
     """
     directory = RunDirectory.open(run, "training")
     if config.model.family == "transformer-xl":
@@ -468,7 +479,8 @@ def read_run_config(
 
     With `twin`, overrides of `twin.` are factors by which the model is shrunk; all others apply
     after that. Raises BadInput if there is no such model or file, if the file is not TOML, if it or
-    an override has an unknown key or a value that is refused, or for the twin of a growing batch.
+    an override has an unknown key or a value that is refused, or for the twin of a growing batch;
+    IntegrityFailure if this installation lacks the shipped models.
     """
     path = find_file(model, Shipped.MODEL)
     if not twin:
@@ -517,7 +529,8 @@ def resolve_begun(
     """Return the ResolvedRun of the training that was begun in `directory`, to be resumed there,
     with the settings KEY=VALUE in `changed`. Without `ranks` and `changed` it has the layout that
     trained last; with `changed` alone, as many ranks as this machine has GPUs or cores for. Its
-    dataset and starting point are found by their digests if they have moved.
+    dataset and starting point are found by their digests if they have moved. A starting point that
+    is not found is no error here: a run with a checkpoint of its own does not need it.
 
     Raises IntegrityFailure or BadInput if its dataset, its name, its manifest or the meaning of its
     settings has changed since it began, or if `changed` has a setting outside of the sections

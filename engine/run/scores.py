@@ -17,8 +17,10 @@ PROGRAM = Path(sys.executable).with_name("mlm-eval")
 
 
 def check_protocols(protocols: Sequence[str]) -> None:
-    """Raise BadInput, with the sentence of `mlm-eval check`, if one of the protocols does not exist
-    or its test file is not here and cannot be downloaded. Without protocols nothing is started."""
+    """Raise BadInput, with the last sentence that `mlm-eval check` prints, if that program, which
+    is run here in a process of its own, refuses one of the protocols: it does not exist, or its
+    test file is not here and cannot be downloaded. Without protocols nothing is run. Nothing is
+    returned."""
     if protocols:
         done = subprocess.run([PROGRAM, "check", *protocols], capture_output=True, text=True)
         if done.returncode:
@@ -27,8 +29,9 @@ def check_protocols(protocols: Sequence[str]) -> None:
 
 def start_scoring(checkpoint: Path, protocol: str) -> "subprocess.Popen[bytes] | None":
     """Start a process that scores a run's checkpoint, by its path, by a protocol of `mlm-eval`, and
-    return the process, which the caller waits for. It writes `scores/CHECKPOINT/PROTOCOL.json` in
-    the run's directory. Return None, and start nothing, if that file exists."""
+    return the process, which the caller waits for and which, on Linux, ends with this one. It
+    writes `scores/CHECKPOINT/PROTOCOL.json` in the run's directory. Return None, and start nothing,
+    if that file exists."""
     path = checkpoint.parents[1] / SCORES / checkpoint.name / f"{protocol}.json"
     if path.is_file():
         return None

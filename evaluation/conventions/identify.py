@@ -86,7 +86,8 @@ of accidental matches."""
 @dataclass(frozen=True)
 class Identified:
     """Answer to a claimed number, or to several numbers of one program: the conventions of
-    evaluation that give it, each with its probability, and the nearest ones."""
+    evaluation that give it, each with its probability, and in `nearest` the three whose numbers lie
+    nearest to it, matching or not, as dicts without `probability`."""
 
     claimed: str
     matches: list[dict[str, str]]
@@ -138,8 +139,9 @@ class Identified:
 
 
 def _with_point(number: str) -> str:
-    """Return the text of a number with a decimal point, and without commas between thousands.
-    Raises BadInput if a comma may separate thousands or decimals."""
+    """Return the text of a number with a decimal point, and without commas between thousands:
+    `1,234.5` becomes `1234.5`, `0,95` becomes `0.95`. Raises BadInput if a comma may separate
+    thousands or decimals, as in `1,234`."""
     if re.fullmatch(r"[1-9]\d{0,2},\d{3}", number):
         raise BadInput(
             f"the claim {number} can be {number.replace(',', '')} or {number.replace(',', '.')}:"
@@ -186,8 +188,9 @@ def find(claimed: str, conventions: Sequence[Convention], unit: str | None = Non
     is the numbers' unit; without it every one of `UNITS` is tried.
 
     A convention is as likely as it is common. A number that no convention in the table gives may be
-    any number nearby, so with more digits an accidental match is less likely. Raises BadInput as
-    `parse_claims` does, and for an unknown text.
+    any number nearby, so with more digits an accidental match is less likely. Raises BadInput for a
+    claim of another form, a number that is negative, not finite or has an ambiguous comma, and a
+    text that no convention has a value on.
     """
     known = sorted(set[str]().union(*(convention.values for convention in conventions)))
     claims = parse_claims(claimed)
@@ -267,7 +270,8 @@ def identify(place: Place, claimed: str, task: str, settings: Settings) -> Ident
     The checkpoint is scored on WikiText-103 by the readings of all programs and each of these with
     one axis changed, where the windows of `LONG` are tried only in the readings of programs that
     use them; on LAMBADA by every reading. Raises DataMissing if the test cannot be found or
-    downloaded, and the errors of `open_checkpoint` and `find`.
+    downloaded, BadInput for an unusable claim or a checkpoint that cannot be scored, and
+    IntegrityFailure for a damaged checkpoint or another file than the test's.
     """
     from mlm_repro.data_pipeline.contamination.testsets import find_test_set
     from mlm_repro.evaluation.checkpoints import open_checkpoint

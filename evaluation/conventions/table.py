@@ -200,8 +200,9 @@ CHANGED = 0.05
 
 
 class Convention(NamedTuple):
-    """Convention of evaluation: in `axes` its reading, by axis, and its `average`; in `values` its
-    number on each text, which is a loss in nats or a share of right answers."""
+    """One way to get a number from a model and a text: in `axes` the value of each axis of its
+    reading, by which the text becomes requests, and its `average`; in `values` its number on each
+    text, a loss in nats or a share of right answers."""
 
     axes: dict[str, str]
     values: dict[str, float]

@@ -17,7 +17,7 @@ Rows = dict[str, Dataset]
 def wikitext103(**_: Any) -> Rows:
     """Return a dict with the split `test`: WikiText-103's test file as one row, with its whole
     `text`, detokenized, and its number of `words`. Raises DataMissing if the file cannot be found
-    or downloaded. Arguments are ignored."""
+    or downloaded, IntegrityFailure for another file. Arguments are ignored."""
     text = read_wikitext("wikitext103", find_test_set("wikitext103"))
     return {
         "test": Dataset.from_list(
@@ -28,7 +28,8 @@ def wikitext103(**_: Any) -> Rows:
 
 def strided(row: JSON) -> JSON:
     """Return a dict of a row's text, under `text`, and the stride 32, under `stride`, for the
-    engine to read it in windows of 32 new tokens."""
+    engine to read it in windows of 32 new tokens if the model's context has 1024 or more, of fewer
+    in proportion in a shorter one."""
     return {"text": row["text"], "stride": 32}
 
 
@@ -46,8 +47,7 @@ def per_word(row: JSON, results: list[float]) -> dict[str, tuple[float, int]]:
 def lambada(**_: Any) -> Rows:
     """Return a dict with the split `test`: OpenAI's passages, a row for each, cut as
     `--strict-lambada` does into its `context` and its last `word`. Raises DataMissing if the file
-    cannot be found or downloaded, and the errors of the function `openai_passages`, such as
-    IntegrityFailure for another file. Arguments are ignored."""
+    cannot be found or downloaded, IntegrityFailure for another file. Arguments are ignored."""
     cut = map(split_last_word, openai_passages(find_test_set("lambada")))
     return {
         "test": Dataset.from_list([{"context": context, "word": word} for context, word in cut])

@@ -57,10 +57,11 @@ def fetch_model(name: str, out: Path) -> Path:
     """Download the files of the hub's model `name` to the folder of `out` that has the model's name
     without owner and revision, write fetched.json there, and return the folder's path.
 
-    Files that an earlier fetch left there unchanged are not downloaded again. fetched.json lists
-    every other file of the folder with its SHA-256. Raises the errors of `cached_model`,
-    Interrupted also if the hub cannot be reached, and IntegrityFailure for a file with another
-    digest than the hub's.
+    Files that an earlier fetch left there unchanged are not downloaded again. fetched.json has the
+    repository, the commit and every other file of the folder with its SHA-256. Raises BadInput for
+    a name of another form or several GGUF files, DataMissing if the hub does not have the model or
+    gates it, Interrupted if the hub cannot be reached or stops answering, and IntegrityFailure for
+    a file with another digest than the hub's.
     """
     repository, short, revision = _parse(name)
     _, described = _download(name, repository, revision, local_dir=out / short)
@@ -119,8 +120,8 @@ def is_as_fetched(directory: Path, repository: str) -> bool:
 
 def _wanted(name: str, described: Any) -> list[str]:
     """Return a list of glob patterns of the files to download, with weights in the first format of
-    `WEIGHTS` that the repository has. `described` is the hub's description of the repository, with
-    its files; `name` is the model's name in errors.
+    `WEIGHTS` that the repository has, in the first of all if it has none. `described` is the hub's
+    description of the repository, with its files; `name` is the model's name in errors.
 
     Raises BadInput if that format is GGUF and there are several files.
     """

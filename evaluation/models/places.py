@@ -154,10 +154,11 @@ def _base(directory: Path) -> Path:
 
 def weight_files(directory: Path, gguf: str = "") -> list[Path]:
     """Return a sorted list of the paths of a Hugging Face directory's weight files: safetensors,
-    else .bin, else one GGUF file. With `gguf` the list has the GGUF file of that name alone,
-    whatever else is there.
+    else `pytorch_model*.bin`, else one GGUF file. With `gguf` the list has the GGUF file of that
+    name alone, whatever else is there.
 
-    Raises BadInput if the directory has no weights, or several GGUF files and no name.
+    Raises BadInput if the directory has no weights or not the named file, or several GGUF files and
+    no name.
     """
     for pattern in (glob.escape(gguf),) if gguf else WEIGHTS:
         if files := sorted(directory.glob(pattern)):

@@ -147,7 +147,7 @@ class PretrainedModel(nn.Module):
     @torch.inference_mode()
     def pack_weights(self) -> None:
         """Put float32 weights of this model's plain linear layers, except the output layer, into
-        oneDNN's order, in place, if they lie on a CPU and oneDNN is there. If the model then fails,
+        oneDNN's order, in place, on a CPU with AVX-512 and oneDNN. If the model then fails,
         because it reads a weight itself, all weights stay as they were. Products of several rows
         get faster, products of a single row slower. The last bits change."""
         modules = [
@@ -168,8 +168,8 @@ class PretrainedModel(nn.Module):
 
     @property
     def kernel(self) -> str:
-        """Name of the model's class and of its attention kernel, as text: the last bits of scores
-        depend on both."""
+        """Name of the model's class and of its implementation of attention, as one text such as
+        `GPT2LMHeadModel, sdpa attention`: the last bits of scores depend on both."""
         return (
             f"{type(self.theirs).__name__}, {getattr(self.config, '_attn_implementation', None)}"
             " attention"
@@ -259,8 +259,9 @@ class PretrainedModel(nn.Module):
 
 
 def packed(weight: Tensor) -> nn.Parameter:
-    """Return a layer's weight as a parameter without a gradient, in oneDNN's order if it lies on a
-    CPU in float32 or bfloat16 and oneDNN is there, else in the order that it has."""
+    """Return a layer's weight as a parameter without a gradient. On a CPU with AVX-512 and oneDNN,
+    a weight in float32 or bfloat16 is copied into oneDNN's own order, which only the function
+    `linear` of engine/kernels/products.py takes. Any other keeps its order and its memory."""
     is_ordered = (
         onednn and weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
     )
@@ -467,8 +468,9 @@ class Pretrained:
         the weights cannot be read, and BadInput if a package is missing or the model needs code of
         its own.
 
-        Names that torch.compile prefixed are read without the prefix: `renamed` has the argument
-        for that. Unused tensors and quantisation are noted in `checked` and `warnings`.
+        Names that torch.compile prefixed are read without the prefix: this method then calls itself
+        with `renamed`, which other callers leave out. Unused tensors and quantisation are noted in
+        `checked` and `warnings`.
         """
         # Read now, because the library may remove it while loading.
         scheme = self._settings["config"].to_dict().get("quantization_config")
@@ -505,7 +507,9 @@ class Pretrained:
                 f" ({len(left)} such)"
             )
             if any(name.startswith(f"{model.base_model_prefix}.") for name in left):
-                raise IntegrityFailure(f"{self.directory}: {unused}")
+                raise IntegrityFailure(
+                    f"{self.directory}: {unused}, so the two do not belong together"
+                )
             self._say("weights", f"{unused}; it is left out")
         if scheme := scheme or model.config.to_dict().get("quantization_config"):
             is_read = all(parameter.dtype == dtype for parameter in model.parameters())
@@ -519,8 +523,8 @@ class Pretrained:
         and return the model; without an adapter return it as it is.
 
         The merged model's logits are compared with the unmerged one's. Raises BadInput if they
-        differ or peft cannot merge the adapter. An output layer that shares the embedding's weights
-        gets its own first, since an adapter may change one of the two.
+        differ by more than rounding, or peft cannot merge the adapter. An output layer that shares
+        the embedding's weights gets its own first, since an adapter may change one of the two.
         """
         if not self._adapter:
             return model

@@ -113,9 +113,9 @@ def is_causal(model: ScoringModel, probed: Probed) -> Outcome:
 
 
 def is_row_by_row(model: ScoringModel, probed: Probed) -> Outcome:
-    """Probe: compare rows scored alone with rows scored together, one of them beside padding.
-    Return a pair: the model, with `is_alone` set if they differ by more than rounding, so that one
-    row at a time is scored; and a sentence on the outcome."""
+    """Probe: compare rows scored alone with the same rows in one batch, where the shorter ones are
+    padded. Return a pair: the model, with `is_alone` set if they differ by more than rounding, so
+    that one row at a time is scored; and a sentence on the outcome."""
     moved = _difference(probed.alone, probed.together)
     # Not `>`, because NaN is a difference too.
     if not moved <= IN_A_BATCH * probed.allowed:

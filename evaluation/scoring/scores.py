@@ -83,7 +83,8 @@ class ScoringModel:
 
     def default_batch_size(self, width: int) -> int:
         """Return the largest number of rows of `width` inputs, at least 1, whose activations take
-        at most MAX_ACTIVATION_BYTES on the model's device."""
+        at most MAX_ACTIVATION_BYTES for the kind of the model's device, cpu or cuda. Activations
+        are estimated as ACTIVATIONS_PER_TOKEN vectors of hidden size for each input."""
         bytes_per_row = width * self.hidden_size * ACTIVATIONS_PER_TOKEN * self.dtype.itemsize
         return max(1, MAX_ACTIVATION_BYTES[self.mesh.device.type] // bytes_per_row)
 
@@ -114,7 +115,8 @@ def score(
     the data-parallel ranks. Otherwise, on a CPU, batches are dealt to `workers` processes of one
     thread each (by default all available cores). Raises BadInput if there is no request, for a
     request longer than the model's context, an unknown token, or several workers on a GPU or beside
-    several ranks, and the errors of `in_workers` and `score_in_memory`.
+    several ranks, and UserError if a worker ends early. On a GPU it raises HardwareMissing if a row
+    does not fit into memory or, where ranks divide the model, if a batch does not.
     """
     mesh = model.mesh
     if not requests:
@@ -206,7 +208,8 @@ def describe(model: ScoringModel) -> dict[str, Any]:
 @cache
 def installed_packages() -> list[str]:
     """Return a sorted list of `name-version` of every package installed in the folder of torch or
-    of transformers: any may compute a model.
+    of transformers: any may compute a model. The list is kept for further calls, so it must not be
+    changed.
 
     The import path itself is no guide: setuptools, once it is imported, adds a folder of packages
     of its own.
@@ -229,10 +232,10 @@ def in_workers(
 ) -> Iterator[tuple[int, Scores | None]]:
     """Yield `(item, work(item))` for every number in `items` as soon as it is done, in any order.
 
-    Worker processes, forked from this one, of one thread each take an item at a time. A single
-    worker or a single item stays in this process, with one thread too, so that values do not depend
-    on the number of workers. Raises UserError if one of several workers ends early, and the errors
-    of `work`.
+    Worker processes, at most `workers`, are forked from this one, have one thread each and take an
+    item at a time. A single worker or a single item stays in this process, with one thread too, so
+    that values do not depend on the number of workers. Raises UserError if one of several workers
+    ends early, and the errors of `work`.
     """
     if min(workers, len(items)) > 1:
         pool = ProcessPoolExecutor(
@@ -282,12 +285,12 @@ def _do(item: int) -> Any:
 def score_in_memory(
     model: ScoringModel, requests: Sequence[Request], banned: Tokens | None
 ) -> Scores | None:
-    """Score a batch of requests and return its Scores; if it does not fit into the device's memory,
-    warn on standard error and score it in two halves. All ranks that share the model call it.
-    Return None on a rank without the model's last stage.
+    """Score a batch of requests and return its Scores, with `banned` as in `score_batch`; if it
+    does not fit into a GPU's memory, warn on standard error and score it in two halves. All ranks
+    with a part of the model call it. Return None on a rank without the model's last stage.
 
     Raises HardwareMissing if a single row does not fit, or if ranks divide the model and the batch
-    does not fit.
+    does not fit. On a CPU torch's error passes through.
     """
     try:
         return score_batch(model, requests, banned)
@@ -316,10 +319,10 @@ def score_in_memory(
 def score_batch(
     model: ScoringModel, requests: Sequence[Request], banned: Tokens | None = None
 ) -> Scores | None:
-    """Score requests in one forward pass, in which all ranks that share the model take part, and
-    return their Scores, in order. Return None on a rank without the model's last stage. Token ids
-    that are `banned` are ignored in the column `greedy_allowed`. Raises torch.OutOfMemoryError if
-    they do not fit into the device's memory."""
+    """Score requests in one forward pass, in which all ranks with a part of the model take part,
+    and return their Scores, in order. Return None on a rank without the model's last stage. Token
+    ids that are `banned` are ignored in the column `greedy_allowed`. Raises torch.OutOfMemoryError
+    if they do not fit into a GPU's memory."""
     device = model.mesh.device
     counts = np.array([request.num_scored for request in requests], dtype=np.int64)
     lengths = np.array([len(request.tokens) - 1 for request in requests], dtype=np.int64)
@@ -437,7 +440,7 @@ def digest_batches(requests: Sequence[Request], batches: Batches) -> str:
 
 def pack_weights(network: CausalModel) -> None:
     """Put the weights of the linear layers inside the layers of an engine's model into oneDNN's
-    order, in place, if they lie on a CPU in float32 or bfloat16 and oneDNN is there. Their
+    order, in place, if they lie in float32 or bfloat16 on a CPU with AVX-512 and oneDNN. Their
     gradients are switched off in any case: the network cannot be trained any more.
 
     Products of several rows get faster, products of a single row slower.
@@ -475,8 +478,9 @@ def forward(
 
 
 def sum_exponentials(logits: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
-    """Return a pair, both [n]: the maximum of the `columns` of each row of logits [n, v], float32,
-    and the sum of exp(logit − maximum) over them, float64. Without columns they are −∞ and 0."""
+    """Return a pair, both [n]: the maximum of the `columns`, a slice, of each row of logits [n, v],
+    float32, and the sum of exp(logit − maximum) over them, float64. Without columns they are −∞ and
+    0."""
     n = len(logits)
     count = columns.stop - columns.start
     highest = logits.new_full((n,), float("-inf"), dtype=torch.float32)
@@ -539,8 +543,8 @@ def score_with_memory(
     Scores for all, in which no token is banned. Each request must score all its tokens but the
     first, which is the last one of the request before. `on_progress` gets 1 after each segment.
 
-    Raises the NoMemory of `remembering`, and BadInput for a segment longer than the model's
-    context.
+    Raises NoMemory for a model without memory or on several ranks, and BadInput for a segment
+    longer than the model's context.
     """
     network = remembering(model)
     if max(len(request.tokens) for request in segments) - 1 > model.seq_length:

@@ -52,8 +52,8 @@ class StoredScores:
 
     def close(self) -> None:
         """Close this process's file, and remove the directories of the least recently used
-        evaluations beside this one while all together have more than LARGEST_BYTES. Does nothing if
-        no scores were added."""
+        evaluations beside this one while all together have more than LARGEST_BYTES; the most
+        recently used one stays. Does nothing if no scores were added."""
         if self._file:
             self._file.close()
             remove_oldest(self._directory.parent)
@@ -61,7 +61,7 @@ class StoredScores:
     def read(self, num_scored: Sequence[Tokens]) -> dict[int, Scores]:
         """Return a dict number of a batch → its Scores, from the files of all processes in this
         object's directory, and mark the evaluation as used. Files that others than this user may
-        have written are ignored.
+        have written, or that cannot be read, are ignored.
 
         `num_scored` has, for each batch, the number of scored tokens of each request. A file is
         read up to the first record that is wrong or has another number of tokens.

@@ -58,9 +58,9 @@ def split_last_word(text: str) -> tuple[str, str]:
 
 def encode_strictly(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
     """Return a list of a pair for each passage: its token ids, and the number of them at its end
-    that are the target, its last white-space word. Context and ` word` are encoded separately or,
-    if the tokenizer puts a space before every text, together and cut at the length of the context
-    alone."""
+    that are the target, its last white-space word. Context and ` word` are encoded separately. If
+    the tokenizer encodes `a b` otherwise than `a` and ` b`, as one that puts a space before every
+    text, they are encoded together and cut at the length of the context alone."""
     contexts, words = zip(*map(split_last_word, passages), strict=True)
     if tokenizer.encode("a b") != [*tokenizer.encode("a"), *tokenizer.encode(" b")]:
         return _cut(
@@ -75,7 +75,7 @@ def encode_strictly(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
 
 def encode_passages(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
     """Return a list of a pair for each passage: its token ids, and the number of them at its end
-    that are the target, what follows the last space.
+    that are the target, what follows the last space; without a space that is the whole passage.
 
     Context and target are encoded together and cut at the length of the context alone, without
     white space at its end.
@@ -197,7 +197,8 @@ class ClozeTask(Task):
     def result(self, scores: Scores, provenance: Provenance) -> ClozeResult:
         """Return this task's ClozeResult: accuracy over examples, perplexity of whole targets,
         their standard errors, the text's counts and the checkpoint's provenance. `scores` has the
-        scores of `requests`. Raises IntegrityFailure as the function `perplexity` does."""
+        scores of `requests`. Raises IntegrityFailure for a loss that is not finite or too large for
+        a perplexity."""
         losses = scores.nll
         correct = self.correct(scores)
         counts = self.counts
@@ -227,7 +228,7 @@ def cloze_numbers(losses: Floats, correct: Flags) -> JSON:
     """Return a dict name of the result's field → number: accuracy and perplexity with their
     standard errors, and counts. They come from each target's loss in nats, [examples], and whether
     it is right, [examples]. The perplexity's standard error is None for one example. Raises
-    IntegrityFailure as the function `perplexity` does."""
+    IntegrityFailure for a loss that is not finite or too large for a perplexity."""
     target = perplexity(math.fsum(losses), len(losses))
     spread = mean_standard_error(losses)
     return accuracy_numbers(int(correct.sum()), len(losses)) | {

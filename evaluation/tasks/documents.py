@@ -37,7 +37,8 @@ class RunningText:
     @classmethod
     def of_wikitext(cls, source: SourceText, text: str) -> Self:
         """Return the RunningText of a WikiText file's content `text`, with its articles, which
-        begin at first-level headings."""
+        begin at first-level headings, the first one at the text's beginning. Without such a heading
+        it has no articles."""
         starts = [(match[1], match.start()) for match in _HEADING.finditer(text)]
         articles = [(title, start if number else 0) for number, (title, start) in enumerate(starts)]
         return cls(source, text, articles, sum(map(lm_eval_words, lm_eval_documents(text))))
@@ -93,8 +94,8 @@ def lm_eval_documents(text: str) -> Iterator[str]:
     """Yield the documents in the text of a WikiText file, the file as it stands and not the rows of
     `join_rows`, as lm-evaluation-harness cuts them: 62 in the test file, which has 60 articles.
 
-    A line that begins and ends like a first-level heading starts a document, wherever it occurs;
-    two equations do (`wikitext_document_level.py` of the data set
+    A line that begins and ends like a first-level heading starts a document and is its first line,
+    wherever it occurs; two equations do (`wikitext_document_level.py` of the data set
     EleutherAI/wikitext_document_level). Text before the first such line is a document too, unless
     it is blank.
     """
@@ -110,20 +111,22 @@ def lm_eval_documents(text: str) -> Iterator[str]:
 
 
 def join_rows(text: str) -> str:
-    """Return one text of a WikiText file's rows, its lines as the hub's data set has them, joined
-    by blank lines. `text` is the file's content; an empty line is an empty row."""
+    """Return one text of a WikiText file's rows with two newlines between them, as the hub's data
+    set has the rows: each line of the content `text` with its own newline, or nothing for a line of
+    one space."""
     return "\n\n".join("" if line == " \n" else line for line in text.splitlines(keepends=True))
 
 
 def lm_eval_words(document: str) -> int:
-    r"""Return the number of pieces between runs of white space, the empty ones at the ends included
-    (`len(re.split(r"\s+", page))`)."""
+    r"""Return the number of pieces of `document` between runs of white space, the empty ones at the
+    ends included (`len(re.split(r"\s+", document))`)."""
     return len(re.split(r"\s+", document))
 
 
 def cut_articles(text: RunningText, detokenized: str) -> list[str]:
     """Return a list of the articles of `text` as they are in `detokenized`, the text after a
-    detokenizer; joined, they are `detokenized`. Empty for a text without articles.
+    detokenizer; joined, they are `detokenized`. The text must have articles, or else ValueError is
+    raised.
 
     Detokenizers change white space and marks only, so an article begins after as many other
     characters as in the original. The cut is before white space, where byte-level BPE never joins.

@@ -35,10 +35,11 @@ def heldout_perplexity(
     dataset: Path, tokenizer: Encoder, context: int, reason: str
 ) -> PerplexityTask:
     """Return the PerplexityTask on all validation documents of a dataset directory, joined by blank
-    lines, in sliding windows. A window is `context` inputs, the stride a 32nd of it.
+    lines, in sliding windows. A window is `context` inputs, the stride a 32nd of it, at least 1.
 
-    `reason` says, in the task's note, why the published test is not taken. Raises the errors of
-    `read_documents`.
+    `reason` says, in the task's note, why the published test is not taken. Raises DataMissing if
+    the documents are missing or blank, IntegrityFailure if they are damaged, BadInput if they have
+    too few sub-words to score.
     """
     source = _source("heldout-perplexity", dataset, reason, "WikiText-103")
     text = RunningText.of_documents(source, read_documents(dataset))
@@ -53,8 +54,9 @@ def heldout_cloze(dataset: Path, tokenizer: Encoder, context: int, reason: str) 
     the validation documents of a dataset directory. A passage longer than `context` inputs loses
     its beginning.
 
-    `reason` says, in the task's note, why the published test is not taken. Raises the errors of
-    `read_documents`, and DataMissing if no document is long enough.
+    `reason` says, in the task's note, why the published test is not taken. Raises DataMissing if
+    the documents are missing or blank or none is long enough, IntegrityFailure if they are damaged,
+    BadInput if a last word has more sub-words than `context`.
     """
     passages = list(chain.from_iterable(map(cut_passages, read_documents(dataset))))
     if not passages:
@@ -81,8 +83,8 @@ def file_perplexity(
     window. The stride is `stride`, or else a 32nd of the window, for `perplexity-huggingface` half;
     `first` tells if the tokenizer's first tokens come once or in every window. A recipe in
     `PROGRAMS` takes neither a stride nor `every`. The task's name states what is requested of the
-    three. Raises the errors of `read_texts`, and BadInput for a text that is too short, or a stride
-    or `first` that the name or the window does not take.
+    three. Raises BadInput for a file that cannot be read, has another form or too little text, or
+    for a stride or `first` that the name or the window does not take.
     """
     documents, remarks = read_texts(path)
     named = "".join(
@@ -115,8 +117,8 @@ def file_cloze(
     documents of a .jsonl or .json file. Blank passages are left out; one longer than `window`, by
     default `context`, loses its beginning.
 
-    Raises the errors of `read_texts`, and BadInput for a passage of one word or if there is no
-    passage.
+    Raises BadInput for a file that cannot be read or has another form, for a passage of one word,
+    for a last word of more sub-words than the window, and if there is no passage.
     """
     passages, remarks = read_texts(path)
     passages = passages if path.suffix in DOCUMENTS else passages[0].split("\n")
@@ -169,7 +171,8 @@ def read_texts(path: Path) -> tuple[list[str], tuple[str, ...]]:
     other file; and a tuple of a sentence on each oddity of the file. A byte order mark is left out,
     and a lone surrogate is read as U+FFFD.
 
-    Raises BadInput for a file that cannot be read, is too large, has another form, or has no text.
+    Raises BadInput for a file that cannot be read, has more than MOST_BYTES (64 MiB), is not UTF-8
+    or has another form, and if there is no document or all are empty. White space counts as text.
     """
     remarks = []
     try:

@@ -86,8 +86,9 @@ def build_task(
 
 
 def _made_by(function: str, *arguments: Any, **settings: Any) -> "Task":
-    """Call `function`, a text `module:function` of this folder, with the other arguments and
-    settings, and return the Task that it builds."""
+    """Import the module and call the function that `function`, a text `module:function`, names in
+    the package `mlm_repro.evaluation.tasks`, with the other arguments and settings. Return the Task
+    that it builds."""
     module, _, name = function.partition(":")
     task: Task = getattr(import_module(f"mlm_repro.evaluation.tasks.{module}"), name)(
         *arguments, **settings

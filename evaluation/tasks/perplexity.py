@@ -61,7 +61,8 @@ class Stream:
     recipe: str
     """Recipe of the requests, for the protocol line."""
     num_tokens: int
-    """Number of sub-words of the text."""
+    """Number of sub-words of the text. GPTQ, LLAMA_CPP and LM_EVAL_TWICE count the tokenizer's
+    first tokens with it, NANOCHAT a token before each document."""
     requests: Sequence[Request]
     first_targets: Sequence[int]
     """Index, among the text's targets counted from 0, of each request's first scored target."""
@@ -82,7 +83,7 @@ def sliding_stream(
     first: First = "once",
 ) -> Stream:
     """Return the whole text, rewritten by the detokenizer and encoded, as a Stream of sliding
-    windows.
+    windows of at most `seq_length` inputs.
 
     The tokenizer's first tokens come before the text once, or in every window, and are never
     scored. In every window they take their room from the text, and a longer stride becomes that
@@ -90,8 +91,9 @@ def sliding_stream(
     not scored.
 
     Its blocks are its articles. A text without articles is cut into stretches of a window each, or
-    longer ones so that there are at most MOST_STRETCHES. Raises BadInput if the first tokens fill a
-    window, the stride is longer than a window without them, or there is nothing to score.
+    longer ones so that there are at most MOST_STRETCHES. Raises BadInput if first tokens in every
+    window fill it, if the stride is below 1 or, where it is not shortened, above `seq_length`, and
+    if there is nothing to score.
     """
     detokenized = detokenizer.apply(text.text)
     tokens = np.array(tokenizer.encode(detokenized), np.int64)
@@ -146,9 +148,10 @@ def sliding_stream(
 
 
 def stretches(num_targets: int, num_words: int, window: int) -> list[Block]:
-    """Return a list of the Blocks of a text without articles: stretches of one window each, or
-    longer ones so that there are at most MOST_STRETCHES, with words in proportion to targets.
-    `window` and the numbers of targets and words are the text's."""
+    """Return a list of the Blocks of a text without articles, of which `num_targets` sub-words are
+    scored and which has `num_words` words: stretches of `window` targets each, or longer ones so
+    that there are at most MOST_STRETCHES; the last may be shorter. Each has words in proportion to
+    its targets."""
     size = max(window, -(-num_targets // MOST_STRETCHES))
     blocks = []
     for at in range(0, num_targets, size):
@@ -204,7 +207,8 @@ class PerplexityTask(Task):
     @property
     def counts(self) -> dict[str, Any]:
         """Dict name of the result's field → number, of those that need no scores: the whole text's
-        words, counted in both ways, and its sub-words."""
+        words, counted in both ways, and its sub-words as `Stream.num_tokens` counts them, in some
+        recipes with tokens before the text."""
         words = self.running_text.num_lm_eval_words
         tokens = self.stream.num_tokens
         return {
@@ -225,8 +229,9 @@ class PerplexityTask(Task):
         divisor), and beside it the number by every other convention. `scores` has the scores of
         `requests`.
 
-        A text of too few words has no number by words, and a warning says why. Raises
-        IntegrityFailure as the function `perplexity` does.
+        For a text of too few words the numbers by words are None, the perplexity too if its divisor
+        is words, and a warning says why. Raises IntegrityFailure for a loss that is not finite or
+        too large for a perplexity.
         """
         facts = self.facts(scores, provenance)
         text = self.running_text

@@ -32,9 +32,10 @@ def program_perplexity(
     text: RunningText, program: str, documents: Sequence[str], tokenizer: Encoder, window: int
 ) -> PerplexityTask:
     """Return the PerplexityTask of scoring documents, as texts, by the recipe of `program`, one of
-    `PROGRAMS`, in windows of `window` tokens. `text` has the documents joined: its words divide the
-    loss in lm-evaluation-harness's recipes, scored sub-words in the others. For nanochat, bytes are
-    counted in the documents joined by nothing.
+    `PROGRAMS`, in windows of `window` tokens; for nanochat and lm-evaluation-harness these are
+    inputs, and the last target comes after them. `text` has the documents joined: its words divide
+    the loss in lm-evaluation-harness's recipes, scored sub-words in the others. For nanochat, bytes
+    are counted in the documents joined by nothing.
 
     Raises BadInput for a text that is shorter than a window of GPTQ or llama.cpp, or in which
     nanochat has nothing to score.
@@ -78,7 +79,8 @@ def _windows(
     """Return a pair: a list of the windows over all tokens by the recipe of GPTQ, llama.cpp or
     nanochat, and a phrase on them for the protocol line. `ends` has the number of tokens up to the
     end of each document. `c` is the window's length in tokens, for nanochat without its last
-    target."""
+    target. A window of nanochat in which documents begin becomes several, so that no document's
+    first token is scored."""
     count = ends[-1]
     before = shown_first(tokenizer)
     if program == GPTQ:
@@ -124,9 +126,10 @@ def document_stream(
     detokenizer: str = "none",
 ) -> Stream:
     """Return documents, given as texts, as a Stream in which they are cut as lm-evaluation-harness
-    rolls over them: one by one, each after one token, in disjoint windows of at most `seq_length`
-    inputs. `rewritten`, the documents after a detokenizer, are scored; words and titles are from
-    `documents`. `detokenizer` is its name, for the protocol line.
+    rolls over them: one by one, each after the tokenizer's `document_start`, in windows of at most
+    `seq_length` inputs that score disjoint targets; the last of several is extended to the left to
+    full length. `rewritten`, the documents after a detokenizer, are scored; words and titles are
+    from `documents`. `detokenizer` is its name, for the protocol line.
 
     Up to release 0.4.13 lm-evaluation-harness encodes a document with the tokenizer's first tokens
     and puts the start of a document before these: `is_double` scores the first tokens as it does.

@@ -78,9 +78,8 @@ def sliding_wikitext103(
     """Return the PerplexityTask on the whole WikiText-103 test file at `path`, rewritten by
     `detokenizer`, in sliding windows of `context` inputs, 1024 at most. `stride` is the number of
     new tokens in a window of 1024; a shorter window has fewer in proportion. `detokenizer` is a key
-    of NUM_GPT2_TOKENS, and `name` is the task's. Raises the errors of `_in_windows`: BadInput if
-    the file cannot be read, IntegrityFailure if it is another file or gives GPT-2 another number of
-    sub-words."""
+    of NUM_GPT2_TOKENS, and `name` is the task's. Raises BadInput if the file cannot be read,
+    IntegrityFailure if it is another file or gives GPT-2 another number of sub-words."""
     return _in_windows(name, path, tokenizer, detokenizer, *megatron_windows(context, stride))
 
 
@@ -90,8 +89,8 @@ raw_wikitext103 = partial(sliding_wikitext103, detokenizer=UNCHANGED)
 def memory_wikitext103(name: str, path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
     """Return the PerplexityTask on the unchanged WikiText-103 test file at `path` in disjoint
     windows of the model's segment length `context`, each with the memory of earlier ones. `name` is
-    the task's. Raises the errors of `_in_windows`: BadInput if the file cannot be read,
-    IntegrityFailure if it is another file or gives GPT-2 another number of sub-words."""
+    the task's. Raises BadInput if the file cannot be read, IntegrityFailure if it is another file
+    or gives GPT-2 another number of sub-words."""
     return _in_windows(name, path, tokenizer, UNCHANGED, context, context, with_memory=True)
 
 
@@ -100,12 +99,12 @@ def huggingface_wikitext(
 ) -> PerplexityTask:
     """Return the PerplexityTask on the official WikiText file of `test_set`, `wikitext103` or
     `wikitext2`, at `path` by transformers' strided recipe (`docs/source/en/perplexity.md`), which
-    divides the loss by sub-words.
+    divides the loss by sub-words, one too few in each window but the first.
 
     Its windows hold the whole context, the target included, so the first target has one token less
     before it than in Megatron-LM's. A stride is half the context, but on WikiText-2, the page's own
-    text, the page's 512 at most. Raises the errors of `_in_windows`: BadInput if the file cannot be
-    read, IntegrityFailure if it is another file or gives GPT-2 another number of sub-words.
+    text, the page's 512 at most. Raises BadInput if the file cannot be read, IntegrityFailure if it
+    is another file or gives GPT-2 another number of sub-words.
     """
     longest = 512 if test_set == "wikitext2" else context
     stride = min(longest, context // 2)
@@ -117,8 +116,9 @@ def huggingface_wikitext(
 def gptq_wikitext2(name: str, path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
     """Return the PerplexityTask on the WikiText-2 file at `path` by GPTQ's recipe, in whole
     disjoint windows of `context` tokens: its `datautils.py` joins the rows, its `llama.py` scores
-    them. `name` is the task's. Raises the errors of `read_wikitext` and `program_perplexity`, and
-    IntegrityFailure if GPT-2's tokenizer gives another number of sub-words than the known one."""
+    them. `name` is the task's. Raises BadInput if the file cannot be read or is shorter than a
+    window, and IntegrityFailure if it is not the official one or if GPT-2's tokenizer gives another
+    number of sub-words than the known one."""
     text = read_wikitext(name, path, "wikitext2")
     task = program_perplexity(text, GPTQ, [join_rows(text.text)], tokenizer, context)
     _expect_gpt2(tokenizer, task.stream, NUM_GPT2_TOKENS_OF_WIKITEXT2)
@@ -137,8 +137,8 @@ def lm_eval_wikitext(
     """Return the PerplexityTask on the official WikiText file of `test_set` at `path` as
     lm-evaluation-harness's `wikitext` does on WikiText-2; the window is the whole context.
     `is_double` scores a tokenizer's first tokens after another token, as releases up to 0.4.13 do.
-    Raises the errors of `read_wikitext`, and IntegrityFailure if GPT-2's tokenizer gives another
-    number of WikiText-103's sub-words than the known one."""
+    Raises BadInput if the file cannot be read, and IntegrityFailure if it is not the official one
+    or if GPT-2's tokenizer gives another number of WikiText-103's sub-words than the known one."""
     text = read_wikitext(name, path, test_set)
     documents = list(lm_eval_documents(text.text))
     rewritten = list(map(detokenize_wikitext, documents))
@@ -164,8 +164,8 @@ def _in_windows(
     that begin `stride` tokens apart. `divisor` names the loss's divisor; `with_memory` scores each
     window with the memory of earlier ones, which needs `stride` equal to `window`.
 
-    Raises the errors of `read_wikitext`, and IntegrityFailure if GPT-2's tokenizer gives another
-    number of sub-words than the known one.
+    Raises BadInput if the file cannot be read, and IntegrityFailure if it is not the official one
+    or if GPT-2's tokenizer gives another number of sub-words than the known one.
     """
     text = read_wikitext(name, path, test_set)
     stream = sliding_stream(text, detokenizer, tokenizer, window, stride)

@@ -24,11 +24,13 @@ from mlm_repro.lineage.run import MANIFEST
 def ablation_config(
     experiment: str, ablation: Ablation, arm: Arm, seed: int, rate: float, dataset: Path = Path()
 ) -> RunConfig:
-    """Return the RunConfig of an arm's training with a seed and a learning rate. With seed 0
-    (`SEARCH_SEED`) it is a trial of the rate, with `search_share` of the iterations. `experiment`
-    is a name, `dataset` a directory.
+    """Return the RunConfig of an arm's training with the seed `seed` and the learning rate `rate`:
+    the recipe of `ablation` with the arm's changes. With seed 0 (`SEARCH_SEED`) it is a trial of
+    the rate, with `search_share` of the iterations, rounded up. `experiment` is a name, `dataset` a
+    directory.
 
-    The rate is constant unless the recipe states a final rate.
+    After the recipe's warm-up the rate is constant unless the recipe states a final rate. Raises
+    BadInput if the recipe is not valid.
     """
     values = {"min_learning_rate": rate, **ablation.train, **arm.train}
     is_trial = seed == SEARCH_SEED
@@ -47,8 +49,9 @@ def ablation_config(
 def trials_of(
     experiment: str, ablation: Ablation, arm: Arm, dataset: Path = Path()
 ) -> list[RunConfig]:
-    """Return a list with a RunConfig for the trial of each learning rate of an arm, in the order of
-    the rates; empty if a finder or another arm gives the rate."""
+    """Return a list with a RunConfig, of `experiment` on `dataset`, for the trial of each learning
+    rate of an arm of the ablation, in the order of the rates; empty if a finder or another arm
+    gives the rate. Raises BadInput if the recipe is not valid."""
     rates = () if ablation.finder or arm.rate_of else arm.rates or ablation.rates
     return [
         ablation_config(experiment, ablation, arm, SEARCH_SEED, rate, dataset) for rate in rates
@@ -56,8 +59,10 @@ def trials_of(
 
 
 def sweep_config(experiment: str, ablation: Ablation, arm: Arm, dataset: Path) -> RunConfig:
-    """Return the RunConfig of an arm's training, as long as a trial, whose rate rises exponentially
-    between the ends of the ablation's finder (Smith 2017). The ablation must have a finder."""
+    """Return the RunConfig of an arm's training on the directory `dataset`, as long as a trial,
+    whose learning rate rises exponentially from the lower to the higher end of the ablation's
+    finder (Smith 2017). The ablation must have a finder. `experiment` is a name. Raises BadInput if
+    the recipe is not valid."""
     assert ablation.finder
     low, high = ablation.finder
     config = ablation_config(experiment, ablation, arm, SEARCH_SEED, high, dataset)
@@ -75,13 +80,14 @@ def sweep_config(experiment: str, ablation: Ablation, arm: Arm, dataset: Path) -
 def searched_rates(
     experiment: str, ablation: Ablation, trained: Kept, datasets: Sequence[str]
 ) -> tuple[dict[str, float], list[Trained]]:
-    """Return a pair: a dict of the learning rate of each arm, by its name, and a list of all
-    trials, from `trained`, the trainings that an ablation keeps.
+    """Return a pair: a dict of the learning rate of each arm, by its name, and a list of the
+    Trained of all trials of learning rates, arm by arm, from `trained`, the trainings that an
+    ablation keeps.
 
     A rate is the one that was found times the arm's `of_rate`, to four digits. Found is the best
     trial's rate (the lowest if all diverged), the finder's, where its smoothed loss was lowest, or
-    the one found for the arm `rate_of`. `datasets` are digests. Raises IntegrityFailure if a trial
-    or a finder's losses are not kept, or the finder's loss never fell.
+    the one found for the arm `rate_of`. `experiment` is a name, `datasets` are digests. Raises
+    IntegrityFailure if a trial or a finder's losses are not kept, or the finder's loss never fell.
     """
     rates = {}
     searched = []
@@ -98,7 +104,7 @@ def searched_rates(
             if rate is None:
                 raise IntegrityFailure(
                     f"no learning rate can be chosen for the arm {arm.name!r}: its loss never fell"
-                    " in the training whose rate rises"
+                    " in the training whose rate rises; lower the rates of the ablation's `finder`"
                 )
         else:
             _, rate = min(
@@ -128,7 +134,8 @@ def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
         manifest.config[ABLATION],
     ):
         raise IntegrityFailure(
-            f"{FORECAST} of {folder.name} has another experiment or ablation than its {MANIFEST}"
+            f"{FORECAST} of {folder.name} has another experiment or ablation than its {MANIFEST}:"
+            " one of the two was changed, so restore both"
         )
     trained = Kept(folder)
     seeds = seeds_of(folder / FORECAST, ablation.seeds)
@@ -160,12 +167,13 @@ def doubts_of(
     effect: Effect, ablation: Ablation, forecast: EffectForecast, arms: dict[str, list[Trained]]
 ) -> list[str]:
     """Return a list of sentences on why the trainings leave an effect undecided, at most one for
-    each of its two arms; empty if nothing does. `arms` has each arm's trainings by its name.
+    each of its two arms; empty if nothing does. `arms` has each arm's trainings by its name;
+    `ablation` has the rates that were tried, `forecast` the chosen ones.
 
-    A training of the arm diverged; its rate is the lowest or the highest of a grid; the forecast
-    kept no count of bigrams; or the arm is claimed to be better and does not end, on average, below
-    the loss of bigrams counted in its own training text. An arm that is claimed to be worse may
-    learn as little as it will.
+    The first reason that holds counts: a training of the arm diverged; its rate is the lowest or
+    the highest of a grid; the forecast kept no count of bigrams; or the arm is claimed to be better
+    and does not end, on average, below the loss of bigrams counted in its own training text. An arm
+    that is claimed to be worse may learn as little as it will.
     """
     doubts = []
     by_name = {arm.name: arm for arm in ablation.arms}
@@ -222,8 +230,9 @@ def loss_after(trained: Trained, share: float) -> float:
     """Return the validation loss of a training, in nats per token, after the share `share`, 0 to 1,
     of its tokens.
 
-    The end is measured on the whole validation text; before it the loss is interpolated between
-    validations on a part. A training that diverged counts as the untrained model.
+    With `share` 1 it is measured on the whole validation text; before, it is interpolated between
+    validations on a part. A training that diverged has the loss of the untrained model at any
+    share.
     """
     if trained.is_diverged:
         return trained.losses[0]

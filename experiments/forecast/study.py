@@ -57,9 +57,9 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
     gives, and seal the outcome; return the ablation's RunDirectory.
 
     Everything lies below the folder `runs`; finished parts are reused. `datasets` are directories,
-    one for each index that an arm has. Raises BadInput for an experiment without an ablation, and
-    for too few, too many or unequal datasets, StepFailed if a training fails, Interrupted after
-    SIGTERM or Ctrl-C.
+    one for each index that an arm has. A complete ablation is returned at once. Raises BadInput for
+    an experiment without an ablation, for too few, too many or unequal datasets, and if another
+    process is at work on it, StepFailed if a training fails, Interrupted after SIGTERM or Ctrl-C.
     """
     ablation = ablation_of(experiment)
     name = experiment.name
@@ -143,8 +143,9 @@ def _sweep_rates(
 
 
 def _seal_forecast(run: RunDirectory) -> EffectForecast:
-    """Seal a copy of the forecast of an ablation's run, made before, in a directory of its own
-    beside the run, print where, and return the EffectForecast."""
+    """Seal a copy of the forecast that the directory of an ablation's run has already, as a run of
+    its own beside it, unless that was done before. Print where and the rates, and return the
+    EffectForecast. Raises IntegrityFailure if the forecast cannot be read."""
     path = run.path / FORECAST
     forecast = read_document(path, EffectForecast)
     facts = {ABLATION: run.path.name, "sha256": sha256_file(path)}
@@ -223,7 +224,8 @@ def _bits_per_nat(datasets: Sequence[Path]) -> list[float]:
 
 def bigram_loss(dataset: Path) -> float:
     """Return the loss, in nats per token of the validation text of the dataset in a directory, of
-    bigrams counted in its training text, smoothed as Witten and Bell do. Both splits must be there.
+    bigrams counted in its training text, smoothed as Witten and Bell do. Both splits must be there;
+    of each, only the first file of tokens is read.
 
     p(b | a) = (c(a, b) + k(a) · p(b)) / (c(a) + k(a)), where k(a) different tokens follow a, and
     p(b) is the share of b with one more of every token.
@@ -261,8 +263,8 @@ def _train(config: RunConfig, runs: Path) -> None:
 
 
 def _begin_alone() -> None:
-    """Set up this process, which was forked for trainings: one thread, quiet mode, handlers of
-    stops, and an end with its parent."""
+    """Set up this process, which was forked for trainings: torch uses one thread, quiet mode is on,
+    stop signals are no longer blocked, and on Linux SIGTERM comes when the parent process ends."""
     end_with_parent(signal.SIGTERM)
     torch.set_num_threads(1)
     os.environ[QUIET] = "1"

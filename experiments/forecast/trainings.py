@@ -71,20 +71,20 @@ class Kept:
     which of them were asked for."""
 
     def __init__(self, folder: Path) -> None:
-        """Read all trainings that the ablation's folder keeps. Raises IntegrityFailure if one is
-        damaged or contradicts its seal."""
+        """Read all trainings that the ablation's folder keeps; a folder without kept trainings
+        gives none. Raises IntegrityFailure if one is damaged or contradicts its seal."""
         self.folder = folder
         trained = map(_read, read_runs(folder).values())
         self.trained = {each.config.name: each for each in trained}
         self._asked: set[str] = set()
 
     def of(self, configs: Iterable[RunConfig], dataset: str) -> list[Trained]:
-        """Return a list of the kept trainings of these configurations, as Trained, in their order
-        and whatever their vocabulary. They count as asked for, for `check_no_more`. `dataset` is a
-        digest.
+        """Return a list of the kept trainings of these configurations, found by their names, as
+        Trained, in the configurations' order. They count as asked for, for `check_no_more`.
+        `dataset` is a digest.
 
-        Raises IntegrityFailure if one is not kept, was trained with other settings, or on another
-        dataset.
+        Raises IntegrityFailure if one is not kept, was trained on another dataset, or has other
+        settings of `model` or `train`; the sizes of its vocabulary may differ.
         """
         trained = []
         for config in configs:
@@ -154,6 +154,6 @@ def _read(run: KeptRun) -> Trained:
 
 def seeds_of(forecast: Path, count: int) -> list[int]:
     """Return a list of the seeds that the file `forecast` gives: the first `count` 32-bit words of
-    its SHA-256, at most eight."""
+    its SHA-256. `count` is at most eight, since there are no more words."""
     digest = sha256_file(forecast)
     return [int(digest[8 * index : 8 * index + 8], 16) for index in range(count)]

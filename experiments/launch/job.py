@@ -119,17 +119,19 @@ class Job(Config):
     def _check(self) -> Self:
         if self.container and not re.fullmatch(r"\w[\w./:@#+-]*", self.container, re.ASCII):
             raise ValueError(
-                f"container = {self.container!r} has characters that Slurm's options cannot carry:"
-                " letters, digits and . _ / : @ # + - can stand there"
+                f"container = {self.container!r} is no name that Slurm's options can carry: begin"
+                " it with a letter, a digit or _, and go on with these or . / : @ # + -"
             )
         if not re.fullmatch(r"\w[\w.-]*", self.name, re.ASCII):
             raise ValueError(
-                f"name = {self.name!r} cannot name files: letters, digits, '-', '_' and '.' can"
+                f"name = {self.name!r} cannot name files: letters, digits, '-', '_' and '.' can, if"
+                " the first is a letter, a digit or '_'"
             )
         if not re.fullmatch(TIME_LIMIT, self.time_limit, re.ASCII):
             raise ValueError(
                 f"time_limit = {self.time_limit!r} is neither hours:minutes:seconds, such as"
-                " 24:00:00, nor days-hours:minutes:seconds"
+                " 24:00:00, nor days-hours:minutes:seconds, with at most three digits of hours and"
+                " two of minutes and of seconds, 00 to 59"
             )
         if self.signal_seconds >= (limit := self.limit_seconds):
             raise ValueError(
@@ -211,7 +213,8 @@ def predicted_iteration(job: Job) -> Prediction | None:
 
 def failures_of(job: Job) -> Failures:
     """Return a Failures: the job's mean time between failures, and how long its checkpoints, their
-    copies and its restarts take, all in seconds."""
+    copies and its restarts take, all in seconds. Raises BadInput if the job's model, an override or
+    the layout is not valid."""
     config = job.config()
     dp = layout_of(config, job.ranks).dp
     written = written_bytes(config.model, config.train.precision, config.parallel, dp)
@@ -229,7 +232,7 @@ def saved_seconds(job: Job) -> float:
     states, else the one that loses the least, which is infinite for a job that never fails.
 
     Raises BadInput if the stated interval is so long that a rank fails, on average, before the next
-    checkpoint is written, and as `Job.config` does.
+    checkpoint is written, or if the job's model, an override or the layout is not valid.
     """
     failures = failures_of(job)
     interval = 60 * job.checkpoint_minutes if job.checkpoint_minutes else failures.best_interval
@@ -249,9 +252,10 @@ def describe_job(job: Job) -> str:
     checkpoints and the share of time that failures leave; with a named cluster also the simulated
     time and number of attempts.
 
-    Raises BadInput as `saved_seconds` and `predicted_iteration` do, and if two checkpoints, with a
-    cluster also an iteration, do not fit between the stop signal and the time limit. With a cluster
-    it is also raised if a rank fails, on average, before an iteration and a checkpoint end.
+    Raises BadInput for a job that is not valid or does not fit its cluster, for a stated interval
+    in which a rank fails on average, and if two checkpoints, with a cluster also an iteration, do
+    not fit between the stop signal and the time limit. With a cluster it is also raised if a rank
+    fails, on average, before an iteration and a checkpoint end.
     """
     config = job.config()
     failures = failures_of(job)
@@ -329,8 +333,9 @@ def slurm_script(job: Job, out: Path) -> str:
 
     Before the time limit Slurm signals only the batch shell. The script passes the signal on with
     `scancel`, because `srun` itself would kill the ranks. They write a checkpoint and end with exit
-    code 7, and the job is queued again. Raises BadInput for a folder whose name a batch script
-    cannot carry.
+    code 7, and the job is queued again. Raises BadInput for a job or a file of hosts that is not
+    valid, and for a folder whose name a batch script cannot carry, or the job's container cannot
+    mount.
     """
     folder = str(out.resolve())
     if any(not character.isprintable() for character in folder):
@@ -378,8 +383,8 @@ def slurm_script(job: Job, out: Path) -> str:
 def _mounted(job: Job, out: Path) -> list[Path]:
     """Return a list, resolved and sorted, of the folders that the job's ranks read or write: runs,
     launch files (`out`), dataset, the run they start from, the working directory and the folder of
-    the model's file. A folder inside another one of them is left out. Raises BadInput for a name
-    that pyxis cannot mount."""
+    the model's file. A folder inside another one of them is left out. Raises BadInput for a path
+    with a comma or a colon, which a container cannot mount."""
     origin = job.config().train.init_from
     needed = {
         path.resolve() for path in (job.runs, out, job.dataset, *([Path(origin)] if origin else ()))
@@ -396,8 +401,8 @@ def _mounted(job: Job, out: Path) -> list[Path]:
 
 def torchrun_script(job: Job, out: Path) -> str:
     """Return the text of the job's script that is started on every node, or once if the job names
-    its hosts; `out` is the folder of its files. Nothing is written. Raises BadInput if the job's
-    file of hosts is not valid.
+    its hosts; `out` is the folder of its files. Nothing is written. Raises BadInput if the job or
+    its file of hosts is not valid.
 
     SIGTERM and Ctrl-C stop the ranks after the iteration in progress, with a checkpoint.
     """
@@ -419,9 +424,10 @@ def torchrun_script(job: Job, out: Path) -> str:
 
 
 def jobset(job: Job, out: Path) -> str:
-    """Return the text, YAML, of a Kubernetes JobSet for the job, which must have a container. The
-    pods mount this machine's folders under the same paths and run `torchrun.sh` of the folder
-    `out`. Nothing is written. Raises BadInput for a folder that cannot be mounted."""
+    """Return the text, YAML, of a Kubernetes JobSet for the job, which must have a container. Each
+    pod mounts the job's folders from the node that it runs on, under the paths that they have on
+    this machine, and runs `torchrun.sh` of the folder `out`. Nothing is written. Raises BadInput
+    for a job that is not valid and a folder that cannot be mounted."""
     folders = [*enumerate(map(str, _mounted(job, out)))]
     name = f"mlm-{re.sub('[^a-z0-9]+', '-', job.name.lower())}".rstrip("-")
     values = {

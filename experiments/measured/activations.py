@@ -90,8 +90,8 @@ class PlainLayer(nn.Module):
         return x + _dropped(self.down(F.gelu(self.up(self.norms[1](x)), approximate="tanh")))
 
     def attend(self, qkv: torch.Tensor) -> torch.Tensor:
-        """Return the heads' outputs [s, b, h/t] of causal attention with dropout, from queries,
-        keys and values [s, b, 3h/t]."""
+        """Return the heads' outputs [s, b, h/t] of causal attention with dropout. `qkv`
+        [s, b, 3h/t] has, head after head, the head's query, key and value."""
         s, b, columns = qkv.shape
         # Each [b·a/t, s, d].
         query, key, value = qkv.view(s, b * self.heads, 3, -1).permute(2, 1, 0, 3).unbind(0)
@@ -175,9 +175,10 @@ def bytes_per_sbh(shape: str, sequence_parallel: bool) -> list[float]:
 
 
 def measure_activations() -> list[Line]:
-    """Return a list of lines, dicts with a record's fields, with the bytes of activations that a
-    layer keeps (2022 paper, Table 2 and text), the FLOPs of an iteration and of recomputation, and
-    the bytes of a checkpoint. Starts processes."""
+    """Return a list of lines, dicts with a record's fields: the bytes that a layer keeps for
+    backward for each element of [s, b, h], and their ratios (2022 paper, Table 2 and text); the
+    FLOPs of an iteration and of a layer, as the papers' coefficients, with the overhead of
+    recomputation; and the terabytes of a checkpoint. Starts processes."""
     announce(f"a layer on 1 and {TENSOR_RANKS} processes, and models without their values")
     numbers = []
     for shape in SHAPES:
@@ -226,9 +227,11 @@ def _kept(shape: str) -> list[Line]:
 
 
 def _flops(shape: str) -> list[Line]:
-    """Return a list of lines, dicts with a record's fields, with the FLOP coefficients of an
-    iteration and of recomputation. They come from products that torch counts, in a layer of the
-    published shape and in a model of four layers. `shape` is a key of `SHAPES`."""
+    """Return a list of lines, dicts with a record's fields: the FLOPs of an iteration and of a
+    layer with full recomputation, as coefficients that the papers state as 72 and 96 (2022 paper,
+    Equation 7; 2021 paper, Equation 3), the percentage of FLOPs that selective recomputation adds
+    to a layer, and the second coefficient in this engine's model of four layers. They come from
+    products that torch counts without computing. `shape` is a key of `SHAPES`."""
     s, heads, h, _ = SHAPES[shape]
     layers = 4
     config = ModelConfig(
@@ -269,9 +272,9 @@ def _counted(run: Callable[..., torch.Tensor], *inputs: Any) -> int:
 
 
 def _checkpoint() -> list[Line]:
-    """Return a list of one line, a dict with a record's fields: the terabytes of a checkpoint of
-    the 1T model, from the bytes per parameter of a small model's checkpoint, which is written to a
-    temporary folder."""
+    """Return a list of one line, a dict with a record's fields: the terabytes (10¹² bytes) of a
+    checkpoint of the model of a trillion parameters, from the bytes per parameter of a small
+    model's checkpoint in a training in fp16, which is written to a temporary folder."""
     train = TrainConfig(precision="fp16")
     mesh = serial_mesh()
     model = MODEL.model_copy(update={"hidden_size": 256})

@@ -84,7 +84,7 @@ class Tick(torch.autograd.Function):
 
 
 class TimedStage(nn.Module):
-    """Stands for a pipeline stage in the executor: instead of computing, its passes advance
+    """Stand-in for a pipeline stage in the executor: instead of computing, its passes advance
     `clock`, and its states carry the time to the next stage."""
 
     def __init__(self, is_first: bool, clock: Clock) -> None:

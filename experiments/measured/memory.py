@@ -94,11 +94,12 @@ def peaks(
     counts: Sequence[int],
     sequences: int,
 ) -> list[int]:
-    """Run iterations of a pipeline of `pp` stages of `layers` layers, by the schedule "gpipe", and
-    return one list with the peak bytes that autograd saves in this rank's stage, without
-    parameters: for each of `group_sizes`, the layers that are recomputed together (0 recomputes
-    none), the peaks for each of `counts`, the numbers of microbatches that the `sequences` are
-    divided into. `layout` is a value of `LAYOUTS`. Every rank calls this."""
+    """Run iterations in bf16 of a pipeline of `pp` stages with `layers` layers each, by the
+    schedule "gpipe", and return one flat list with the peak bytes that autograd saves in this
+    rank's stage, without parameters: for each of `group_sizes`, the layers that are recomputed
+    together (0 recomputes none), the peaks for each of `counts`, the numbers of microbatches that
+    the iteration's `sequences` are divided into. `layout` is a value of `LAYOUTS`. Every rank calls
+    this."""
     form, tp, divided = layout
     mesh = build_mesh(Layout(pp=pp, tp=tp), divided)
     stage: Any = GroupedStage(layers, form, mesh).bfloat16()

@@ -58,9 +58,10 @@ STAGES = {1: "optimizer states", 3: "optimizer states, gradients and parameters"
 
 
 class Traffic(TorchDispatchMode):
-    """Context manager that counts this rank's collectives and messages while it is entered, in
-    `calls`, and their bytes, in `bytes`, both by (operation, size of group). Tensors of at most
-    `REPORTED` elements are not counted."""
+    """Context manager that counts this rank's collectives and its messages, sent and received,
+    while it is entered: their number in `calls` and their bytes in `bytes`, both Counters by
+    (operation, size of group). Operations without a tensor of more than `REPORTED` elements are not
+    counted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,12 +92,13 @@ class Traffic(TorchDispatchMode):
 
     @property
     def sent(self) -> float:
-        """The number of bytes that this rank sends if collectives run as rings, by what was counted
-        so far.
+        """The number of bytes that this rank sends if collectives run as rings, by the operations
+        counted so far.
 
-        A message counts whole, an all-reduce 2(d − 1)/d of its tensor, a collective that begins or
-        ends with a divided tensor half as much as an all-reduce (2021 paper, Section 3.3.1). A
-        reduction to one rank and a broadcast count with the mean over ranks.
+        A message that it sends counts whole, one that it receives not at all. An all-reduce counts
+        2(d − 1)/d of its tensor, a collective that begins or ends with a divided tensor half as
+        much (2021 paper, Section 3.3.1). A reduction to one rank and a broadcast count with the
+        mean over ranks.
         """
         total = 0.0
         for (name, size), count in self.bytes.items():
@@ -152,7 +154,7 @@ def of_layer(parallel: ParallelConfig) -> tuple[Traffic, Traffic]:
 def measure_traffic() -> list[Line]:
     """Run small models on several processes and return a list of lines, dicts with a record's
     fields, with the traffic of tensor, sequence, pipeline and data parallelism, in counts, in
-    multiples of b·s·h and in ratios."""
+    multiples of b·s·h and in ratios. Starts processes."""
     announce(f"small models on 2 to {2 * max(WIDTHS)} processes, an iteration of each layout")
     note = (
         f"{MODEL.num_layers} layers of {MODEL.hidden_size}, sequences of {MODEL.seq_length}, gloo,"

@@ -28,7 +28,8 @@ class ModelShape(FileSchema):
 
     @property
     def tokens_per_parameter(self) -> float | None:
-        """Training tokens per parameter; None if the length or the size is not known."""
+        """Training tokens, iterations × global batch size × sequence length, per parameter; None if
+        one of the four numbers is not known."""
         if not (self.iterations and self.global_batch_size and self.seq_length and self.parameters):
             return None
         return self.iterations * self.global_batch_size * self.seq_length / self.parameters
@@ -87,7 +88,8 @@ class ReproductionSummary(FileSchema):
     @property
     def title(self) -> str:
         """The recipe's name with the size at which it was run: `Megatron-LM's 8.3b recipe at
-        1/18,600 of its size`; in words, by the mode, if the sizes are equal or unknown."""
+        1/18,600 of its size`. If the two sizes are equal or unknown, it ends in `its full size` for
+        the mode `full` and in `a reduced size` for any other."""
         size = "its full size" if self.mode == "full" else "a reduced size"
         if sizes := self._sizes:
             size = f"1/{float(f'{sizes[0] / sizes[1]:.3g}'):,.0f} of its size"

@@ -53,8 +53,9 @@ days."""
 
 @dataclass(frozen=True)
 class Size:
-    """One scale of the twins of a reproduction, smoke or twin: the data recipe, the overrides, how
-    much is evaluated and how many seeds are trained."""
+    """One scale, smoke or twin, of the small copies of published models that a reproduction trains:
+    the data recipe, the suffix of the copies' names, the overrides, how much is evaluated and how
+    many seeds are trained."""
 
     recipe: Path
     suffix: str
@@ -105,8 +106,8 @@ SMOKE = Size(
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a reproduction: the target, full or scaled size, the data recipe and the models
-    to train."""
+    """The plan of a reproduction: the target, full or scaled size and the reason for it in words,
+    the data recipe and the models to train."""
 
     target: str
     mode: str
@@ -198,10 +199,9 @@ def training_place(run: str, runs: Path) -> Path:
 def _of_ladder(config: RunConfig, size: Size) -> list[str]:
     """Return a list of overrides, `key=value` texts, that give a twin of this size its learning
     rate by `RATE_RULE`, which a ladder of small models gave, and its initial deviation by its
-    width.
+    width. The final rate stays the same share of the rate.
 
-    The final rate is the same share of the rate as before. Empty for other sizes than `TWIN`, whose
-    trainings are too short for the rule.
+    The list is empty for any size but `TWIN`: trainings of other sizes are too short for the rule.
     """
     if size is not TWIN:
         return []
@@ -244,8 +244,8 @@ def twin_rule(config: RunConfig) -> str:
 def training_job(config: RunConfig, runs: Path, dataset: Path = Path()) -> Job:
     """Return the Job that trains the published model of the configuration `config` on one node,
     with as many ranks as `default_ranks` gives on this machine, from its shipped manifest without
-    the cluster and the overrides. `runs` is the folder of runs, `dataset` a directory. Only the
-    models of `manifest_file` have a manifest."""
+    the cluster and the overrides. `runs` is the folder of runs, `dataset` a directory. Only `355m`,
+    `2.5b` and `8.3b` have a manifest; another name raises BadInput."""
     here = {
         "runs": runs,
         "dataset": dataset,
@@ -314,5 +314,6 @@ def _training_seconds(plan: Plan, config: RunConfig) -> float:
 
 def training_bytes(config: RunConfig) -> int:
     """Return the bytes of disk, an int, for all the checkpoints that the training `config` keeps at
-    one time."""
+    one time. While a checkpoint is written, there is one more on the disk, which does not count
+    here."""
     return config.train.keep_checkpoints * checkpoint_bytes(config.model, config.train.precision)

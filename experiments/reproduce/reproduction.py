@@ -211,7 +211,7 @@ def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Rec
     model without kept metrics has none along its curve. Nothing is written.
 
     A run of an earlier version, which has no scores.json, gets neither bits per byte nor
-    log-likelihoods nor means over seeds.
+    log-likelihoods nor means over seeds. Raises IntegrityFailure if a result is missing.
     """
     records = list(
         published_records(tuple(dict.fromkeys(model.series for model in summary.models)))
@@ -266,7 +266,8 @@ def _bands(records: list[Record], run: RunDirectory) -> Iterator[Record]:
 def derived_scores(run: RunDirectory, summary: ReproductionSummary) -> ReproductionScores:
     """Return a ReproductionScores, the paired differences between models that are neighbours in
     size, derived from the WikiText-103 evaluations that a reproduction keeps. The summary must have
-    the models smallest first. A text of one article gives no differences."""
+    the models smallest first. A text of one article gives no differences. Raises IntegrityFailure
+    if a result is missing."""
     by_size = defaultdict(list)
     results = results_of(run.path, summary)
     for model in summary.models:
@@ -402,7 +403,7 @@ def facts_of(config: RunConfig, done: TrainingSummary) -> JSON:
 
 def hardware_of(started: Environment) -> str:
     """Return the processor, cores, memory and GPUs of an Environment, as a run's manifest records
-    it, as one text."""
+    it, as one text. Memory that is not known and absent GPUs are left out."""
     memory = f", {started.memory_bytes / 2**30:.0f} GiB" if started.memory_bytes else ""
     gpus = f"; {', '.join(started.gpus)}" if started.gpus else ""
     return f"{started.cpu}, {started.cores} cores{memory}{gpus}"
@@ -420,8 +421,8 @@ def _shown_command(plan: Plan) -> str:
 
 
 def shape_of(config: RunConfig) -> ModelShape:
-    """Return a ModelShape: the shape and size of a recipe's model, and the length and learning rate
-    of its training."""
+    """Return a ModelShape of `config`: the shape and number of parameters of its model, and the
+    length and learning rate of its training."""
     values = (
         config.model.model_dump()
         | config.train.model_dump()

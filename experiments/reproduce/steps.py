@@ -75,9 +75,10 @@ def shown(path: Path) -> str:
 
 
 class StepFailed(UserError):
-    """Raised when a command or a training failed, which has printed its own sentence. Its
-    `exit_code` is the documented one for the way in which the command ended, as `exit_code_of`
-    gives it."""
+    """Raised when a command or a training failed, which has printed its own sentence. `status` is
+    the one with which it ended, as Python gives it; `stopped` is true if this process was told to
+    stop meanwhile. The `exit_code` of this error is the documented one that `exit_code_of` gives
+    for both."""
 
     def __init__(self, command: str, status: int, stopped: bool = False) -> None:
         super().__init__(f"`{command}` {ended_by(status)}; what was finished before it is kept")
@@ -90,9 +91,9 @@ def run_step(program: str, *arguments: str) -> None:
     fails, also because it was stopped, and Interrupted if it ends well although this process was
     stopped meanwhile.
 
-    If this process is killed, the step receives SIGTERM, so that a training leaves a checkpoint. On
-    Ctrl-C the terminal stops the step as well; on another signal this process sends it SIGINT. The
-    step then ends by itself.
+    If this process is killed, the step receives SIGTERM on Linux, so that a training leaves a
+    checkpoint. On Ctrl-C the terminal stops the step as well; on another signal this process sends
+    it SIGINT. The step then ends by itself.
     """
     words = shlex.join([program, *arguments])
     if not is_quiet():

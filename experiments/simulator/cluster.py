@@ -243,8 +243,8 @@ def load_cluster(name: str, software: str = "") -> Cluster:
     or by the one that `software` names. Raises BadInput if a name is unknown or a file is not
     valid.
 
-    The cluster's own file wins over its own software's constants. Another software's constants win
-    over both.
+    The cluster's own file wins over the constants, intervals and reach of its own software. If
+    `software` names another one, that one's values win over both.
     """
     path = find_file(name, Shipped.CLUSTER)
     values = read_toml(path)

@@ -71,7 +71,8 @@ class Observation(NamedTuple):
 
     @property
     def is_published(self) -> bool:
-        """True if it comes from a paper's table or figure, not from a set of measurements."""
+        """True if this observation comes from a paper's table or figure, not from a set of
+        measurements."""
         return "/" in self.experiment
 
 

@@ -37,16 +37,18 @@ it."""
 
 
 class Choice(NamedTuple):
-    """A layout that can run, as a workload, with its predicted time and memory."""
+    """A layout, as a workload, with its predicted time and memory, or the reason in `prediction`
+    why it cannot run."""
 
     workload: Workload
     prediction: Prediction
 
 
 def read_model(model: str, overrides: Sequence[str] = ()) -> ResolvedRun:
-    """Return the ResolvedRun of a shipped model's name or a TOML file, with its own layout reset
-    before the overrides, texts KEY=VALUE. Raises NotCosted for a `config.json`, which describes
-    another program's model, and for a llama by name, and BadInput for an unknown or unfit model."""
+    """Return the ResolvedRun of a shipped model's name or a TOML file. Its microbatch size, tp, pp
+    and chunks are set to 1 before the overrides, texts KEY=VALUE. Raises NotCosted for a
+    `config.json`, which describes another program's model, and for a llama by name, and BadInput
+    for an unknown or unfit model."""
     if model.endswith(".json"):
         raise NotCosted(
             f"{model} describes another program's model, which the simulator does not cost: name a"
@@ -63,8 +65,8 @@ def read_model(model: str, overrides: Sequence[str] = ()) -> ResolvedRun:
 
 def ranked_layouts(run: ResolvedRun, cluster: Cluster, gpus: int) -> list[Choice]:
     """Simulate every layout of a run's model on `gpus` GPUs of the cluster that `possible_layouts`
-    yields, and return a list of a Choice, the workload and its prediction, for each that fits, best
-    expected time first; the batch is the run's.
+    yields, and return a list of a Choice, the workload and its prediction, for each that can run
+    and fits into memory, shortest `expected_seconds` first; the batch is the run's.
 
     Raises HardwareMissing with a reason if no layout can run.
     """
@@ -88,13 +90,14 @@ def expected_seconds(choice: Choice) -> float:
 
 
 def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterator[Workload]:
-    """Yield a copy of the Workload `template` for each layout over `gpus` GPUs, with microbatch,
-    chunks, recomputation and ZeRO stage, in which tensor parallelism stays in a node (2021 paper,
-    Takeaway 1) and everything divides evenly. Only the layers over stages of one chunk may differ a
-    little. Memory is not looked at.
+    """Yield a copy of the Workload `template` for each layout over `gpus` GPUs, with microbatch of
+    at most 64 sequences, at most 8 chunks, recomputation and ZeRO stage, in which tensor
+    parallelism stays in a node (2021 paper, Takeaway 1) and everything divides evenly. Only the
+    layers over stages of one chunk may differ a little. Memory is not looked at.
 
     If the cluster fuses attention, selective recomputation is left out, sequence parallelism is on
-    where it divides, and ZeRO stage 1 is tried beside stage 0; else stage 0 alone.
+    where it divides, and with several data-parallel ranks ZeRO stage 1 is tried beside stage 0;
+    else stage 0 alone.
     """
     t = template
     is_modern = cluster.constants.fused_attention.value == 1
@@ -193,9 +196,9 @@ def reasons(choices: Sequence[Choice]) -> str:
 
 
 def explain(cluster: Cluster, choice: Choice) -> str:
-    """Return a text with a line for each part of an iteration's time in a layout, seconds and
-    share, the largest first, without parts that take none. Every number is simulated; the bubble is
-    its closed form.
+    """Return a text with a heading and a line for each part of an iteration's time in a layout,
+    seconds and share, the largest first, without parts that take none. Every number is simulated;
+    the bubble is its closed form.
 
     Tensor-parallel communication is the time that the iteration would save if it were free.
     """
@@ -232,8 +235,8 @@ def format_plan(
     """Return a text on the first ten (`SHOWN`) of `choices`, which are best first and not empty: a
     table with the time of the whole run, and a line on failures; every number is simulated.
 
-    `price`, of a GPU-hour, adds the cost; `days` add the tokens that are trained in that time; 0
-    adds nothing.
+    `price`, of a GPU-hour, adds a column with the cost; `days` adds a line with the tokens that the
+    first layout trains in that time. Either adds nothing if it is 0.
     """
     model = run.config.model
     first = choices[0]

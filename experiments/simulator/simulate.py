@@ -265,9 +265,10 @@ chunk."""
 
 @lru_cache(maxsize=1024)
 def order_of(pp: int, chunks: int, microbatches: int) -> Order:
-    """Return the engine's order of computation for each rank of a pipeline, an array [p, 3, 2·m·v]:
-    for each pass forward or backward (0, 1), microbatch and chunk. It is 1F1B, or interleaved if
-    there are several chunks. Cached, so callers must not change it."""
+    """Return the engine's order of computation for each rank of a pipeline, an int32 array [p, 3,
+    2·m·v]. A rank's three rows are the direction (0 forward, 1 backward), the microbatch and the
+    chunk of each of its passes. The order is 1F1B, or interleaved if there are several chunks.
+    Cached, so callers must not change it."""
     every = [(c.op is Op.BACKWARD, c.microbatch, c.chunk) for c in passes(pp, chunks, microbatches)]
     codes = np.array(every, np.int32).T
     orders = pass_orders("interleaved" if chunks > 1 else "1f1b", pp, chunks, microbatches)
@@ -279,8 +280,9 @@ def makespan() -> Callable[[Order, Floats, Floats], Floats]:
     """Return the compiled function that walks a pipeline; it is compiled at its first call.
 
     It takes an order, as `order_of` gives it, and the durations of each stage's forward and of its
-    backward passes, both [n, stages], for n workloads. It returns their n times from the first
-    forward to the end of the last backward pass.
+    backward passes, both float64 [n, stages], for n workloads; a stage is one chunk of one rank. It
+    returns a float64 array [n], in the same unit: their times from the start of the first forward
+    to the end of the last backward pass.
     """
     from mlm_repro.lineage.loops import compiled
 

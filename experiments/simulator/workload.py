@@ -28,13 +28,15 @@ fewer than 100,000."""
 
 
 class NotCosted(BadInput):
-    """Raised for a model of a family that the simulator does not cost; a BadInput, so that its exit
-    code is the same."""
+    """Raised for a model that the simulator does not cost: one of another family, a GPT-2 whose MLP
+    is not 4h wide, or one that another program's configuration describes. It is a BadInput, so that
+    its exit code is the same."""
 
 
 class Workload(NamedTuple):
-    """One training iteration to be timed: its batch, the model's shape, and the layout over
-    GPUs."""
+    """One training iteration to be timed: its batch, the model's shape, and the layout over GPUs.
+    Batches count sequences, `seq` the tokens of a sequence; `vocab` is the size of the vocabulary,
+    padded or not, and `recompute` is `none`, `selective` or `full`."""
 
     gpus: int
     global_batch: int
@@ -120,10 +122,12 @@ def checked_config(
 ) -> RunConfig:
     """Return the RunConfig that the workload describes: `run` with the workload's sizes and layout,
     or default settings if `run` is None. The family and the vocabulary are `run`'s, and the
-    workload's only without it; ZeRO stage 3 is set only with it. `precision` replaces the run's.
+    workload's only without it; ZeRO stage 3 is set in the configuration only with it. `precision`
+    replaces the run's.
 
     Raises BadInput with the engine's own reason if it would refuse the run, such as sizes that do
-    not divide, and NotCosted for a family that is not costed.
+    not divide; also for more passes than are simulated (MOST_COMPUTATIONS), ZeRO stage 2, and stage
+    3 with tp or pp. Raises NotCosted for a family that is not costed.
     """
     w = workload
     for name in ("gpus", "dp", "tp", "vocab"):  # the engine's configuration checks the others
@@ -174,7 +178,8 @@ def flops_of(workload: Workload) -> float:
     iteration, on all GPUs together; layers that are computed again count only if the workload has
     full recomputation.
 
-    Raises BadInput as `checked_config` does.
+    Raises BadInput for a workload that the engine would refuse, and NotCosted for a family that is
+    not costed.
     """
     config = checked_config(workload)
     return flops_per_iteration(config.model, config.train, recompute=workload.recompute == "full")

@@ -65,6 +65,7 @@ def test_a_dry_run_prints_the_order_and_its_seconds(command: Command) -> None:
 def test_spans_of_kernels_are_busy_or_idle() -> None:
     assert gpu.busy_and_idle([]) == (0, 0)
     assert gpu.busy_and_idle([(7, 9), (1, 3), (2, 5), (4, 4.5), (9, 10)]) == (7, 2)
+    assert gpu.busy_and_idle([(1, 1), (4, 6)]) == (2, 3)
 
 
 @pytest.fixture

@@ -288,8 +288,9 @@ def test_another_model_is_refused_with_the_list_and_without_a_file(command: Comm
     assert (done.code, done.out) == (2, "")
     assert (
         done.error
-        == "error: these flags ask for another model or another training than this engine has:"
-        " --ffn-hidden-size 100 has no counterpart here: it is always four times --hidden-size;"
+        == "error: these flags are unknown, or ask for another model or another training than this"
+        " program has: --ffn-hidden-size 100 has no counterpart here: it is always four times"
+        " --hidden-size;"
         " --position-embedding-type rope has no counterpart here; --swiglu has no counterpart"
         " here. Leave them out to translate the others"
     )

@@ -116,7 +116,7 @@ HEADER = json.dumps(
             ),
             "does not restore every text",
         ),
-        (lambda c: set_probe(c, [[1] * 5_000_000]), "do not all have one length"),
+        (lambda c: set_probe(c, [[1] * 5_000_000]), "must all have one length"),
         (lambda c: set_probe(c, [[1, 2]] * 1_000_000), "at most 8"),
         (link_weights, "symbolic link"),
     ],

@@ -79,7 +79,7 @@ def test_the_table_has_the_trainings_losses_and_the_best_is_a_recipe(
         (
             ("train.seed=1",),
             ("--part", "3/2"),
-            "--part 3/2 is not of the form I/N: ",
+            "--part 3/2 is not I/N with I from 1 to N: ",
         ),
         (
             ("model.seq_length=16,6000",),

@@ -21,6 +21,9 @@ def main() -> None:
     own, codes = os.getpid(), list[int]()
 
     def copy(number: int, frame: object) -> None:
+        pools = sys.modules.get("concurrent.futures.thread")
+        if pools and pools._global_shutdown_lock.locked():
+            return  # a fork takes this lock, and would wait for the code that it interrupts
         child = os.fork()
         if child:
             codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))

@@ -104,3 +104,21 @@ def test_processors_of_one_name_are_told_apart(
     monkeypatch.setattr(environment, "_cpu_facts", lambda: facts)
     monkeypatch.setattr("platform.processor", lambda: "here")
     assert environment.cpu_name() == name
+
+
+def test_the_state_of_a_clone_is_read_without_a_change_to_its_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Git holds a lock while it writes the index, and a stop at that moment left the lock there:
+    every later `git commit` of the user failed."""
+    git = ["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b"]
+    (tmp_path / "file").write_text("a")
+    for words in (["init", "-q"], ["add", "file"], ["commit", "-qm", "a"]):
+        subprocess.run([*git, *words], check=True)
+    os.utime(tmp_path / "file", (1, 1))  # git would note this time in its index
+    index = (tmp_path / ".git" / "index").read_bytes()
+    monkeypatch.setattr(environment, "HOME", tmp_path)
+    assert environment.source_state()["dirty"] is False
+    assert (tmp_path / ".git" / "index").read_bytes() == index
+    subprocess.run([*git, "status", "--porcelain"], check=True)
+    assert (tmp_path / ".git" / "index").read_bytes() != index

@@ -200,7 +200,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("verb", [verb for verb in WORK if verb not in OPENING])
 def test_every_other_verb_listens_to_this_machine_alone(verb: str, folder: Path) -> None:
     process = start(verb, folder)
-    seen = opened(process, 0, LONG.get(verb, 400))
+    seen = opened(process, 0, LONG.get(verb, 1500))
     assert [address for address in seen if not is_local(address)] == []
     if verb not in LONG:
         assert process.wait() == ENDS.get(verb, 0), process.err

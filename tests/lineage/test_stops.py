@@ -163,6 +163,26 @@ def test_a_stop_at_any_instruction_of_a_command_s_end_is_a_stop_or_too_late(
     assert all(re.fullmatch("error: interrupted; .*\n", said) for _, said in stopped)
 
 
+STOPPED_IMPORT = """import os, signal
+try:
+    signal.raise_signal(signal.SIGTERM)
+except BaseException:
+    os.abort()  # as code in C++ does that calls Python and expects no exception
+"""
+
+
+def test_a_stop_while_torch_is_imported_raises_nothing_there(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(STOPPED_IMPORT)
+    command = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.argv = ['program']\n"
+        "from mlm_repro.lineage.command import run_command\n"
+        "run_command(lambda **_: __import__('torch'))"
+    )
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (7, "")
+    assert done.stderr.startswith("error: interrupted; ")
+
+
 def wrong_while_it_starts(program: str, verb: str, place: Path) -> tuple[int, list[str]]:
     """How many copies of a verb were stopped while it imported what it needs, and what was not as
     it must be."""

@@ -1,16 +1,20 @@
-"""docs/findings.md: `python -m tests.verify.findings SWEEP.jsonl … > docs/findings.md`.
+"""docs/findings.md: `python -m tests.verify.findings SWEEP.jsonl … FOLDER … > docs/findings.md`.
 
 Each finding is looked for again in the releases that are installed, its program is written and run,
-and what both say is put on the page, with what the sweeps in the files say.
+and what both say is put on the page, with what the sweeps in the files say. FOLDER has another
+release, as `pip install --target FOLDER transformers==5.20.2` puts it there: the finding is looked
+for in it too.
 """
 
 import contextlib
 import io
 import json
+import os
 import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,10 +29,11 @@ HEAD = """# Findings
 
 *For whoever trains with transformers, torch or Megatron-Core in parallel: what was seen to differ from a serial run.*
 
-`python -m tests.verify.findings SWEEP.jsonl … > docs/findings.md` looks for each finding again in the installed
-releases, runs its program and writes this page; `python -m tests.verify.sweep transformers FILE` makes a sweep, which
-goes on where it was stopped. The sweeps of this page are kept in `tests/verify/sweeps`. Each line is what was seen in one
-release with one small model. Whether it is meant so is for its authors to say.
+`python -m tests.verify.findings SWEEP.jsonl … FOLDER … > docs/findings.md` looks for each finding again in the installed
+releases, runs its program and writes this page; it looks for the finding in other releases too, each installed in a FOLDER
+by `pip install --target`. `python -m tests.verify.sweep transformers FILE` makes a sweep, which goes on where it was
+stopped. The sweeps of this page are kept in `tests/verify/sweeps`. Each line is what was seen in one release with one
+small model. Whether it is meant so is for its authors to say.
 """  # noqa: E501
 EVERY = "These are all causal architectures that this release has a tensor-parallel plan for."
 
@@ -116,15 +121,50 @@ KNOWN = (
 )
 
 
-def section(known: Known) -> str:
-    """What the installed release says."""
+def in_release(command: str, folder: Path, tensors: set[str]) -> str:
+    """What came of the command with the release in the folder: "found", if it names one of the
+    tensors, "another finding", "nothing found" or "cannot run" with the reason."""
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place, "findings.json")
+        done = subprocess.run(
+            [Path(sys.executable).with_name("mlm-verify"), *command.split()[1:], "--json", file],
+            capture_output=True,
+            text=True,
+            timeout=600,
+            env={**os.environ, "PYTHONPATH": str(folder)},
+        )
+        if not file.exists():
+            return f"cannot run ({done.stderr.strip().splitlines()[-1].removeprefix('error: ')})"
+        said = json.loads(file.read_text(encoding="utf-8"))
+    if reasons := "; ".join(said["cannot_run"].values()):
+        return f"cannot run ({reasons})"
+    named = {finding["parameter"] for finding in said["findings"]}
+    return "found" if named & tensors else "another finding" if named else "nothing found"
+
+
+def release_in(folder: Path, program: str) -> str | None:
+    """The release of a program that is installed in a folder, or None if it has none."""
+    found = folder.glob(f"{program.replace('-', '_')}-*.dist-info")
+    return next((path.name.removesuffix(".dist-info").partition("-")[2] for path in found), None)
+
+
+def section(known: Known, folders: Sequence[Path]) -> str:
+    """What the installed release says, and in which of the others in the folders it is found."""
     asked = Asked(known.program, known.fields.split(), known.microbatches)
     with contextlib.redirect_stdout(io.StringIO()):
         report = run_layouts(asked, known.layout, 1234)
     options = " ".join(f"--with {field}" for field in asked.fields)
     count = f" --microbatches {known.microbatches}" if known.microbatches > 1 else ""
-    lines = [f"## {known.title}\n", f"{report.subject}; upstream: {known.upstream}.\n", "```"]
-    lines += [f"$ mlm-verify layouts {known.program} {options} --layouts {known.layout}{count}"]
+    lines = [f"## {known.title}\n", f"{report.subject}; upstream: {known.upstream}.\n"]
+    command = f"mlm-verify layouts {known.program} {options} --layouts {known.layout}{count}"
+    tensors = {finding.parameter for finding in report.findings}
+    others = {release_in(folder, known.program): folder for folder in folders}
+    lines += [
+        f"{release}: {in_release(command, folder, tensors)}.  "
+        for release, folder in others.items()
+        if release
+    ]
+    lines += [""] * (len(lines) > 2) + ["```", f"$ {command}"]
     lines += [re.sub(r"; so .*", "; …", str(finding)) for finding in report.findings] or [
         "nothing found"
     ]
@@ -185,9 +225,10 @@ def main() -> None:
     """Write the page to standard output."""
     torch.set_num_threads(1)
     print(HEAD)
+    given = [*map(Path, sys.argv[1:])]
     for known in KNOWN:
-        print(section(known), flush=True)
-    for path in map(Path, sys.argv[1:]):
+        print(section(known, [path for path in given if path.is_dir()]), flush=True)
+    for path in (path for path in given if not path.is_dir()):
         print(swept(path))
         if path.stem == "transformers":
             left = ", ".join(missing(path))

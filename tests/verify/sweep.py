@@ -62,7 +62,10 @@ PAIRED = (
     "share_embeddings_and_output_weights=False",
 )
 """Fields of a model with experts that are set two at a time."""
-BY_DESIGN = {"moe_expert_capacity_factor": "tokens are dropped among those of a rank"}
+BY_DESIGN = {
+    "moe_expert_capacity_factor": "tokens are dropped among those of a rank",
+    "model_type=phimoe": "its router draws random numbers, others on ranks with other tokens",
+}
 """Fields with which another layout computes something else by design."""
 BLOCKS = {
     "": "tp2 tp2-sp fsdp2 dp2 dp2-fsdp2 fsdp2-tp2 pp2",

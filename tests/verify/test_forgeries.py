@@ -573,7 +573,8 @@ EVERY_KIND: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "train outside of the identity": (
         as_a_forger_would(lambda it: it.update(outside_identity=[*it["config"]])),
-        " was edited: its `outside_identity` names sections that the identity of such a run covers",
+        " was edited: its `outside_identity` does not name the sections that the identity of such a"
+        " run leaves out",
     ),
     "a page planted": (planted, " has page/index.html, which no run of its kind has"),
     "a file less": (lacking, " has no "),

@@ -33,8 +33,8 @@ AHEAD = 4
 
 
 class LocalExecutor:
-    """Context manager that runs tasks in at most `count` processes, 0 meaning one for each core.
-    With one, tasks run in this process itself.
+    """Context manager whose method `run` runs tasks in at most `count` processes, 0 meaning one for
+    each core. With one, tasks run in this process itself.
 
     The processes are forked from a server that has imported PRELOADED and the modules `preload`.
     It is started when the object is made, so that it imports them while this process does other
@@ -127,7 +127,7 @@ def _is_done(future: "Future[Done]") -> bool:
 @contextlib.contextmanager
 def _not_interrupted() -> Iterator[None]:
     """Context manager: keep Ctrl-C from the processes that are started in the block; only this
-    process receives it."""
+    process receives it, at the end of the block if it comes during it."""
     resource_tracker.ensure_running()  # started in the block, it would unblock Ctrl-C
     with held_back({signal.SIGINT}):
         yield

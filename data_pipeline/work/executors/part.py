@@ -69,7 +69,7 @@ def parse_part(text: str) -> tuple[int, int]:
     part, _, parts = text.partition("/")
     if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
         raise BadInput(
-            f"--part {text} is not of the form I/N: write the number of the part, from 1, and of"
+            f"--part {text} is not I/N with I from 1 to N: write the number of the part and of"
             " all parts, such as 2/8"
         )
     return int(part), int(parts)

@@ -19,8 +19,9 @@ ANSWER_SECONDS = 10
 
 
 class RayExecutor:
-    """Context manager that runs tasks on the Ray cluster that `RAY_ADDRESS` names, whatever
-    `workers` is, or on one started here with `workers` processes, 0 meaning one for each core.
+    """Context manager whose method `run` runs tasks on the Ray cluster that `RAY_ADDRESS` names,
+    whatever `workers` is, or on one started here with `workers` processes, 0 meaning one for each
+    core.
 
     A task whose node or process is lost is run again elsewhere. Raises BadInput if Ray is not
     installed, or, when the block begins, if the cluster cannot be used.

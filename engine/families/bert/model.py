@@ -122,7 +122,8 @@ class BertEmbedding(Embedding):
 
 class MaskedHead(nn.Module):
     """Prediction of masked tokens by a BERT's last stage: dense layer, GeLU, layer norm, then
-    logits by the word embedding and a bias, both divided over the tensor-parallel axis."""
+    logits, at the masked positions alone, by the word embedding and a bias, both divided over the
+    tensor-parallel axis."""
 
     shard_dims: ClassVar[dict[str, int]] = {"bias": 0}
     roles: ClassVar[Roles] = {"bias": Role.BIAS}
@@ -187,9 +188,10 @@ class BERT(StageModel):
         )
 
     def masked_losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross-entropy [b, s] at each masked position, 0 where the target is negative,
-        from targets [b, s] and the last stage's states [s, b, h], or [s/t, b, h] under sequence
-        parallelism. Collective over the tp axis; the result is whole on every rank."""
+        """Return the cross-entropy [b, s], in fp32 (fp64 stays fp64), at each masked position, 0
+        where the target is negative, from targets [b, s] and the last stage's states [s, b, h], or
+        [s/t, b, h] under sequence parallelism. Collective over the tp axis; the result is whole on
+        every rank."""
         where = targets.T >= 0  # [s, b]
         logits = self.masked_head(hidden, self.embedding.word_embeddings.weight, where)  # [m, v/t]
         masked_losses = vocab_parallel_cross_entropy(

@@ -50,8 +50,8 @@ class TransformerXLForms(ClosedForms):
         return count + words + h * sum(widths[1:]) + len(xl.cutoffs) * h
 
     def score_bytes(self) -> int:
-        """Return the bytes that one query of one head keeps for the backward pass, in 16 bits: 7
-        for each key of memory and segment, for its scores by content and by distance."""
+        """Return the bytes that one query of one head keeps in a layer for the backward pass, in 16
+        bits: 7 for each key of memory and segment, for its scores by content and by distance."""
         return 7 * (self.model.transformer_xl.memory_length + self.s)
 
     def head_columns(self) -> float:
@@ -81,9 +81,9 @@ class TrainingStreams(TrainingOrder):
     """Order in which a model with memory reads training sequences: each row of the global batch
     goes on in the text where its last sequence stopped.
 
-    The documents, shuffled as for other models, form one line of tokens, cut into equal streams;
-    row p reads stream p. A row that a growing batch adds later begins as far into its stream as the
-    other rows are.
+    The documents, shuffled as for other models, form one line of tokens, cut into streams of
+    `iterations` sequences; row p reads stream p. A row that a growing batch adds later begins as
+    far into its stream as the other rows are.
     """
 
     iterations: int
@@ -145,9 +145,10 @@ def validation_streams(config: RunConfig, parts: TokenFiles, _: Path) -> Validat
     sequences = (len(file.tokens) - 1) // s // streams * streams
     if not sequences:
         raise BadInput(
-            f"the dataset's validation split has {len(file.tokens)} tokens, and a transformer-xl"
-            f" needs {streams} × {s} + 1, a sequence of model.seq_length for each of"
-            " train.global_batch_size streams: make the split larger, or one of these smaller"
+            f"the first token file of the dataset's validation split has {len(file.tokens)} tokens,"
+            f" and a transformer-xl needs {streams} × {s} + 1, a sequence of model.seq_length for"
+            " each of train.global_batch_size streams: make the split larger, or one of these"
+            " smaller"
         )
     sequence = text_of(
         lambda number: file.tokens[number * s : (number + 1) * s + 1].astype(np.int64)

@@ -50,8 +50,8 @@ class TiedEmbedding(nn.Module):
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings [s, b, h] of token ids [b, s]. Collective over the tensor-parallel
-        axis."""
+        """Return the word embeddings [s, b, h] of token ids [b, s]: not yet times √h, and without
+        positions. Collective over the tensor-parallel axis."""
         return self.word_embeddings(tokens)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -61,8 +61,8 @@ class TiedEmbedding(nn.Module):
         return linear(enter_tensor_parallel(hidden, self.axis), self.word_embeddings.weight)
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross-entropy [n] of each target [n] from states [n, h], whole on every rank.
-        Collective over the tensor-parallel axis."""
+        """Return the cross-entropy [n] of each target [n] from states [n, h], whole on every rank,
+        in fp32 (fp64 stays fp64). Collective over the tensor-parallel axis."""
         return vocab_parallel_cross_entropy(
             self.logits(hidden), targets, self.vocab_size, self.axis
         )
@@ -97,7 +97,8 @@ class AdaptiveEmbedding(nn.Module):
         self.clusters = nn.Parameter(torch.empty(len(xl.cutoffs), config.hidden_size))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings [s, b, h] of token ids [b, s]."""
+        """Return the word embeddings [s, b, h] of token ids [b, s]: not yet times √h, and without
+        positions. An id outside of the vocabulary gives zeros."""
         flat = tokens.transpose(0, 1).flatten()
         embedded = self.words[0].new_zeros(len(flat), self.words[0].size(1))
         for cluster, words in enumerate(self.words):
@@ -108,8 +109,9 @@ class AdaptiveEmbedding(nn.Module):
         return embedded.view(tokens.size(1), tokens.size(0), -1)
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross-entropy [n] of each target [n] from states [n, h], the same on every
-        rank, without communication. A tail computes logits for its own targets only."""
+        """Return the cross-entropy [n] of each target [n] from states [n, h], in fp32 (fp64 stays
+        fp64), the same on every rank, without communication. A tail computes logits for its own
+        targets only."""
         head = self._head(hidden)  # [n, first cutoff + tails]
         columns = targets.clamp(max=self.bounds[1])
         for cluster in range(1, len(self.words)):
@@ -124,8 +126,8 @@ class AdaptiveEmbedding(nn.Module):
         return losses
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the log-probabilities of all words of the vocabulary, [..., words], the same on
-        every rank, for states [..., h]; padding has none."""
+        """Return the log-probabilities of all words of the vocabulary, [..., words], in fp32 (fp64
+        stays fp64), the same on every rank, for states [..., h]; padding has none."""
         first = self.bounds[1]
         head = self._head(hidden)
         clusters = range(1, len(self.words))
@@ -157,8 +159,8 @@ def _log_softmax(logits: Tensor) -> Tensor:
 
 
 def distance_encoding(length: int, hidden_size: int, device: torch.device) -> Tensor:
-    """Return the encoding R of distances length − 1 … 0, [length, h] float64: sines, then cosines,
-    of 10000^(−2i/h) · distance.
+    """Return the encoding R of distances length − 1 … 0, [length, h] float64 on the device: h/2
+    sines, then h/2 cosines, of 10000^(−2i/h) · distance. h, `hidden_size`, must be even.
 
     Dai et al. 2019, from Vaswani et al. 2017, Section 3.5, in the order of the authors' code.
     """
@@ -170,7 +172,7 @@ def distance_encoding(length: int, hidden_size: int, device: torch.device) -> Te
 
 class RelativeAttention(nn.Module):
     """Causal attention of a segment [s, b, h] to itself and to its memory, → [s, b, h], with scores
-    (q + u)·k + (q + v)·r(distance) and heads divided over the tensor-parallel axis.
+    ((q + u)·k + (q + v)·r(distance)) / √d and heads divided over the tensor-parallel axis.
 
     u and v are learned vectors of each head and layer (Dai et al. 2019, Section 3.3). There are no
     biases.
@@ -233,8 +235,8 @@ def _shift(scores: Tensor) -> Tensor:
     """Return scores [b, n, s, k] with a column for each key, from `scores` [b, n, s, k] with a
     column for each distance, k − 1 … 0.
 
-    Column j of row i then has the distance i + m − j. Row i moves left by s − 1 − i (Dai et al.
-    2019, Appendix B). Columns of future keys are undefined.
+    With m = k − s, column j of row i then has the distance i + m − j. Row i moves left by s − 1 − i
+    places (Dai et al. 2019, Appendix B). Columns of future keys are undefined.
     """
     b, n, s, k = scores.shape
     return F.pad(scores, (1, 0)).view(b, n, k + 1, s)[:, :, 1:].view(b, n, s, k)
@@ -242,7 +244,8 @@ def _shift(scores: Tensor) -> Tensor:
 
 class TransformerXLLayer(nn.Module):
     """Layer of a Transformer-XL with norms after the additions: LN(x + attention(x, memory)), then
-    LN(x + MLP(x)), each branch with dropout, [s, b, h] → [s, b, h]."""
+    LN(x + MLP(x)), [s, b, h] → [s, b, h]. Each branch has dropout at its end, and the MLP, a ReLU
+    between two products, also after the ReLU."""
 
     def __init__(
         self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute_attention: bool = False
@@ -310,7 +313,7 @@ class TransformerXL(CausalModel):
         elsewhere from the previous stage's output. With a recurrence, read each layer's memory [m,
         b, h] from its dict `before`, and write the last states, at most `memory_length` and for the
         next segment, into its dict `after`, both by layer number; without one the segment has no
-        memory. Every tensor-parallel rank calls it."""
+        memory. Without `dropout` nothing is dropped. Every tensor-parallel rank calls it."""
         x = inputs
         if self.stage.is_first:
             x = drop(

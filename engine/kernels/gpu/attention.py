@@ -45,12 +45,12 @@ HOPPER = 90
 
 
 def parts_of(d: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Return a pair of numbers, the columns of the two parts into which a head of `d` columns is
-    divided, powers of two: 64 and 32 for 96, so that products have less padding than with one part.
-    The second number is 0 if there is one part.
+    """Return a pair of numbers, the columns of the two parts into which a head of `d` columns of
+    `dtype` is divided, powers of two: 64 and 32 for 96, so that products have less padding than
+    with one part. The second number is 0 if there is one part.
 
     Tensor cores take at least 16. Before Hopper 16-bit heads have one part: with two, registers do
-    not suffice. In fp32 a head of 128 has two parts for the same reason.
+    not suffice. For the same reason a head of 128 or more columns has two parts in fp32.
     """
     is_wide = dtype == torch.float32
     if compute_capability() < HOPPER and not is_wide:
@@ -89,8 +89,8 @@ def tiles_for(d: int, dtype: torch.dtype) -> tuple[Tiles, Tiles, Tiles]:
 
 def flash(query_key_value: Tensor, mask: DropoutMask | None) -> Tensor:
     """Return causal attention's outputs of all heads, [s, b, n·d], differentiable, from one tensor
-    of queries, keys and values, [s, b, n, 3, d], on a GPU. Scores are multiplied by 1/√d. `mask`
-    drops softmax weights; None means no dropout."""
+    of queries, keys and values, [s, b, n, 3, d], on a GPU, in fp32, bf16 or fp16. Scores are
+    multiplied by 1/√d. `mask` drops softmax weights; None means no dropout."""
     if mask is None:
         with sdpa_kernel(BACKENDS, set_priority=True):
             return reference(query_key_value, None)
@@ -155,8 +155,9 @@ def _launch(kernel: Any, rows: int, tiles: Tiles, qkv: Tensor, *given: object) -
 
 @triton.jit
 def _draw(keys, bits, first_row, threshold, s, n, r: tl.constexpr):
-    """Write to `bits` one bit, 8 per byte, for each softmax weight of one head, for `r` queries and
-    128 keys: 1 if the weight is not dropped. Tiles whose keys are all later than the queries are
+    """Kernel: write to `bits`, bytes [b·n, s, 16 · blocks of 128 keys], one bit for each softmax
+    weight of one head, for `r` queries and 128 keys: 1 if the weight is not dropped, by `keys`, a
+    dropout key per sequence, and `threshold`. Tiles whose keys are all later than the queries are
     not written."""
     group = tl.program_id(2)
     start = tl.program_id(0) * r
@@ -186,9 +187,10 @@ def _part(base, first, stride, s, r: tl.constexpr, d: tl.constexpr, w: tl.conste
 def _tile(
     base, first, stride, s, r: tl.constexpr, d: tl.constexpr, w: tl.constexpr, v: tl.constexpr
 ):
-    """Load `r` rows of one head, starting at `first`, and return them as a pair of tensors, its two
-    parts [r, w] and [r, v]. Rows and columns that the head lacks are zero. If v is 0, the second
-    part is the first once more."""
+    """Load `r` rows of one head, from row `first` on of the memory at `base`, where rows lie
+    `stride` elements apart, and return them as a pair of tensors, its two parts [r, w] and [r, v].
+    Rows and columns that the head, [s, d], lacks are zero. If v is 0, the second part is the first
+    once more."""
     at, inside = _part(base, first, stride, s, r, d, w)
     tile = tl.load(at, inside, 0.0)
     rest = tile
@@ -212,8 +214,9 @@ def _put(
     v: tl.constexpr,
 ):
     """Store `tile`, a tile of one head given as two parts [r, w] and [r, v] like those of `_tile`,
-    times `factor`, in the rows from `first` on of the memory at `base`. If v is 0, the second part
-    is not stored. Rows and columns that the head lacks are not written."""
+    times `factor`, in the rows from `first` on of the memory at `base`, where rows lie `stride`
+    elements apart. If v is 0, the second part is not stored. Rows and columns that the head,
+    [s, d], lacks are not written."""
     at, inside = _part(base, first, stride, s, r, d, w)
     tl.store(at, tile[0] * factor, inside)
     if v:
@@ -254,8 +257,9 @@ def _add(total, weights, tile, v: tl.constexpr):
 @triton.jit
 def _stays(bits, group, query, key, s):
     """Return a boolean tensor, True where a softmax weight is not dropped, by the `bits` that
-    `_draw` wrote for head `group`, counted over all sequences. `query` is a column of numbers and
-    `key` a row, or the reverse; the result has an element for each pair of a query and a key."""
+    `_draw` wrote for head `group`, counted over all sequences of `s` positions each. `query` is a
+    column of numbers and `key` a row, or the reverse; the result has an element for each pair of a
+    query and a key."""
     row = (s + 127) // 128 * 16
     # Rows beyond the sequence read the bits of the last one; nothing of them is stored.
     at = tl.minimum(query, s - 1) * row + key // 128 * 16 + key % 16
@@ -353,8 +357,8 @@ def _to_query(
 ):
     """Kernel: write the gradient of `m` queries of one head to `qkv_gradient` [s, b, n, 3, d], and
     to `inners` [b·n, s] for each query the inner product of its output and the output's gradient,
-    which `_to_key_value` reads. `sums` [b·n, s] comes from `_forward`, in logarithms to the base
-    2."""
+    `context` and `gradient` [s, b, n·d], which `_to_key_value` reads. `sums` [b·n, s] comes from
+    `_forward`, in logarithms to the base 2, and `bits` from `_draw`."""
     group = tl.program_id(1)
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * m
     stride = b * n * 3 * d

@@ -124,9 +124,9 @@ dropped."""
 
 
 def dropout(x: Tensor, mask: DropoutMask) -> Tensor:
-    """Return a new tensor, x [s, b, h], on a GPU, with the elements that `mask` drops set to zero
-    and the others multiplied by 1/(1 − p), p the mask's probability. Rows of the mask are
-    positions. Differentiable."""
+    """Return a new tensor in the dtype of x [s, b, h], a tensor on a GPU: the elements that `mask`
+    drops are zero, and the others are multiplied by 1/(1 − p), p the mask's probability. Rows of
+    the mask are positions. Differentiable."""
     output: Tensor = _AddNorm.apply(x, None, None, mask)
     return output
 
@@ -140,9 +140,11 @@ def add_norm(
     mask: DropoutMask | None,
     epsilon: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return a pair of tensors [s, b, h] on a GPU: the sum x + dropout(branch + bias), which is x
-    itself if `branch` is None, and the layer norm of this sum with scale `weight` [h] and bias
-    `shift` [h]. A `mask` needs a branch; None drops nothing."""
+    """Return a pair of tensors [s, b, h] on a GPU: the sum x + dropout(branch + bias), and the
+    layer norm of this sum, with scale `weight` [h] and offset `shift` [h]; `epsilon` is added to
+    its variance. The `bias` [h] is the branch's; None adds nothing, and a `mask` of None drops
+    nothing. Without a branch the sum is x itself, `bias` is ignored, and `mask` must be None.
+    Differentiable."""
     # A wider row would not fit the registers; the reference makes two kernels of it.
     if x.size(-1) > WIDEST:
         return references.add_norm(x, weight, shift, branch, bias, mask, epsilon)

@@ -24,9 +24,12 @@ def chunked(
 ) -> Tensor:
     """Return the mean cross-entropy of targets [n], counted over the whole vocabulary, a scalar in
     fp32, on a GPU, from hidden states [n, h] and this rank's rows of the output weight, [v/t, h];
-    rows at or above `vocab_size`, counted over all ranks, are padding. Every rank of `axis` calls
-    it. Gradients are computed along with the loss, and backward scales them in place, so it can run
-    only once."""
+    rows at or above `vocab_size`, counted over all ranks, are padding. Every target counts: a
+    negative one is not ignored. Every rank of `axis` calls it.
+
+    Gradients are computed along with the loss, and backward scales them in place, so it can run
+    only once. On an axis of several ranks the gradient of `hidden` is this rank's part of a sum.
+    """
     return in_chunks(
         hidden,
         weight,
@@ -47,8 +50,9 @@ def log_sum(
     is_whole: bool,
 ) -> None:
     """Write each row's largest logit to `top` [n], and to `sums` [2, n] Σ exp(logit − top) and the
-    logit of the row's target, 0 if the row does not have it. `targets` [n] are counted from this
-    rank's first column; another rank's target is negative or not below `columns`.
+    logit of the row's target, 0 if the row does not have it; `top` and `sums` are in fp32.
+    `targets` [n] are counted from this rank's first column; another rank's target is negative or
+    not below `columns`.
 
     The rows of `logits` [n, v/t] have `columns` real logits; the rest is padding. If `factor` is
     above 0 and rows have the whole vocabulary (`is_whole`), they are overwritten by `factor` × the

@@ -13,9 +13,10 @@ from mlm_repro.engine.kernels.gpu.masks import Context, warps
 
 
 class _MaskedSoftmax(torch.autograd.Function):
-    """Autograd function: softmax of scaled and masked attention scores [b, n, s, k] over the keys,
-    in the scores' shape: causal without `visible`, else over the keys where that is True. It keeps
-    the scores for backward, and not the weights, which are rounded."""
+    """Autograd function (scores [b, n, s, k], scale, visible) → softmax over the keys of scores ×
+    scale, in the scores' shape and dtype: causal without `visible`, with the last query seeing
+    every key, else over the keys where that is True. A query that sees no key gives 0. It keeps the
+    scores for backward, and not the weights, which are rounded."""
 
     @staticmethod
     def forward(
@@ -67,9 +68,11 @@ def _weights(
     is_causal: tl.constexpr,
     width: tl.constexpr,
 ):
-    """Return one row, the program's own, of the softmax of scaled scores [b, n, s, k], as a tensor
-    [width] in fp32: 0 beyond the last key and for keys that the query does not see, later ones if
-    `is_causal`, else those where `visible`, with these three strides, is False."""
+    """Return one row, the program's own, of the softmax of scores [b, n, s, k] times `scale`, as a
+    tensor [width] in fp32: 0 beyond the last key and for keys that the query does not see. With
+    `is_causal` these are the later ones, the last query standing at the last key; else the ones
+    where `visible`, read with the strides `by_sample`, `by_query` and `by_key`, is False. A query
+    that sees no key has 0 everywhere."""
     row = tl.program_id(0).to(tl.int64)
     query = row % s
     sample = row // (n * s)

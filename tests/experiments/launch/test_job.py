@@ -44,7 +44,7 @@ def test_the_shipped_manifests_fit_the_papers_cluster(name: str) -> None:
     [
         ({"name": "a b"}, "'a b'"),
         ({"name": "a\n#SBATCH --nodes=9"}, "cannot name files"),
-        ({"container": "image; rm"}, "Slurm's options cannot carry"),
+        ({"container": "image; rm"}, "Slurm's options can carry"),
         ({"time_limit": "1 day"}, "hours:minutes:seconds"),
         (
             {"time_limit": "00:05:00", "signal_seconds": 300},
