@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mlm_repro.data_pipeline.arrays import Integers
 from mlm_repro.data_pipeline.config import BY_NAME, WITHOUT, DataConfig
 from mlm_repro.data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
 from mlm_repro.data_pipeline.document import Document, json_line
@@ -351,7 +352,7 @@ class Rehearsed(NamedTuple):
     large as the recipe's."""
     memory: int
     """Peak bytes of the process that built the sample."""
-    buckets: NDArray[np.int64]
+    buckets: Integers
     """Number of documents in each bucket of the sample, in all bands."""
 
 
