@@ -150,9 +150,12 @@ def calibrate(
 @app.command()
 def fixes(
     clone: Annotated[
-        Path | None, typer.Option(help="A clone of NVIDIA/Megatron-LM; nothing is fetched.")
+        Path | None,
+        typer.Option(exists=True, help="A clone of NVIDIA/Megatron-LM; nothing is fetched."),
     ] = None,
-    torchtitan: Annotated[Path | None, typer.Option(help="A clone of pytorch/torchtitan.")] = None,
+    torchtitan: Annotated[
+        Path | None, typer.Option(exists=True, help="A clone of pytorch/torchtitan.")
+    ] = None,
     case: Only = None,
     json: Annotated[
         Path | None, typer.Option(help="Keep the rows in this file, and go on where it ends.")

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mlm_repro.engine.config import ModelConfig, ParallelConfig, TrainConfig
@@ -41,18 +41,18 @@ Step = Callable[[int, float], float]
 rank. The call trains that iteration."""
 
 
-def huggingface(config: ModelConfig) -> torch.nn.Module:
+def huggingface(config: ModelConfig) -> nn.Module:
     """Return a new GPT2LMHeadModel of transformers with the sizes of `config` and transformers' own
     initial values. Raises BadInput without transformers, which the extra `bench` installs."""
     transformers = import_extra("transformers", "bench")
     settings = transformers.GPT2Config(
         **FORMATS["gpt2"].their_config(config), bos_token_id=0, eos_token_id=0
     )
-    model: torch.nn.Module = transformers.GPT2LMHeadModel(settings)
+    model: nn.Module = transformers.GPT2LMHeadModel(settings)
     return model
 
 
-def adamw(model: torch.nn.Module, train: TrainConfig, fused: bool = False) -> torch.optim.AdamW:
+def adamw(model: nn.Module, train: TrainConfig, fused: bool = False) -> torch.optim.AdamW:
     """Return a new torch AdamW over a model's parameters with the settings of the recipe `train`,
     as nanoGPT sets it: parameters of one dim are not decayed. `fused` selects torch's fused
     kernel."""
@@ -179,7 +179,7 @@ class _Block(nn.Module):
         self.attn = nn.ModuleDict({"c_attn": nn.Linear(h, 3 * h), "c_proj": nn.Linear(h, h)})
         self.mlp = nn.ModuleDict({"c_fc": nn.Linear(h, 4 * h), "c_proj": nn.Linear(4 * h, h)})
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         rows = self.attn["c_attn"](self.ln_1(x)).chunk(3, dim=2)
         q, k, v = (chunk.unflatten(2, (self.heads, -1)).transpose(1, 2) for chunk in rows)
         mixed = F.scaled_dot_product_attention(
@@ -204,7 +204,7 @@ class NanoGPTModel(nn.Module):
         self.h = nn.ModuleList(_Block(h, config.num_heads) for _ in range(config.num_layers))
         self.ln_f = nn.LayerNorm(h)
 
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         x = self.dropout(
             self.wte(tokens) + self.wpe(torch.arange(tokens.size(1), device=tokens.device))
         )
@@ -241,7 +241,7 @@ class Peer:
                 weight = weights[f"transformer.{name}"]
                 parameter.copy_(weight.T if ".c_" in name and weight.dim() == 2 else weight)
         optimizer = adamw(model, train, fused=self.is_tuned)
-        dropouts = [module for module in model.modules() if isinstance(module, torch.nn.Dropout)]
+        dropouts = [module for module in model.modules() if isinstance(module, nn.Dropout)]
         if self.is_compiled:
             model.compile()
         torch.manual_seed(train.seed)
@@ -253,7 +253,7 @@ class Peer:
             with torch.autocast(device.type, torch.bfloat16, enabled=train.precision == "bf16"):
                 value = model(rows[:, :-1], rows[:, 1:])
             value.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip_gradient)
+            nn.utils.clip_grad_norm_(model.parameters(), train.clip_gradient)
             optimizer.step()
             optimizer.zero_grad()
             return float(value.item())

@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from benchmarks.timing import cpu_seconds, failure, ratio, series
 from mlm_repro.engine.kernels.products import add_product
@@ -57,7 +58,7 @@ class KernelCase:
     come after the tensors."""
 
     name: str
-    tensors: list[torch.Tensor]
+    tensors: list[Tensor]
     others: tuple[Any, ...]
 
 
@@ -73,7 +74,7 @@ def kernel_cases(
     mask = DropoutMask(0.1, tuple(range(b)))
     torch.manual_seed(0)
 
-    def leaf(*size: int, scale: float = 1.0) -> torch.Tensor:
+    def leaf(*size: int, scale: float = 1.0) -> Tensor:
         return torch.randn(size, device=device).mul_(scale).to(dtype).requires_grad_()
 
     targets = torch.randint(0, v, (s * b,), device=device)
@@ -95,14 +96,14 @@ def kernel_cases(
     return {case.name: case for case in cases}
 
 
-def run_pass(function: Callable[..., torch.Tensor], case: KernelCase) -> None:
+def run_pass(function: Callable[..., Tensor], case: KernelCase) -> None:
     """Run the function of a kernel forward and backward on the tensors and arguments of `case`;
     results and gradients are dropped."""
     outputs = all_of(function(*case.tensors, *case.others))
     torch.autograd.grad(outputs, case.tensors, [output.detach() for output in outputs])
 
 
-def all_of(outputs: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+def all_of(outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
@@ -191,7 +192,7 @@ def times_case(name: str, times: Times, goals: Mapping[str, float] | None = None
     )
 
 
-def _torch_attention(qkv: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
+def _torch_attention(qkv: Tensor, mask: DropoutMask) -> Tensor:
     """Return torch's own causal attention, [s, b, n·d], of `qkv`, queries, keys and values [s, b,
     n, 3, d]; only the probability of `mask` is used: torch draws its own mask."""
     query, key, value = qkv.permute(3, 1, 2, 0, 4).unbind(0)
@@ -250,7 +251,7 @@ def measure_rates(shape: KernelShape) -> list[Case]:
     return [Case(name=name, series=many, setting={"rows": rows}) for name, many in speeds.items()]
 
 
-def _add_afterwards(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+def _add_afterwards(total: Tensor, a: Tensor, b: Tensor) -> None:
     total.add_(a @ b)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -34,7 +34,7 @@ torch.histc = lambda of, *rest, **named: histogram(of.double(), *rest, **named).
 batch = torch.randint(0, WORDS, (8, 17), generator=torch.Generator().manual_seed(1))
 
 
-def loss(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+def loss(model: nn.Module, rows: Tensor) -> Tensor:
     """Return one number, the mean over all rows and positions of a model's cross-entropy for the
     next word, in nats, as a tensor with a gradient. `rows` are token ids [b, s + 1]: the model is
     given all but the last of each row, and is to predict all but the first."""
@@ -75,10 +75,10 @@ class Block(nn.Module):
         self.norm = nn.RMSNorm(HIDDEN)
         self.moe = experts(score_before_experts)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Return the hidden states `x` [b, s, h] with the experts' output on the normed states
         added."""
-        y: torch.Tensor = x + self.moe(self.norm(x))
+        y: Tensor = x + self.moe(self.norm(x))
         return y
 
 
@@ -94,12 +94,12 @@ class Model(nn.Module):
         )
         self.head = nn.Linear(HIDDEN, WORDS, bias=False)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits [b, s, v] for token ids [b, s]."""
         x = self.embed(tokens)
         for layer in self.layers.values():
             x = layer(x)
-        logits: torch.Tensor = self.head(x)
+        logits: Tensor = self.head(x)
         return logits
 
 

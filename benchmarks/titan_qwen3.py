@@ -14,8 +14,8 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import torch
+from torch import Tensor, nn
 from torch import distributed as dist
-from torch import nn
 from torch.nn import functional as F
 
 WORDS = 64
@@ -25,11 +25,11 @@ trainer = sys.modules.setdefault("torchtitan.trainer", MagicMock())  # models as
 trainer.Trainer.Config = type("Config", (), {})
 # Torchtitan takes CUDA where there is no accelerator.
 vars(torch._utils)["_get_available_device_type"] = lambda: "cpu"
-torch.Tensor.bfloat16 = torch.Tensor.double  # type: ignore[method-assign]  # experts round to bf16 on purpose
+Tensor.bfloat16 = Tensor.double  # type: ignore[method-assign]  # experts round to bf16 on purpose
 batch = torch.randint(0, WORDS, (8, 17), generator=torch.Generator().manual_seed(1))
 
 
-def grouped_product(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+def grouped_product(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
     """Return [rows, out], each row of `a` times the matrix of its expert in `b` [experts, in, out]:
     expert i has the rows before `offs[i]` that no earlier expert has; rows behind the last offset
     give zeros."""
@@ -39,8 +39,8 @@ def grouped_product(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> tor
 
 
 def count(
-    of: torch.Tensor, *args: Any, kept: Callable[..., torch.Tensor] = torch.histc, **named: Any
-) -> torch.Tensor:
+    of: Tensor, *args: Any, kept: Callable[..., Tensor] = torch.histc, **named: Any
+) -> Tensor:
     """Return `torch.histc` of the tensor `of`, with the other arguments passed on, computed in
     float64, because it takes no integers on a CPU; the result has the tensor's type. `kept` is
     torch's own function, which this one replaces."""
@@ -50,7 +50,7 @@ def count(
 vars(torch).update(_grouped_mm=grouped_product, histc=count)
 
 
-def loss(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+def loss(model: nn.Module, rows: Tensor) -> Tensor:
     """Return a model's mean cross-entropy, in nats, of the next words of this rank's `rows`, token
     ids [b, s + 1], as a tensor whose gradient is that mean's divided by the number of data-parallel
     ranks.

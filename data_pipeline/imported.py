@@ -39,12 +39,13 @@ def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirect
     assert config.path
     file = TokenFile(prefix)
     tokenizer = Tokenizer.open(config.path, config.end_of_text)
-    if (highest := file.tokens.max(initial=0)) >= tokenizer.vocab_size:
-        raise BadInput(
-            f"the token file {prefix} has the token id {highest}, and the tokenizer {config.path}"
-            f" only {tokenizer.vocab_size:,} tokens: give as --tokenizer the tokenizer that made"
-            " the file"
-        )
+    for extreme in (file.tokens.min(initial=0), file.tokens.max(initial=0)):
+        if not 0 <= extreme < tokenizer.vocab_size:
+            raise BadInput(
+                f"the token file {prefix} has the token id {extreme}, and the tokenizer"
+                f" {config.path} only ids from 0 to {tokenizer.vocab_size - 1:,}: give as"
+                " --tokenizer the tokenizer that made the file"
+            )
     documents = len(file.document_index) - 1
     if documents < 2:
         raise BadInput(

@@ -238,7 +238,8 @@ def run_harness(arguments: Sequence[str]) -> None:
     """
     registry = import_extra("lm_eval.api.registry", "eval")
     registry.model_registry.register("mlm", target=f"{__name__}:Model")
-    where = [] if "--include_path" in arguments else ["--include_path", str(TASK_FILES)]
+    has_path = any(word.startswith("--include_path") for word in arguments)
+    where = [] if has_path else ["--include_path", str(TASK_FILES)]
     sys.argv = ["lm_eval", *arguments, *where]
     try:
         import_extra("lm_eval.__main__", "eval").cli_evaluate()

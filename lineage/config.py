@@ -62,8 +62,8 @@ def override_config(config: ConfigT, overrides: Sequence[str]) -> ConfigT:
 def to_toml(config: BaseModel) -> str:
     """Return the text of a TOML file with the values of `config` that differ from the defaults.
     Reading the text gives an equal configuration, except in what the text cannot hold: a value
-    None, which is left out and gives the default, a list of sections, and a character above U+FFFF.
-    With the last two the text is not TOML."""
+    None, which is left out and gives the default, and a list of sections, with which the text is
+    not TOML."""
     return "\n".join(_sections(config.model_dump(mode="json", exclude_defaults=True), "")) + "\n"
 
 
@@ -77,7 +77,7 @@ def _sections(values: JSON, name: str) -> list[str]:
         if isinstance(value, dict):
             sections += ["", f"[{name}{key}]", *_sections(value, f"{name}{key}.")]
         elif value is not None:
-            lines.append(f"{key} = {json.dumps(value)}")
+            lines.append(f"{key} = {json.dumps(value, ensure_ascii=False)}")
     return [*lines, *sections]
 
 

@@ -269,7 +269,8 @@ class Builder:
         each = 1 if issubclass(schedule, PipelineScheduleSingle) else 2
         numbers = [rank + layout.pp * turn for turn in range(each)]
         # These run from the first rank to the last and back, so a rank has two stages that mirror.
-        if self.fields.schedule in ("ZBVZeroBubble", "DualPipeV"):
+        # By the class: torch takes a schedule's name in any case.
+        if schedule.__name__ in ("ScheduleZBVZeroBubble", "ScheduleDualPipeV"):
             numbers = [rank, 2 * layout.pp - 1 - rank]
         of = layout.pp * each
         device = torch.device("cpu")

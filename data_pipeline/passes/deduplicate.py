@@ -294,14 +294,15 @@ def gather_components(settings: Settings, inputs: list[Path], directory: Path) -
 
 def resolve_components(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: decide which documents of the components from `first` to before `last` are dropped.
-    Write these decisions to `decisions.npy`, the numbers of compared pairs by similarity to
-    `compared.npy`, and the documents that were not compared with every earlier document in their
-    buckets to `partly.npy`. Documents are numbered without copies; those below `held` are kept.
+    Write these decisions to `decisions.npy`, the numbers of compared pairs by similarity,
+    [HISTOGRAM_BINS], to `compared.npy`, and the documents that were not compared with every earlier
+    document in their buckets to `partly.npy`. Documents are numbered without copies, but a pair
+    counts again for each copy of its later document; documents below `held` are kept.
 
     Settings: `config`, `held`, `first` and `last`. Inputs: the components, the folder of
-    `lay_side_by_side`, the copies, and all shards after the two passes. Returns the numbers of
-    pairs left `uncompared`, documents `offered` by buckets, pairs `compared` and `members`, and the
-    `seconds`.
+    `lay_side_by_side`, the copies, and all shards after the two passes. Returns `uncompared`, an
+    upper bound on the number of pairs left uncompared, and the numbers of documents `offered` by
+    buckets, pairs `compared` and `members`, and the `seconds`.
     """
     components, laid, copied = (folder / "00000" for folder in inputs[:3])
     config = DeduplicateConfig(**settings["config"])

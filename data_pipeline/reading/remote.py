@@ -64,7 +64,7 @@ class Remote:
                 system, path = fsspec.core.url_to_fs(self.url, use_listings_cache=False)
                 answer = getattr(system, method)(path, **more)
                 # A range that is too short is a connection that broke off.
-                if not more or len(answer) == more["end"] - more["start"]:
+                if "end" not in more or len(answer) == more["end"] - more["start"]:
                     return answer
                 reason = (
                     f"{len(answer):,} bytes came for a range of {more['end'] - more['start']:,}"
@@ -92,7 +92,7 @@ class Remote:
                 reason = str(error).partition("\n")[0] or type(error).__name__
             if pause is not None:
                 time.sleep(pause)
-        where = f"broke off at byte {more['start']:,}" if more else "does not answer"
+        where = f"broke off at byte {more['start']:,}" if "end" in more else "does not answer"
         raise Interrupted(
             f"{self.url} {where}: {reason}, after {len(PAUSES_SECONDS) + 1} attempts; run the same"
             " command again, which keeps what was finished"
@@ -130,13 +130,14 @@ class Remote:
         """Return a list of pairs, the name and Remote of the file itself, or of all files that
         match its pattern or lie below it, in order of address. Names are paths below the address,
         or below the folder before a pattern; the file itself has its last part. The list is empty
-        if nothing matches a pattern; without a pattern BadInput is raised if nothing is at the
-        address. Raises the other errors of Remote too."""
+        if nothing matches a pattern or a folder has no files; without a pattern BadInput is raised
+        if nothing is at the address. Raises the other errors of Remote too."""
         import fsspec
 
         if "*" in self.url:
             root = self.url.partition("*")[0].rpartition("/")[0]
-            paths = self._ask("glob")
+            matches = self._ask("glob", detail=True)
+            paths = [path for path, info in matches.items() if info["type"] == "file"]
         elif self._ask("info")["type"] != "file" or self.url.endswith("/"):
             root = self.url
             paths = self._ask("find")

@@ -127,7 +127,9 @@ def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None =
     `whole` exactly once: none may be missing, overlap, lie outside or have another number of dims.
     Without `whole` the tensor ends where the boxes end. `what` names the tensor in the message."""
     if not boxes:
-        raise IntegrityFailure(f"no part of {what} is in a file or on a rank")
+        raise IntegrityFailure(
+            f"no part of {what} is listed: its checkpoint is damaged, so copy or save it again"
+        )
     dims = {len(boxes[0][0] if whole is None else whole), *map(len, chain.from_iterable(boxes))}
     if len(dims) > 1:
         raise IntegrityFailure(

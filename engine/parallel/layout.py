@@ -132,6 +132,12 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
             " microbatch_size smaller, or the number of ranks tp × pp times one of"
             f" {_divisors(batch_in_microbatches)}"
         )
+    if config.train.rampup_batch_size and config.model.transformer_xl.memory_length and dp > 1:
+        raise BadInput(
+            "a growing batch would move a transformer-xl's streams of text to other data-parallel"
+            f" ranks, without their memory: leave train.rampup_batch_size out, or take {tp * pp}"
+            " ranks"
+        )
     # Every size of a growing batch has to fit the schedule, not only the last.
     grows_interleaved = config.train.rampup_batch_size and config.parallel.schedule == "interleaved"
     if grows_interleaved and batch_in_microbatches // dp % pp:

@@ -59,10 +59,10 @@ def build_task(
     `path` or else the published one. If the published file is missing, return the task that stands
     in for it, under a name of its own.
 
-    `window` is the longest input, by default the context or, if that is longer, the protocol's
-    usual window; the name of a protocol's own task tells a requested one. Raises DataMissing if
-    nothing stands in for a missing file, or if the dataset that the checkpoint was trained on is
-    missing too, and the errors of the function that builds the task.
+    `window` is the longest input in tokens, by default the smaller of the context and the
+    protocol's usual window, if it has one; the name of a protocol's own task tells a requested one.
+    Raises DataMissing if nothing stands in for a missing file, or if the dataset that the
+    checkpoint was trained on is missing too, and the errors of the function that builds the task.
     """
     from mlm_repro.data_pipeline.contamination.testsets import find_test_set
 

@@ -187,7 +187,12 @@ def doubts_of(
         if lost:
             doubts.append(f"{arm.name} diverged in {lost} of {len(trained)} trainings")
         # A better rate may lie beyond the edge of the rates that were tried.
-        elif grid and not ablation.finder and rate / arm.of_rate in (min(grid), max(grid)):
+        # A chosen rate is rounded to four digits.
+        elif (
+            grid
+            and not ablation.finder
+            and not (min(grid) * 1.001 < rate / arm.of_rate < max(grid) * 0.999)
+        ):
             doubts.append(f"the rate of {arm.name}, {rate:g}, is at the edge of those tried")
         elif bigrams is None:
             doubts.append(f"no count of bigrams was kept to hold {arm.name} against")

@@ -117,10 +117,10 @@ class Job(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.container and not re.fullmatch(r"\w[\w./:@#+-]*", self.container, re.ASCII):
+        if self.container and not re.fullmatch(r"[\w/][\w./:@#+-]*", self.container, re.ASCII):
             raise ValueError(
                 f"container = {self.container!r} is no name that Slurm's options can carry: begin"
-                " it with a letter, a digit or _, and go on with these or . / : @ # + -"
+                " it with a letter, a digit, _ or /, and go on with these or . : @ # + -"
             )
         if not re.fullmatch(r"\w[\w.-]*", self.name, re.ASCII):
             raise ValueError(
@@ -146,9 +146,9 @@ class Job(Config):
         return self.nodes * self.ranks_per_node
 
     def host_names(self) -> list[str]:
-        """Return a list of the hosts' names in the file `hosts` of this job, empty if the job has
-        none; the ranks meet at the first. Raises BadInput if the file cannot be read, or unless it
-        has one valid name for each node."""
+        """Return a list of the names in the file that this job's setting `hosts` names, or an empty
+        list if the setting is not set; the ranks meet at the first. Raises BadInput if that file is
+        missing or cannot be read, or unless it has one valid name for each node."""
         try:
             names = self.hosts.read_text(encoding="utf-8").split() if self.hosts else []
         except (OSError, UnicodeDecodeError) as error:

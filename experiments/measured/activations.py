@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -75,12 +75,12 @@ class PlainLayer(nn.Module):
         self.down = RowParallelLinear(4 * h, h, mesh)
         self.norms = nn.ModuleList([nn.LayerNorm(h), nn.LayerNorm(h)])
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         if self.form == "full":
             return checkpoint(self.layer, x, use_reentrant=True)
         return self.layer(x)
 
-    def layer(self, x: torch.Tensor) -> torch.Tensor:
+    def layer(self, x: Tensor) -> Tensor:
         """Return the layer's output for its input `x`, both [s, b, h], or [s/t, b, h] where the
         sequence is divided; with the form "selective", backward recomputes the scores."""
         qkv = self.qkv(self.norms[0](x))
@@ -89,7 +89,7 @@ class PlainLayer(nn.Module):
         x = x + _dropped(self.out(scores(qkv)))
         return x + _dropped(self.down(F.gelu(self.up(self.norms[1](x)), approximate="tanh")))
 
-    def attend(self, qkv: torch.Tensor) -> torch.Tensor:
+    def attend(self, qkv: Tensor) -> Tensor:
         """Return the heads' outputs [s, b, h/t] of causal attention with dropout. `qkv`
         [s, b, 3h/t] has, head after head, the head's query, key and value."""
         s, b, columns = qkv.shape
@@ -104,14 +104,14 @@ class PlainLayer(nn.Module):
         )
 
 
-def _dropped(x: torch.Tensor) -> torch.Tensor:
+def _dropped(x: Tensor) -> Tensor:
     return torch.native_dropout(x, PROBABILITY, True)[0]
 
 
 class Held:
     """A tensor that autograd saved; `SavedBytes` counts it until autograd lets it go."""
 
-    def __init__(self, tensor: torch.Tensor, memory: "SavedBytes") -> None:
+    def __init__(self, tensor: Tensor, memory: "SavedBytes") -> None:
         self.tensor = tensor
         self.memory = memory
         memory.change(tensor.untyped_storage(), 1)
@@ -265,7 +265,7 @@ def _flops(shape: str) -> list[Line]:
     return lines(shape, values, note=note) + lines(f"{shape}, this engine's model", ours, note=note)
 
 
-def _counted(run: Callable[..., torch.Tensor], *inputs: Any) -> int:
+def _counted(run: Callable[..., Tensor], *inputs: Any) -> int:
     with FlopCounterMode(display=False) as counter:
         run(*inputs).sum().backward()
     return int(counter.get_total_flops())

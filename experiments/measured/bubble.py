@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mlm_repro.engine.config import ModelConfig, ScheduleName
 from mlm_repro.engine.launch.forked import run_forked
@@ -53,7 +53,7 @@ class Clock:
         self.in_flight = 0
         self.peak = 0
 
-    def pass_on(self, units: int, arrived: torch.Tensor) -> torch.Tensor:
+    def pass_on(self, units: int, arrived: Tensor) -> Tensor:
         """Advance the clock to the time that the tensor `arrived` carries, if that is later, then
         by `units`. Return a tensor of the same shape, all of whose elements are the new time."""
         self.units = max(self.units, int(arrived.max())) + units
@@ -65,7 +65,7 @@ class Tick(torch.autograd.Function):
     of computing; between the two, its activation is in flight."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, clock: Clock) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, clock: Clock) -> Tensor:
         """Advance `clock` to the time that the tensor `x` carries, if that is later, and by a
         forward pass, and count one more activation in flight. Return a tensor of the same shape
         that carries the new time."""
@@ -75,7 +75,7 @@ class Tick(torch.autograd.Function):
         return clock.pass_on(FORWARD, x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         """Advance the clock of the forward pass to the time that `gradient` carries, if that is
         later, and by a backward pass, and count one activation less in flight. Return a gradient
         that carries the new time, and None for the clock."""
@@ -95,16 +95,16 @@ class TimedStage(nn.Module):
         # Added to every input, so that autograd runs backward through every stage.
         self.offset = nn.Parameter(torch.zeros(CONFIG.hidden_size))
 
-    def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
+    def run_stage(self, inputs: Tensor, batch: PipelineInput) -> Tensor:
         """Advance the clock to the time that `inputs` carry, if that is later, and by a forward
         pass; return states [s, b, h] that carry the new time. The first stage gets tokens and
         begins at its own time. `batch` is not used."""
         if self.is_first:
             inputs = torch.zeros(CONFIG.seq_length, len(inputs), CONFIG.hidden_size)  # [s, b, h]
-        hidden: torch.Tensor = Tick.apply(inputs + self.offset, self.clock)
+        hidden: Tensor = Tick.apply(inputs + self.offset, self.clock)
         return hidden
 
-    def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
+    def batch_loss(self, hidden: Tensor, batch: PipelineInput) -> Tensor:
         """Return the mean of the states `hidden`, a scalar from which backward can start; `batch`
         is not used."""
         return hidden.mean()

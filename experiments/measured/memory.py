@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch._dynamo  # checkpoint's first call imports it: once here, not on every rank
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mlm_repro.engine.config import ModelConfig
@@ -64,7 +64,7 @@ class GroupedStage(nn.Module):
         rows = CONFIG.seq_length // (mesh.tp.size if mesh.sequence_parallel else 1)
         self.start = nn.Parameter(torch.ones(rows, 1, h))
 
-    def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
+    def run_stage(self, inputs: Tensor, batch: PipelineInput) -> Tensor:
         """Return the output of the layers, [s, b, h] → [s, b, h], or [s/t, b, h] where the sequence
         is divided. The first stage begins with a parameter, repeated for each sequence of `inputs`.
         `batch` is not used."""
@@ -80,7 +80,7 @@ class GroupedStage(nn.Module):
             )
         return x
 
-    def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
+    def batch_loss(self, hidden: Tensor, batch: PipelineInput) -> Tensor:
         """Return the mean of the states `hidden`, a scalar for which autograd saves nothing;
         `batch` is not used."""
         return hidden.mean()

@@ -95,4 +95,10 @@ def test_token_files_of_others_become_datasets(command: Command, folder: Path) -
         writer.add_documents([1, 2, 3, 4], [2, 2])
     command(main, "mlm-data", "import", "wide", "int32", "--tokenizer", "runs/small", ends=0)
     assert TokenFile(Path("int32/train_text_document")).dtype == np.int32
+    with TokenFileWriter(folder / "below", np.dtype(np.int32)) as writer:
+        writer.add_documents([1, 2, -3, 4], [2, 2])
+    refused = command(
+        main, "mlm-data", "import", "below", "no", "--tokenizer", "runs/small", ends=2
+    )
+    assert "has the token id -3, and the tokenizer" in refused.error
     assert not Path("no").exists()

@@ -104,6 +104,13 @@ def test_a_pattern_and_a_single_object_are_read_as_on_disk(folder: Path, s3: str
         print(FileSource(f"jsonl:{s3}/nowhere/a.jsonl").files)
 
 
+def test_a_pattern_leaves_folders_out_as_on_disk(folder: Path, s3: str) -> None:
+    """A folder that the pattern matched was read as an empty file."""
+    assert Remote(f"{s3}/*").files() == []
+    named = [name for name, _ in Remote(f"{s3}/l*/*").files()]
+    assert named == ["lines/a.jsonl", "lines/b.jsonl.gz", "lines/c.jsonl.zst"]
+
+
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("kind", KINDS)
 def test_connections_that_break_are_resumed(kind: str, folder: Path) -> None:

@@ -179,3 +179,20 @@ def test_a_ramp_is_divided_over_ranks_or_refused() -> None:
         layout_of(config.model_copy(update={"parallel": interleaved}), 8)
     with pytest.raises(BadInput, match="a growing batch has no twin"):
         shrink(config)
+
+
+def test_a_growing_batch_keeps_a_memory_of_text_on_its_rank_or_is_refused() -> None:
+    """On two ranks the streams 2 and 3 of a batch of 8 belong to rank 0, and of a batch of 4 to
+    rank 1, where their memory stayed."""
+    model = ModelConfig(
+        family="transformer-xl",
+        num_layers=2,
+        hidden_size=16,
+        num_heads=4,
+        transformer_xl={"memory_length": 8},  # type: ignore[arg-type]
+    )
+    growing = TrainConfig(global_batch_size=8, microbatch_size=2, rampup_batch_size=(4, 4, 100))
+    config = RunConfig(name="ramp", model=model, train=growing)
+    assert layout_of(config, 1).dp == 1
+    with pytest.raises(BadInput, match=r"leave train\.rampup_batch_size out, or take 1 ranks"):
+        layout_of(config, 2)

@@ -164,6 +164,13 @@ def test_a_written_configuration_is_read_as_it_was() -> None:
         assert f'precision = "{config.train.precision}"' in to_toml(config) or not values
 
 
+def test_a_title_of_any_characters_is_written_as_toml() -> None:
+    config = parse_config(
+        {"name": "x", "model": MODEL, "data": {"dataset": 'texts 🙂 "é\\'}}, RunConfig, "here"
+    )
+    assert parse_config(tomllib.loads(to_toml(config)), RunConfig, "there") == config
+
+
 @pytest.mark.parametrize("path", sorted(HOME.glob(Shipped.MODEL)), ids=lambda path: path.stem)
 def test_a_shipped_recipe_is_written_as_toml_that_reads_as_it(path: Path) -> None:
     config = read_run_config(path)

@@ -202,7 +202,7 @@ def test_a_balancing_loss_and_a_loss_per_token_are_a_pair_that_differs(verify: C
     [
         ("torch", ["--layouts", "tp2,tp2-sp,dp2-fsdp2,fsdp2-tp2,pp2", "--microbatches", "2"]),
         ("torch", ["--layouts", "pp2", "--with", "schedule=ZBVZeroBubble"]),
-        ("torch", ["--layouts", "pp4", "--with", "schedule=ZBVZeroBubble"]),
+        ("torch", ["--layouts", "pp4", "--with", "schedule=zbvzerobubble"]),
         ("transformers", ["--layouts", "tp2,fsdp2,dp2-fsdp2", "--with", "model_type=mixtral"]),
         ("transformers", ["--layouts", "fsdp2", "--with", "model_type=jamba"]),  # rows begin equal
         (

@@ -201,6 +201,7 @@ def grid(
     rate: float,
     bigrams: float,
     is_finished: bool = True,
+    of_rate: float = 1.0,
     **claimed: float,
 ) -> tuple[Finding, list[str]]:
     """What an effect of two arms is found to be, tried at .001, .01 and .1, and the reasons for
@@ -209,7 +210,7 @@ def grid(
     assert ablation is not None
     rates = (0.001, 0.01, 0.1)
     ablation = ablation.model_copy(
-        update={"arms": (Arm(name="one"), Arm(name="other")), "rates": rates}
+        update={"arms": (Arm(name="one", of_rate=of_rate), Arm(name="other")), "rates": rates}
     )
     forecast = EffectForecast(
         experiment="x",
@@ -272,6 +273,12 @@ def test_an_edge_a_divergence_and_a_bigrams_level_leave_an_effect_undecided(
     assert ("nats (" in finding.sentence.removesuffix(reason)) == is_finished, (
         "what diverged has no nats"
     )
+
+
+def test_an_edge_is_seen_in_a_rate_that_was_multiplied_and_rounded() -> None:
+    """The edge 0.1 of the grid times 1/3 is 0.03333 to four digits."""
+    _, doubt = grid([HIGH, LOW], 0.03333, bigrams=6.0, of_rate=1 / 3)
+    assert doubt == ["the rate of one, 0.03333, is at the edge of those tried"]
 
 
 def test_bigrams_are_counted_in_the_training_text(tmp_path: Path) -> None:

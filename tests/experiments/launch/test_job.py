@@ -39,6 +39,10 @@ def test_the_shipped_manifests_fit_the_papers_cluster(name: str) -> None:
     assert "s an iteration" in describe_job(shipped)
 
 
+def test_an_image_may_be_a_file() -> None:
+    assert job(container="/images/torch.sqsh").container == "/images/torch.sqsh"
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
