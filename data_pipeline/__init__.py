@@ -2,6 +2,7 @@
 
 Each part imports only those above it:
 
+arrays.py       names for types of arrays
 document.py     a document, or the reason it was dropped
 files.py        schemas of ledger.json and dataset.json, and the datasets that a run names
 fast/           fast code that replaces a library's, checked against the library at first use

@@ -55,6 +55,11 @@ class TokenizerConfig(Config):
         "words"."""
         return "path" if self.path else self.kind
 
+    @property
+    def is_trained(self) -> bool:
+        """True if the build trains the tokenizer."""
+        return self.origin in ("train", "words")
+
     @model_validator(mode="after")
     def _gpt2_has_its_size(self) -> Self:
         if self.end_of_text and not self.path:

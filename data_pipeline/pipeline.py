@@ -7,7 +7,6 @@ cuts each shard's documents, and `gather` writes them in their final order.
 
 import math
 import shutil
-import sys
 import time
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -28,6 +27,7 @@ from mlm_repro.data_pipeline.passes.prepare import QUARANTINE, join_lists, prepa
 from mlm_repro.data_pipeline.passes.selection import LEFT_IN, find_rare_ngrams, select_documents
 from mlm_repro.data_pipeline.passes.train_tokenizer import copy, train
 from mlm_repro.data_pipeline.reading.pieces import Piece, choose_shard_bytes
+from mlm_repro.data_pipeline.reading.readers import check_damaged
 from mlm_repro.data_pipeline.reading.sources import OpenedSources
 from mlm_repro.data_pipeline.stages import TEXT_FILTERS, TOKEN_FILTERS, Known, own_code
 from mlm_repro.data_pipeline.stages.stage import SOURCE
@@ -37,6 +37,7 @@ from mlm_repro.data_pipeline.work.tasks import Input
 from mlm_repro.data_pipeline.work.workspace import Finished, Job, Workspace
 from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.progress import announce, format_bytes
 
 
 @dataclass
@@ -152,14 +153,7 @@ class Pipeline:
             )
         self.finished["prepare"] = prepared
         damaged = list(chain.from_iterable(counts["damaged"] for counts in prepared.counts))
-        if damaged:
-            summary = f"{len(damaged)} of the files are damaged: {'; '.join(damaged)}"
-            if len(damaged) > limit:
-                raise BadInput(
-                    f"{summary}; sources.max_bad_files = {limit} allows fewer: replace the damaged"
-                    " files, or raise that number to leave out the text after the damage"
-                )
-            print(f"warning: {summary}; the text after the damage is left out", file=sys.stderr)
+        check_damaged(damaged, limit)
         self._check_malformed()
         self.ledger.check()
         return prepared
@@ -207,13 +201,19 @@ class Pipeline:
             return None
         config = self.config.tokenizer
         shards = (self.compared, len(prepared.counts))
-        if config.origin not in ("gpt2", "path"):
+        if config.is_trained:
+            size = self.ledger.stages[-1].bytes_out or 0
             settings = {
                 "kind": config.kind,
                 "vocab_size": config.vocab_size,
                 "shards": shards,
-                "bytes": self.ledger.stages[-1].bytes_out,
+                "bytes": size,
             }
+            # It takes minutes for gigabytes, and one task shows no progress.
+            announce(
+                f"trains a tokenizer of {config.vocab_size:,} tokens on"
+                f" {format_bytes(size)} of text, by one process"
+            )
             made = self.workspace.one("tokenizer", train, settings, prepared.input)
         else:
             files = [] if config.path else [str(path.resolve()) for path in find_gpt2_vocabulary()]

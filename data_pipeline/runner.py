@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mlm_repro.data_pipeline.arrays import Integers
 from mlm_repro.data_pipeline.config import BY_NAME, WITHOUT, DataConfig
 from mlm_repro.data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
 from mlm_repro.data_pipeline.document import Document, json_line
@@ -38,7 +39,7 @@ from mlm_repro.data_pipeline.work.meeting import MEETINGS, Meeting
 from mlm_repro.data_pipeline.work.origin import made_by
 from mlm_repro.data_pipeline.work.tasks import MARKER, NO_ROOM
 from mlm_repro.data_pipeline.work.workspace import FOLDER, Executor, Workspace
-from mlm_repro.lineage.atomic import read_json
+from mlm_repro.lineage.atomic import JSON, read_json
 from mlm_repro.lineage.config import flatten, parse_config
 from mlm_repro.lineage.digest import bytes_below, sha256_file
 from mlm_repro.lineage.environment import available_cores
@@ -235,7 +236,7 @@ def promise(
     workers = config.workers or available_cores()
     documents = round(size / sources.total_bytes * sources.documents)
     times = documents / rehearsed.documents
-    (fewer, before, _), (many, after, counted) = rehearsed.took
+    (fewer, before, *_), (many, after, counted, _, gathered) = rehearsed.took
     rates = {
         name: max(0.0, after[name] - before[name]) / ((many - fewer) or math.inf) for name in after
     }
@@ -244,7 +245,7 @@ def promise(
         for name, rate in rates.items()
     }
     grown = max(0.0, min(documents, slice_documents(documents, size)) / rehearsed.documents - 1)
-    memory = workers * (rehearsed.memory + CACHE_BYTES + round(grown * rehearsed.gathered))
+    memory = workers * (rehearsed.memory + CACHE_BYTES + round(grown * gathered))
     if "deduplicate" in seconds:
         seconds["deduplicate"] += _crowded(rehearsed, times) / workers
         keys = counted["members"] / rehearsed.documents * rehearsed.bytes
@@ -269,7 +270,7 @@ def _crowded(rehearsed: "Rehearsed", times: float) -> float:
     """
     from mlm_repro.data_pipeline.duplicates.near_duplicates import MOST_COMPARED
 
-    (fewer, _, few), (many, _, counted) = rehearsed.took
+    (fewer, _, few, *_), (many, _, counted, *_) = rehearsed.took
     offers = OFFER_SECONDS * counted["offered"]
     pairs = counted["compared"]
     grown = offered(times * rehearsed.buckets) / max(1, offered(rehearsed.buckets))
@@ -303,6 +304,9 @@ def forecast(config: DataConfig) -> None:
     except UserError as error:
         announce(f"no time: {error}")
         return
+    tokens = config.tokenizer.vocab_size if config.tokenizer.is_trained else 0
+    counted = f"training a tokenizer of {tokens:,} tokens counts as one of {REHEARSED_TOKENS}"
+    untold = counted * (tokens > REHEARSED_TOKENS)
     for size in (sources.total_bytes, *(size for size in LARGER if size > sources.total_bytes)):
         told = promise(config, sources, rehearsed, size)
         of_stages = ", ".join(
@@ -316,7 +320,22 @@ def forecast(config: DataConfig) -> None:
             f"{format_bytes(told.memory)} of memory",
             f"{format_bytes(sum(told.disk.values()))} of disk",
             of_stages,
+            untold,
         )
+
+
+class Built(NamedTuple):
+    """Measured cost of building a dataset of one sample of a corpus."""
+
+    documents: int
+    seconds: dict[str, float]
+    """Dict from each stage to its processor seconds."""
+    counted: dict[str, float]
+    """Counts that the tasks which compare documents returned, summed over the tasks, by name."""
+    disk: dict[str, int]
+    """Dict from each stage to its bytes on disk while the sample is built."""
+    gathered: int
+    """Bytes of the sample's slices, which are held in memory."""
 
 
 class Rehearsed(NamedTuple):
@@ -326,17 +345,14 @@ class Rehearsed(NamedTuple):
 
     documents: int
     bytes: int
-    took: list[tuple[int, dict[str, float], dict[str, float]]]
-    """Two measurements, of a small build and of the sample's build, each a triple: the number of
-    documents, a dict stage → processor seconds, and a dict of the counts that the tasks which
-    compare documents returned, summed over the tasks."""
+    took: list[Built]
+    """Two measurements, of a small build and of the sample's build."""
     disk: dict[str, int]
-    """Dict from each stage to its bytes on disk while the sample is built."""
-    gathered: int
-    """Bytes of the sample's slices, which are held in memory."""
+    """Dict from each stage to its bytes on disk while the sample is built with a vocabulary as
+    large as the recipe's."""
     memory: int
     """Peak bytes of the process that built the sample."""
-    buckets: NDArray[np.int64]
+    buckets: Integers
     """Number of documents in each bucket of the sample, in all bands."""
 
 
@@ -358,73 +374,32 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
     values = config.model_dump(mode="json", exclude={"sources"}) | {"workers": 1}
     if "deduplicate" in config.stages:
         values["deduplicate"]["against"] = []
-    if config.tokenizer.origin in ("train", "words"):
+    if config.tokenizer.is_trained:
         values["tokenizer"]["vocab_size"] = min(REHEARSED_TOKENS, config.tokenizer.vocab_size)
-    begun = time.process_time()
+    few = REHEARSED_BYTES >> 4
     with tempfile.TemporaryDirectory() as name, contextlib.redirect_stderr(io.StringIO()):
+        # The first build also loads what every process loads once: modules, machine code and, where
+        # a text may match, the n-grams of test sets, for which a small sample may give no reason.
+        # The second gives the cost of small stages, and the third that of the documents.
+        loaded, *took = (
+            _build_sample(values, local, size, Path(name, str(number)))
+            for number, size in enumerate((REHEARSED_BYTES, few, REHEARSED_BYTES))
+        )
         from mlm_repro.data_pipeline.duplicates.lsh import buckets
         from mlm_repro.data_pipeline.passes.train_tokenizer import train
-        from mlm_repro.data_pipeline.pipeline import Pipeline
-        from mlm_repro.data_pipeline.publish import publish
 
-        # The first build also loads modules and machine code, which every process does once. The
-        # second, as small, gives the cost of small stages, and the third that of the documents.
-        took = list[tuple[int, dict[str, float], dict[str, float]]]()
-        for number, size in enumerate(
-            (REHEARSED_BYTES >> 4, REHEARSED_BYTES >> 4, REHEARSED_BYTES)
-        ):
-            sample_file = Path(name, f"{number}.jsonl")
-            work = Path(name, str(number))
-            with sample_file.open("wb") as file:
-                documents = 0
-                for item in chain.from_iterable(source.sample() for source in local):
-                    if isinstance(item, Document):
-                        file.write(json_line({"text": item.text}))
-                        documents += 1
-                    # A build needs two documents, one for each split.
-                    if documents > 1 and file.tell() >= size:
-                        break
-            values["sources"] = {"names": [f"jsonl:{sample_file}"], "max_bad_fraction": 1.0}
-            sample = parse_config(values, DataConfig, "the rehearsal")
-            opened, test_sets, parents, _ = _open(sample, 0)
-            with LocalExecutor(1) as executor:
-                work.mkdir()
-                clock = time.monotonic()
-                busy = time.process_time() if number else begun
-                pipeline = Pipeline(
-                    sample, opened, test_sets, Workspace(work, executor), parents
-                ).run()
-                gathered = bytes_below(work / "gather")
-                disk = Counter[str]()
-                for path in filter(Path.is_file, work.rglob("*")):
-                    folder = path.relative_to(work).parts[0]
-                    # Slices count twice: they are joined into the files of the dataset.
-                    disk[STAGE_OF.get(path.name, STAGE_OF.get(folder, config.stages[-1]))] += (
-                        path.stat().st_size * (2 if folder == "gather" else 1)
-                    )
-                publish(pipeline, Path(name, f"dataset {number}"))
-            busy = time.process_time() - busy
-            share = busy / (time.monotonic() - clock)
-            seconds = {stage.name: share * stage.seconds for stage in pipeline.ledger.stages}
-            counted = defaultdict[str, float](float)
-            for path in chain(work.glob(f"link/*/{MARKER}"), work.glob(f"resolve/*/{MARKER}")):
-                for what, count in read_json(path)["counts"].items():
-                    counted[what] += count
-            counted["seconds"] *= share
-            took.append((documents, seconds | {REST: busy - sum(seconds.values())}, counted))
-        loaded, *took = took
-        start = sum(loaded[1].values()) - sum(took[0][1].values())
-        for _, of_stages, _ in took:
-            of_stages[REST] += start
+        start = sum(loaded.seconds.values()) - sum(took[1].seconds.values())
+        for built in took:
+            built.seconds[REST] += start
+        work = Path(name, "2")
         sizes = [np.empty(0, np.int64)]
         for path in work.glob("fingerprints/*/band-*.bin"):
             sizes.append(np.diff(buckets(np.fromfile(path, np.uint64))[1]))
         rehearsed = Rehearsed(
-            documents,
-            sample_file.stat().st_size,
+            took[1].documents,
+            work.with_suffix(".jsonl").stat().st_size,
             took,
-            dict(disk),
-            gathered,
+            took[1].disk,
             getrusage(RUSAGE_SELF).ru_maxrss << 10,
             np.concatenate(sizes),
         )
@@ -433,17 +408,64 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
         wanted = config.tokenizer.vocab_size
         asked = {
             "kind": config.tokenizer.kind,
-            "shards": (0, len(pipeline.finished["prepare"].counts)),
+            "shards": (0, len([*work.glob("prepare/*")])),
             "bytes": 0,
         }
-        while config.tokenizer.origin in ("train", "words") and wanted > REHEARSED_TOKENS:
+        while config.tokenizer.is_trained and wanted > REHEARSED_TOKENS:
             with contextlib.suppress(BadInput):
                 train({**asked, "vocab_size": wanted}, [work / "prepare"], Path(name))
                 values["tokenizer"]["path"] = name
-                of_size = parse_config(values, DataConfig, "the rehearsal")
-                return rehearsed._replace(disk=rehearse(of_size, sources).disk)
+                of_size = _build_sample(values, local, REHEARSED_BYTES, Path(name, "3"))
+                return rehearsed._replace(disk=of_size.disk)
             wanted //= 2
         return rehearsed
+
+
+def _build_sample(values: JSON, local: list[FileSource], size: int, work: Path) -> Built:
+    """Write the first documents of the sources `local`, of `size` bytes in all or more, to the file
+    `WORK.jsonl` beside `work`, build a dataset of them by the recipe `values` without its sources,
+    in the new folder `work`, where the work stays, and return the measured cost as a Built. Sets
+    `sources` in `values`. Raises the errors of a build."""
+    sample_file = work.with_suffix(".jsonl")
+    with sample_file.open("wb") as file:
+        documents = 0
+        for item in chain.from_iterable(source.sample() for source in local):
+            if isinstance(item, Document):
+                file.write(json_line({"text": item.text}))
+                documents += 1
+            # A build needs two documents, one for each split.
+            if documents > 1 and file.tell() >= size:
+                break
+    values["sources"] = {"names": [f"jsonl:{sample_file}"], "max_bad_fraction": 1.0}
+    begun = time.process_time()
+    clock = time.monotonic()
+    from mlm_repro.data_pipeline.pipeline import Pipeline
+    from mlm_repro.data_pipeline.publish import publish
+
+    sample = parse_config(values, DataConfig, "the rehearsal")
+    opened, test_sets, parents, _ = _open(sample, 0)
+    work.mkdir()
+    with LocalExecutor(1) as executor:
+        pipeline = Pipeline(sample, opened, test_sets, Workspace(work, executor), parents).run()
+        gathered = bytes_below(work / "gather")
+        disk = Counter[str]()
+        for path in filter(Path.is_file, work.rglob("*")):
+            folder = path.relative_to(work).parts[0]
+            # Slices count twice: they are joined into the files of the dataset.
+            disk[STAGE_OF.get(path.name, STAGE_OF.get(folder, sample.stages[-1]))] += (
+                path.stat().st_size * (2 if folder == "gather" else 1)
+            )
+        publish(pipeline, work.with_suffix(".dataset"))
+    busy = time.process_time() - begun
+    share = busy / (time.monotonic() - clock)
+    seconds = {stage.name: share * stage.seconds for stage in pipeline.ledger.stages}
+    seconds[REST] = busy - sum(seconds.values())
+    counted = defaultdict[str, float](float)
+    for path in chain(work.glob(f"link/*/{MARKER}"), work.glob(f"resolve/*/{MARKER}")):
+        for what, count in read_json(path)["counts"].items():
+            counted[what] += count
+    counted["seconds"] *= share
+    return Built(documents, seconds, counted, disk, gathered)
 
 
 def _run_stages(
@@ -460,6 +482,7 @@ def _run_stages(
     the input. `shelf` is a folder that keeps the results of slow stages for the next build. With a
     `meeting`, this process is one part of several. Raises the errors of `_open`, `begin` and the
     stages."""
+    workers = _workers(executor, config)
     sources, test_sets, parents, needed = _open(config, room)
     if meeting:
         meeting.agree(parents)
@@ -470,7 +493,7 @@ def _run_stages(
 
         return partial(publish, Pipeline(config, sources, test_sets, workspace, parents).run())
 
-    return _complete(begin(parents), build, _workers(executor, config), needed, shelf, meeting)
+    return _complete(begin(parents), build, workers, needed, shelf, meeting)
 
 
 def _made_by(config: DataConfig) -> dict[str, str]:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mlm_repro.data_pipeline.arrays import Integers
 from mlm_repro.data_pipeline.fast.minhash import signature
 from mlm_repro.data_pipeline.files import NearDuplicates
 from mlm_repro.data_pipeline.stages.deduplicate import DeduplicateConfig
@@ -26,7 +27,7 @@ from mlm_repro.lineage.loops import compiled
 WORD_BYTES = 8
 
 Words = NDArray[np.uint64]
-Buckets = tuple[NDArray[np.int64], NDArray[np.int64]]
+Buckets = tuple[Integers, Integers]
 """Two arrays: the documents of all buckets, back to back, and the start of each bucket; the last
 start is the total."""
 
@@ -107,7 +108,7 @@ def required_agreement(config: DeduplicateConfig) -> int:
 
 
 @compiled
-def runs(documents: NDArray[np.int64], keys: NDArray[np.uint64]) -> Buckets:
+def runs(documents: Integers, keys: NDArray[np.uint64]) -> Buckets:
     """Return two arrays: the documents of each run of two or more equal keys, run by run and
     ascending in each, and the starts of these runs, [runs + 1]. The last start is the total. `keys`
     [documents] are sorted, and `documents[n]` has the key `keys[n]`."""
@@ -159,7 +160,7 @@ class Compared(NamedTuple):
     """The pairs of documents that deduplication compared, counted by similarity, and an upper bound
     on the pairs that it did not."""
 
-    by_similarity: NDArray[np.int64]
+    by_similarity: Integers
     """Number of compared pairs in each of HISTOGRAM_BINS equal bins of similarity over [0, 1],
     [HISTOGRAM_BINS]."""
     partly: int = 0

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mlm_repro.data_pipeline.arrays import Integers, Integers32
 from mlm_repro.data_pipeline.duplicates.lsh import (
     HISTOGRAM_BINS,
     Words,
@@ -29,7 +30,7 @@ from mlm_repro.data_pipeline.stages.deduplicate import DeduplicateConfig
 from mlm_repro.lineage.loops import compiled
 
 SPREAD = np.uint64(0x9E3779B97F4A7C15)
-Forest = NDArray[np.int64]
+Forest = Integers
 
 
 @compiled
@@ -170,10 +171,10 @@ class Linked(NamedTuple):
     """Some components of linked documents, as input for the decision which of them are dropped: the
     documents, and their texts, sketches and keys."""
 
-    members: NDArray[np.int64]
+    members: Integers
     """Numbers of the components' documents, component by component and ascending in each,
     [members]."""
-    starts: NDArray[np.int64]
+    starts: Integers
     """Start of each component among the members, [components + 1]; the last start is the total."""
     keys_of: Callable[[int], Words]
     """Function that returns the members' keys of the band with a given number, from 0,
@@ -182,7 +183,7 @@ class Linked(NamedTuple):
     """Sketches of all documents, members or not, [documents, words]."""
     text_of: Callable[[int], str]
     """Function that returns the text of the document with the given number."""
-    copies: NDArray[np.int64] | None = None
+    copies: Integers | None = None
     """Number of exact copies of each member, [members], or None if there are no copies; the
     member's pairs count once for each copy too."""
     pages: mmap | None = None
@@ -197,10 +198,10 @@ class Resolution(NamedTuple):
     decisions: NDArray[Any]
     """Array with a DECISION record for each dropped document, component by component; in a
     component the documents are in input order."""
-    compared: NDArray[np.int64]
+    compared: Integers
     """Number of pairs whose texts were compared, by similarity, in HISTOGRAM_BINS equal bins of [0,
     1], the last one closed."""
-    partly: NDArray[np.int64]
+    partly: Integers
     """Numbers of the documents that were not compared with every earlier document in their
     buckets."""
     uncompared: int
@@ -281,14 +282,14 @@ def _mapped(size: int, folder: Path | None) -> mmap:
 @compiled
 def _candidates(
     place: int,
-    buckets: NDArray[np.int32],
-    slots: NDArray[np.int32],
+    buckets: Integers32,
+    slots: Integers32,
     sketches: Words,
     members: Forest,
     required: int,
     most: int,
     found: Forest,
-    seen: NDArray[np.int32],
+    seen: Integers32,
 ) -> tuple[Forest, int, int]:
     """Return three values: the candidates for the document whose index among the members is
     `place`, [candidates]; how many documents its buckets left out, because each offers its first
@@ -323,7 +324,7 @@ def _candidates(
 
 
 @compiled
-def _hold(place: int, buckets: NDArray[np.int32], slots: NDArray[np.int32], most: int) -> None:
+def _hold(place: int, buckets: Integers32, slots: Integers32, most: int) -> None:
     for band in range(buckets.shape[1]):
         start = buckets[place, band]
         if start >= 0:
@@ -332,7 +333,7 @@ def _hold(place: int, buckets: NDArray[np.int32], slots: NDArray[np.int32], most
                 slots[band, start + slots[band, start]] = place
 
 
-def histogram(similarities: NDArray[np.float64]) -> NDArray[np.int64]:
+def histogram(similarities: NDArray[np.float64]) -> Integers:
     """Return the number of similarities in each of HISTOGRAM_BINS equal bins of [0, 1],
     [HISTOGRAM_BINS]; the last bin includes 1."""
     edges = np.arange(1, HISTOGRAM_BINS) / HISTOGRAM_BINS

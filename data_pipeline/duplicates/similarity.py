@@ -10,6 +10,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
+from mlm_repro.data_pipeline.arrays import Integers
 from mlm_repro.data_pipeline.fast.shingles import CHUNK, as_bytes, first_end, pack
 from mlm_repro.lineage.loops import compiled
 
@@ -54,7 +55,7 @@ def _keys(data: NDArray[np.uint8], characters: int) -> Keys:
 
 
 @compiled
-def compare(own: Keys, keys: Keys, spans: NDArray[np.int64], enough: float) -> NDArray[np.float64]:
+def compare(own: Keys, keys: Keys, spans: Integers, enough: float) -> NDArray[np.float64]:
     """Return the Jaccard similarity of the ascending keys `own` to the ascending `keys[start:end]`
     for each span (start, end) of `spans` [others, 2], up to and with the first that is at least
     `enough`, as an array that may be shorter than the spans.

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from mlm_repro.data_pipeline.arrays import Integers
 from mlm_repro.data_pipeline.fast.exact import Arrays, checked_with_tables
 from mlm_repro.data_pipeline.fast.shingles import CHUNK, EMPTY, as_bytes, first_end, pack, shingles
 from mlm_repro.lineage.loops import call_first, compiled
 
 Numbers = NDArray[np.uint32]
-Places = NDArray[np.int64]
+Places = Integers
 LONGEST = 55
 """Largest string, in bytes, that fits one SHA-1 block with its padding."""
 LANES = 32

@@ -4,6 +4,7 @@ without collisions."""
 import numpy as np
 from numpy.typing import NDArray
 
+from mlm_repro.data_pipeline.arrays import Integers
 from mlm_repro.lineage.loops import compiled
 
 CHUNK = 1024
@@ -58,8 +59,8 @@ def pack(
     start: int,
     end: int,
     keys: NDArray[np.uint64],
-    starts: NDArray[np.int64],
-    ends: NDArray[np.int64],
+    starts: Integers,
+    ends: Integers,
 ) -> tuple[int, int, int]:
     """Write the keys of shingles of `data`, a text in UTF-8, to `keys`, and their first and end
     bytes to `starts` and `ends`, from the shingle `data[start:end]` on, as many as fit there.

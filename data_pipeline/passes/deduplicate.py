@@ -16,8 +16,8 @@ from mmap import ACCESS_READ, MADV_DONTNEED, mmap
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mlm_repro.data_pipeline.arrays import Integers
 from mlm_repro.data_pipeline.document import Document
 from mlm_repro.data_pipeline.duplicates.lsh import (
     HISTOGRAM_BINS,
@@ -46,7 +46,7 @@ from mlm_repro.lineage.environment import memory_bytes
 LINK_TASKS = 17
 SMALL_MEMORY_BYTES = 8 << 30
 """Memory assumed if the machine does not report it."""
-MEMBERS_OF_A_TASK = 1 << 14
+MEMBERS_OF_A_TASK = 1 << 11
 LINK_BYTES_PER_DOCUMENT = 40
 BUCKETS_AT_ONCE = 1 << 10
 ROWS_AT_ONCE = 1 << 10
@@ -73,7 +73,7 @@ class Corpus:
     only such documents are counted, from 0 and through all shards. `prepared` and `measured` are
     the folders of the two passes, and `starts` has each shard's first number, then the total."""
 
-    def __init__(self, prepared: Path, measured: Path, starts: NDArray[np.int64]) -> None:
+    def __init__(self, prepared: Path, measured: Path, starts: Integers) -> None:
         self._prepared = prepared
         self._measured = measured
         self._starts = starts
@@ -84,7 +84,7 @@ class Corpus:
         documents, numbers = self._shard(shard)
         return documents[int(numbers[number - self._starts[shard]])]
 
-    def _open_shard(self, shard: int) -> tuple[DocumentShard, NDArray[np.int64]]:
+    def _open_shard(self, shard: int) -> tuple[DocumentShard, Integers]:
         """Return the documents of the shard with number `shard`, as a DocumentShard, and a
         read-only int64 array of the indices in it of the documents that the token filters kept."""
         numbers = np.load(self._measured / f"{shard:05d}" / NUMBERS, mmap_mode="r")

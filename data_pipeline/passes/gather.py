@@ -8,8 +8,8 @@ from itertools import groupby
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mlm_repro.data_pipeline.arrays import Integers
 from mlm_repro.data_pipeline.passes.measure import TOKENS
 from mlm_repro.data_pipeline.passes.selection import PLACES
 from mlm_repro.data_pipeline.tokens.token_file import TokenFileWriter
@@ -61,7 +61,7 @@ def choose_order(settings: Settings, inputs: list[Path], directory: Path) -> Cou
 
 def split(
     documents: int, train: int = 29, valid: int = 1, seed: int = 1234
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+) -> tuple[Integers, Integers]:
     """Return two int64 arrays, the shuffled numbers of the training and of the validation
     documents, for a corpus of `documents` documents, in the ratio `train:valid`, by default 29:1,
     to the nearest document. Equal `seed`s give equal splits.

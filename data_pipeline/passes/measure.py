@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import orjson
-from numpy.typing import NDArray
 
+from mlm_repro.data_pipeline.arrays import Integers32
 from mlm_repro.data_pipeline.contamination.decontaminate import ngrams_of_files
 from mlm_repro.data_pipeline.document import Document, json_line, size_bytes
 from mlm_repro.data_pipeline.duplicates.lsh import fingerprints
@@ -135,7 +135,7 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     }
 
 
-def encode(tokenizer: Tokenizer, text: str) -> NDArray[np.int32]:
+def encode(tokenizer: Tokenizer, text: str) -> Integers32:
     """Return the token ids of a text by `tokenizer`, with the id of its end-of-text token appended,
     as an int32 array [tokens]."""
     return np.concatenate([tokenizer.encode_ids(text), np.array([tokenizer.end_of_text], np.int32)])

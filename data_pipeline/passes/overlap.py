@@ -25,7 +25,7 @@ from mlm_repro.data_pipeline.contamination.decontaminate import (
 from mlm_repro.data_pipeline.contamination.words import runs_of, words_of
 from mlm_repro.data_pipeline.document import Document
 from mlm_repro.data_pipeline.reading.pieces import choose_shard_bytes
-from mlm_repro.data_pipeline.reading.readers import read_pieces
+from mlm_repro.data_pipeline.reading.readers import check_damaged, read_sound
 from mlm_repro.data_pipeline.reading.sources import OpenedSources
 from mlm_repro.data_pipeline.work.tasks import Counts, Settings
 from mlm_repro.data_pipeline.work.workspace import Job, Workspace
@@ -89,14 +89,16 @@ def measure_overlap(
     """Search the sources for the n-grams of the test sets in `test_sets`, a dict name → path, in
     tasks of the workspace; an n-gram has the number of words of `config.overlap`. Write
     `overlap.json`, which has for each test set the share of its n-grams that the sources contain,
-    to `directory`. Raises BadInput if the sources have no documents or a test set cannot be read,
-    and the errors of reading the sources."""
+    to `directory`. Raises BadInput if the sources have no documents or more damaged files than the
+    recipe allows, or a test set cannot be read, and the errors of reading the sources. Prints to
+    standard error a warning of fewer damaged files."""
     shards = sources.shards(workspace, choose_shard_bytes(config.shard_bytes, sources.total_bytes))
     words = config.overlap.ngram_words
     results: JSON = {}
     for name, path in test_sets.items():
         fixed = {
             "max_line_bytes": config.sources.max_line_bytes,
+            "goes_on": config.sources.max_bad_files > 0,
             "test_set": str(path),
             "words": words,
         }
@@ -104,6 +106,9 @@ def measure_overlap(
         counted = workspace.all(
             f"overlap-{len(results)}", count_shard, jobs, f"overlap with {name}"
         )
+        if not results:  # every test set meets the same damage
+            of_shards = (task_counts["damaged"] for task_counts in counted.counts)
+            check_damaged([*chain.from_iterable(of_shards)], config.sources.max_bad_files)
         present = set()
         for number in range(len(shards)):
             present.update(
@@ -121,13 +126,14 @@ def measure_overlap(
 def count_shard(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: write the n-grams, of `words` words, of the test-set file `test_set` that a shard of
     the input contains, sorted, one a line, to `found.txt`. The shard is the list `pieces`. Returns
-    the number of texts in the shard as `texts`. Raises BadInput if the test set cannot be read, and
-    the errors of `read_pieces`: Damaged if an input file cannot be read to its end, Interrupted if
-    one was changed."""
-    items = read_pieces(settings["pieces"], settings["max_line_bytes"])
+    the number of texts in the shard as `texts`, and `damaged`, a sentence on each damaged file;
+    without `goes_on`, Damaged is raised for such a file. Raises BadInput if the test set cannot be
+    read, and the other errors of `read_pieces`, such as Interrupted if a file was changed."""
+    damaged: list[str] = []
+    items = read_sound(settings["pieces"], settings["max_line_bytes"], settings["goes_on"], damaged)
     texts = (item.text for item in items if isinstance(item, Document))
     read, present = count_overlap(texts, Path(settings["test_set"]), settings["words"])
     (directory / FOUND).write_text(
         "".join(f"{ngram}\n" for ngram in sorted(present)), encoding="utf-8"
     )
-    return {"texts": read}
+    return {"texts": read, "damaged": damaged}

@@ -1,7 +1,7 @@
 """The first pass over a shard: reads documents and applies the stages that need only their text."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -9,8 +9,7 @@ from pathlib import Path
 from mlm_repro.data_pipeline.document import Document, Drop, Malformed, Unfit, json_line, size_bytes
 from mlm_repro.data_pipeline.files import StageAttrition
 from mlm_repro.data_pipeline.passes.dropped import drop
-from mlm_repro.data_pipeline.reading.pieces import Piece
-from mlm_repro.data_pipeline.reading.readers import GO_ON, Damaged, Item, malformed, read_pieces
+from mlm_repro.data_pipeline.reading.readers import malformed, read_sound
 from mlm_repro.data_pipeline.stages import TEXT_FILTERS
 from mlm_repro.data_pipeline.stages.stage import SOURCE, TextFilter
 from mlm_repro.data_pipeline.tokens.token_file import join_files
@@ -49,7 +48,7 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
     start = time.perf_counter()
     with DocumentWriter(directory) as documents, (directory / QUARANTINE).open("wb") as quarantine:
-        for item in _read(
+        for item in read_sound(
             settings["pieces"], settings["max_line_bytes"], settings["goes_on"], damaged
         ):
             if item is None:
@@ -72,24 +71,6 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
         "blank": blank,
         "damaged": damaged,
     }
-
-
-def _read(
-    pieces: list[Piece], max_line_bytes: int, goes_on: bool, damaged: list[str]
-) -> Iterator[Item]:
-    """Yield the documents and the malformed input of the pieces, and None for each blank line; a
-    line, a text file or a row's text longer than `max_line_bytes` is malformed. With `goes_on`, a
-    damaged file ends early: a sentence on its damage is appended to `damaged`, and a Malformed with
-    line 0 is yielded for it. Without, Damaged is raised. The other errors of `read_pieces`, such as
-    Interrupted for a changed file, are raised either way."""
-    for piece in pieces:
-        try:
-            yield from read_pieces([piece], max_line_bytes)
-        except Damaged as error:
-            if not goes_on:
-                raise
-            damaged.append(str(error).removesuffix(GO_ON))
-            yield Malformed(piece.name, 0, damaged[-1], "")
 
 
 def join_lists(settings: Settings, inputs: list[Path], directory: Path) -> Counts:

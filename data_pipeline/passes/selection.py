@@ -3,6 +3,7 @@
 import math
 from array import array
 from collections import Counter
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -94,7 +95,7 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
         size, tokens = these.sum(0).tolist()
         count(size, tokens, len(these))
     matched = dict(read_matches(measured)) if section else {}
-    ngrams = Ngrams.of(rare.read_text(encoding="utf-8").split("\n")[:-1] if rare else ())
+    ngrams = _ngrams_of(rare.read_text(encoding="utf-8") if rare else "")
     test_text = 0
     index = array("q")
     tokens_before = np.cumsum(np.append(0, sizes[:, 1]))
@@ -147,6 +148,13 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
     ledger = ((deduplicate, settings["deduplicate"]), (cut, section))
     stages = [entry.model_dump(mode="json") for entry, is_run in ledger if is_run]
     return {"stages": stages, "documents": cut.documents_out, "left_in": test_text}
+
+
+@lru_cache(maxsize=1)
+def _ngrams_of(lines: str) -> Ngrams:
+    """Return an Ngrams of the n-grams in `lines`, a text with one on each line. The last result is
+    kept, because all shards of a corpus are searched for the same."""
+    return Ngrams.of(lines.split("\n")[:-1])
 
 
 def _share(text: str, ngrams: Ngrams) -> float:

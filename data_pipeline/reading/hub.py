@@ -6,6 +6,7 @@ Megatron-LM section 4.1 names the corpora: Wikipedia, OpenWebText, RealNews, CC-
 
 import os
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +29,8 @@ from mlm_repro.lineage.errors import DataMissing, Interrupted
 
 TIMEOUT_SECONDS = 5.0
 HARVESTED = "documents.jsonl"
+PROXY_REFUSALS = (403, 407)
+"""Statuses with which a proxy between this machine and the hub refuses requests."""
 LARGE_BYTES = 20 << 30
 TEXT_PER_BYTE = 3
 """Estimated bytes of text for each byte of compressed Parquet."""
@@ -36,8 +39,9 @@ TEXT_PER_BYTE = 3
 @cache
 def hub_is_reachable() -> bool:
     """Return True if the Hugging Face hub, or the server that `HF_ENDPOINT` names, answers a
-    request without an error within two times TIMEOUT_SECONDS; False without a request if
-    `HF_HUB_OFFLINE` is on. It is tried once per process, and later calls return the same.
+    request for the first byte of its start page within two times TIMEOUT_SECONDS, with a status
+    under 500 that is none of PROXY_REFUSALS; False without a request if `HF_HUB_OFFLINE` is on. It
+    is tried once per process, and later calls return the same.
 
     Name resolution has no timeout of its own, so the request is made in a thread that is abandoned.
     """
@@ -51,12 +55,15 @@ def hub_is_reachable() -> bool:
 
 
 def _answers() -> bool:
+    # Some mirrors refuse HEAD, and others have the data sets but no start page.
     request = urllib.request.Request(
-        os.environ.get("HF_ENDPOINT", "https://huggingface.co"), method="HEAD"
+        os.environ.get("HF_ENDPOINT", "https://huggingface.co"), headers={"Range": "bytes=0-0"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
-            return bool(response.status < 500)
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS):
+            return True
+    except urllib.error.HTTPError as error:
+        return error.code < 500 and error.code not in PROXY_REFUSALS
     except (OSError, ValueError):
         return False
 

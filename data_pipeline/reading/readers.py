@@ -7,9 +7,10 @@ import json
 import lzma
 import os
 import re
+import sys
 import zlib
 from base64 import b64encode
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -206,18 +207,51 @@ def _check_stamp(piece: Piece) -> None:
     if piece.stamp and stamp_of(place_of(piece.path)) != piece.stamp:
         raise Interrupted(
             f"the input file {piece.path} was changed while it was read, and changed content makes"
-            " another dataset: run the command again when the file stays as it is"
+            " another dataset: run the command again when the file stays as it is, and with a verb"
+            " name another OUT, because this one is for the file as it was"
         )
 
 
-def pieces_within(limit: Limit, pieces: Iterable[Piece], max_line_bytes: int) -> Iterator[Piece]:
+def read_sound(
+    pieces: Iterable[Piece], max_line_bytes: int, goes_on: bool, damaged: list[str]
+) -> Iterator[Item]:
+    """Yield what `read_pieces` yields of the pieces. With `goes_on`, a damaged file ends early: a
+    sentence on its damage is appended to `damaged`, and a Malformed with line 0 is yielded for it.
+    Without, Damaged is raised. The other errors of `read_pieces`, such as Interrupted for a changed
+    file, are raised either way."""
+    for piece in pieces:
+        try:
+            yield from read_pieces([piece], max_line_bytes)
+        except Damaged as error:
+            if not goes_on:
+                raise
+            damaged.append(str(error).removesuffix(GO_ON))
+            yield Malformed(piece.name, 0, damaged[-1], "")
+
+
+def check_damaged(damaged: Sequence[str], limit: int) -> None:
+    """Print to standard error a warning of damaged files if there are any; `damaged` has a sentence
+    on each. Raises BadInput if they are more than `limit`, the recipe's `max_bad_files`."""
+    if damaged:
+        summary = f"{len(damaged)} of the files are damaged: {'; '.join(damaged)}"
+        if len(damaged) > limit:
+            raise BadInput(
+                f"{summary}; sources.max_bad_files = {limit} allows fewer: replace the damaged"
+                " files, or raise that number to leave out the text after the damage"
+            )
+        print(f"warning: {summary}; the text after the damage is left out", file=sys.stderr)
+
+
+def pieces_within(
+    limit: Limit, pieces: Iterable[Piece], max_line_bytes: int, goes_on: bool = False
+) -> Iterator[Piece]:
     """Yield the pieces up to the first document that `limit` refuses; the last piece ends before
-    it. The pieces are read here once, as `read_pieces` does with `max_line_bytes`, for the sizes of
-    their documents, which are counted in `limit`. Raises the errors of `read_pieces`: Damaged,
-    Interrupted, ExtraMissing."""
+    it. The pieces are read here once, as `read_sound` does with `max_line_bytes` and `goes_on`, for
+    the sizes of their documents, which are counted in `limit`. Raises the errors of `read_pieces`:
+    Interrupted, ExtraMissing and, without `goes_on`, Damaged."""
     for piece in pieces:
         before = limit.documents
-        if all(map(limit.admits, read_pieces([piece], max_line_bytes))):
+        if all(map(limit.admits, read_sound([piece], max_line_bytes, goes_on, []))):
             yield piece
             continue
         if take := limit.documents - before:

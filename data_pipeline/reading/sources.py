@@ -144,7 +144,7 @@ class OpenedSources:
             yield from pieces
             return
         limit = Limit(config.max_documents, config.max_bytes)
-        yield from pieces_within(limit, pieces, config.max_line_bytes)
+        yield from pieces_within(limit, pieces, config.max_line_bytes, config.max_bad_files > 0)
         if limit.reached:
             self._cuts[source.name] = f", the first {limit.documents:,} documents"
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mlm_repro.data_pipeline.arrays import Integers, Integers32
 from mlm_repro.data_pipeline.tokens.token_file import TokenFile
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 
@@ -25,17 +26,17 @@ class SampleIndex:
     """Megatron-LM's index of the training samples in a token file, three arrays: the order of
     documents, where each sample starts, and the order of samples."""
 
-    documents: NDArray[np.int32]
+    documents: Integers32
     """Order of documents over all epochs, [E·N]."""
-    samples: NDArray[np.int64]
+    samples: Integers
     """Start of each sample in packed order, and the end of the last, as (index in `documents`,
     token offset), [n + 1, 2]."""
-    shuffle: NDArray[np.int64]
+    shuffle: Integers
     """Order in which samples are visited, as their numbers in packed order, [n]."""
 
 
 def build_sample_index(
-    sizes: NDArray[np.int32], num_samples: int, seq_length: int, seed: int
+    sizes: Integers32, num_samples: int, seq_length: int, seed: int
 ) -> SampleIndex:
     """Return a SampleIndex of at least `num_samples` samples, of `seq_length` + 1 tokens each, over
     documents of `sizes` tokens, [N]; documents and samples are shuffled by `seed`. Raises BadInput
@@ -105,7 +106,7 @@ class PackedSamples:
         sample, from 0, in training order."""
         return self._pieces(int(self.index.shuffle[number]))
 
-    def consecutive(self, number: int) -> NDArray[np.int64]:
+    def consecutive(self, number: int) -> Integers:
         """Return the token ids of the `number`-th sample, from 0, in packed order, before samples
         are shuffled, a new int64 array [s + 1]. Its last token is the first of the next sample."""
         return np.concatenate([piece.tokens for piece in self._pieces(number)]).astype(np.int64)
@@ -121,7 +122,7 @@ class PackedSamples:
             position += 1
             offset = 0
 
-    def sample(self, number: int) -> NDArray[np.int64]:
+    def sample(self, number: int) -> Integers:
         """Return the token ids of the `number`-th sample, from 0, in training order, a new int64
         array [s + 1]."""
         return np.concatenate([piece.tokens for piece in self.pieces(number)]).astype(np.int64)
@@ -153,7 +154,7 @@ class BlendedSamples:
         sample, from 0, in training order. They are from one token file."""
         return self._parts[self.datasets[number]].pieces(int(self.numbers[number]))
 
-    def sample(self, number: int) -> NDArray[np.int64]:
+    def sample(self, number: int) -> Integers:
         """Return the token ids of the `number`-th sample, from 0, in training order, a new int64
         array [s + 1]."""
         return self._parts[self.datasets[number]].sample(int(self.numbers[number]))
@@ -171,7 +172,7 @@ def training_samples(
     return BlendedSamples(parts, num_samples, seq_length, seed)
 
 
-def known_tokens(tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64]:
+def known_tokens(tokens: Integers, vocab_size: int) -> Integers:
     """Return the array `tokens` of token ids unchanged. Raises IntegrityFailure for a token that is
     negative or not below `vocab_size`; every rank that meets one prints the error, not only rank 0.
 
@@ -194,9 +195,7 @@ def normalized(weights: Sequence[float] | NDArray[np.float64]) -> NDArray[np.flo
     return array / array.sum()
 
 
-def blending_indices(
-    weights: NDArray[np.float64], size: int
-) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+def blending_indices(weights: NDArray[np.float64], size: int) -> tuple[NDArray[np.int16], Integers]:
     """Return two arrays [size]: for each of `size` samples the index of its dataset, int16, and the
     sample's number in that dataset, int64.
 

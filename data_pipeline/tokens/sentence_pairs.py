@@ -14,8 +14,8 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mlm_repro.data_pipeline.arrays import Integers
 from mlm_repro.data_pipeline.tokens.sentences import Sentences, Vocabulary
 from mlm_repro.data_pipeline.tokens.special_tokens import MASKED_SHARE
 from mlm_repro.data_pipeline.tokens.token_file import TokenFile
@@ -26,7 +26,7 @@ LONGEST_RUN = 3
 SHORT_EVERY = 10
 """One sample in this many, at random, gets a random target length below the longest."""
 
-Tokens = NDArray[np.int64]
+Tokens = Integers
 
 
 class PairSample(NamedTuple):
@@ -130,7 +130,7 @@ class PairSamples:
                 f"no document of the token file {file.prefix} has two sentences, and a BERT is"
                 " trained on pairs of them: build the dataset from other text"
             )
-        self._order: tuple[int, NDArray[np.int64]] = (-1, np.empty(0, np.int64))
+        self._order: tuple[int, Integers] = (-1, np.empty(0, np.int64))
 
     def __len__(self) -> int:
         """Return the number of samples in one pass over the file."""
@@ -169,13 +169,13 @@ class PairSamples:
         types[len(a) + 2 : len(tokens)] = 1
         return PairSample(padded, targets, types, len(tokens), int(is_swapped))
 
-    def _epoch(self, epoch: int) -> NDArray[np.int64]:
+    def _epoch(self, epoch: int) -> Integers:
         if self._order[0] != epoch:
             order = np.random.RandomState((self._seed + epoch) % 2**32).permutation(len(self))
             self._order = (epoch, order)
         return self._order[1]
 
-    def _map(self) -> NDArray[np.int64]:
+    def _map(self) -> Integers:
         """Return an int64 array [samples, 3] with a row for each sample of one pass over the file,
         in the file's order: the indices of its first sentence and of the sentence after its last,
         and its target length in tokens."""

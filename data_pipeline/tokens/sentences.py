@@ -13,6 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mlm_repro.data_pipeline.arrays import Integers
 from mlm_repro.data_pipeline.tokens.token_file import TokenFile
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
 from mlm_repro.lineage.loops import call_first, compiled
@@ -64,7 +65,7 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self.begins_in_word)
 
-    def word_starts(self, tokens: NDArray[np.int64]) -> Flags:
+    def word_starts(self, tokens: Integers) -> Flags:
         """Return a boolean array [tokens] that is True for each of `tokens`, the ids of a text, at
         which a word begins: the first, and each that does not run on, letter or digit after letter
         or digit, from the token before it."""
@@ -78,10 +79,10 @@ class Sentences:
     """The sentences of a token file: the index of each one's first token and of the token after its
     last, counted through the file, and the index of each document's first sentence."""
 
-    starts: NDArray[np.int64]
+    starts: Integers
     """Index of the first token of each sentence among the file's tokens, [sentences]."""
-    ends: NDArray[np.int64]
-    documents: NDArray[np.int64]
+    ends: Integers
+    documents: Integers
     """Index of the first sentence of each document, then the number of sentences, [documents +
     1]."""
 

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mlm_repro.data_pipeline.arrays import Integers, Integers32
 from mlm_repro.lineage.atomic import hidden_beside, sync
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 
@@ -75,9 +76,9 @@ class TokenFile:
     the tokens of one sequence, in the file's integer `dtype`, and `len(file)` the number of
     sequences. Raises BadInput if a file is missing, IntegrityFailure if it is damaged."""
 
-    sizes: NDArray[np.int32]
+    sizes: Integers32
     """Length of each sequence in tokens, [N]."""
-    document_index: NDArray[np.int64]
+    document_index: Integers
     """Sequence at which each document starts, and N at the end, [D]."""
     dtype: "np.dtype[Any]"
     tokens: NDArray[Any]
@@ -233,7 +234,7 @@ class TokenFileWriter:
         join_files([token_paths(prefix)[0]], self._bin)
         self._extend(other.sizes, other.document_index[1:])
 
-    def _extend(self, sizes: NDArray[np.int32], document_ends: NDArray[np.int64]) -> None:
+    def _extend(self, sizes: Integers32, document_ends: Integers) -> None:
         self._document_ends.frombytes((document_ends.astype(np.int64) + len(self._sizes)).tobytes())
         self._sizes.frombytes(sizes.astype(np.int32).tobytes())
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from mlm_repro.data_pipeline.arrays import Integers32
 from mlm_repro.data_pipeline.fast.exact import checked
 from mlm_repro.data_pipeline.tokens.special_tokens import SPECIAL_TOKENS
 from mlm_repro.lineage.atomic import JSON, parse_json, read_bytes, read_json, write_json, write_text
@@ -271,7 +271,7 @@ class Tokenizer:
             "",
         )
 
-    def encode_ids(self, text: str) -> NDArray[np.int32]:
+    def encode_ids(self, text: str) -> Integers32:
         """Return the token ids of a text as an int32 array [tokens], which may be read-only; no
         token is added, and special tokens in the text, such as `<|endoftext|>`, are encoded like
         other characters."""
@@ -331,15 +331,15 @@ class Tokenizer:
         return str(self._backend.to_str(pretty=True))
 
     @cached_property
-    def _encode(self) -> Callable[[str], NDArray[np.int32]]:
+    def _encode(self) -> Callable[[str], Integers32]:
         if not (self.is_byte_level or self.is_of_words):
             return self._reference
         return checked("byte-level BPE", self._fast, self._reference, CHECKED_TEXTS, np.array_equal)
 
-    def _reference(self, text: str) -> NDArray[np.int32]:
+    def _reference(self, text: str) -> Integers32:
         return np.array(self._backend.encode(text, add_special_tokens=False).ids, np.int32)
 
-    def _fast(self) -> Callable[[str], NDArray[np.int32]]:
+    def _fast(self) -> Callable[[str], Integers32]:
         from fastokens import Tokenizer as Encoder
 
         encoder = Encoder.from_json_str(self._content)

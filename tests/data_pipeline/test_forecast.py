@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +16,18 @@ import pytest
 from benchmarks.corpora import texts, words, write_corpus, write_recipe
 from mlm_repro.data_pipeline import publish, runner
 from mlm_repro.data_pipeline.config import DataConfig, DeduplicateConfig, SourcesConfig
+from mlm_repro.data_pipeline.contamination.decontaminate import ngrams_of_files
 from mlm_repro.data_pipeline.document import Document
 from mlm_repro.data_pipeline.duplicates import near_duplicates
 from mlm_repro.data_pipeline.duplicates.lsh import buckets, fingerprints
 from mlm_repro.data_pipeline.files import LEDGER, Ledger
+from mlm_repro.data_pipeline.pipeline import Pipeline
 from mlm_repro.data_pipeline.reading.installed_docs import InstalledDocs, extract
 from mlm_repro.data_pipeline.reading.sources import open_sources
 from mlm_repro.lineage.config import override_config
 from mlm_repro.lineage.digest import bytes_below
 from mlm_repro.lineage.files import read_document
+from tests.data_pipeline.conftest import write_jsonl
 
 
 def weighed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -134,7 +138,18 @@ def test_disk_of_a_trained_vocabulary_is_promised_within_a_quarter(
     config = override_config(DataConfig.model_validate(values), [])
     sources = open_sources(config.sources, 1)
     monkeypatch.setattr(runner, "REHEARSED_BYTES", 1 << 20)
-    rehearsed = runner.rehearse(config, sources)
+    sizes = []
+    run = Pipeline.run
+
+    def counted(pipeline: Pipeline) -> Pipeline:
+        sizes.append(pipeline.sources.total_bytes)
+        return run(pipeline)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pipeline, "run", counted)
+        rehearsed = runner.rehearse(config, sources)
+    # Twice, as the first one loads modules; and once with a vocabulary of the recipe's size.
+    assert [round(size / 2**16) for size in sizes] == [16, 1, 16, 16]
     promised = sum(runner.promise(config, sources, rehearsed, path.stat().st_size).disk.values())
     taken = weighed(tmp_path, monkeypatch)
     runner.build_dataset(config, tmp_path / "runs")
@@ -218,3 +233,74 @@ def test_a_first_document_that_fills_the_sample_is_not_alone(tmp_path: Path) -> 
     config = override_config(DataConfig.model_validate(values), [])
     rehearsed = runner.rehearse(config, open_sources(config.sources, 1))
     assert rehearsed.documents == len(lengths)
+
+
+def test_what_a_process_loads_once_is_not_multiplied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The n-grams of a test set, which are only listed where a text may have one of them."""
+    rng = random.Random(1)
+    passages = [words(rng, 40) for _ in range(6000)]
+    write_jsonl(tmp_path / "t.jsonl", passages)
+    pages = [words(rng, 200) for _ in range(200)]
+    pages[150] += f" {passages[7]}"
+    path = write_jsonl(tmp_path / "corpus.jsonl", pages)
+    ngrams_of_files.cache_clear()
+    loading = time.process_time()
+    assert len(ngrams_of_files((tmp_path / "t.jsonl",), 13, 8).ngrams) > 160_000
+    loading = time.process_time() - loading
+    ngrams_of_files.cache_clear()
+    values = {
+        "name": "exam",
+        "stages": ["decontaminate", "split", "tokenize"],
+        "sources": {"names": [f"jsonl:{path}"]},
+        "decontaminate": {"test_sets": [f"jsonl:{tmp_path / 't.jsonl'}"]},
+        "tokenizer": {"kind": "train", "vocab_size": 300},
+    }
+    config = override_config(DataConfig.model_validate(values), [])
+    monkeypatch.setattr(runner, "REHEARSED_BYTES", path.stat().st_size)
+    rehearsed = runner.rehearse(config, open_sources(config.sources, 1))
+    few, many = rehearsed.took
+    assert few.documents < 100 < 150 < many.documents
+    assert many.seconds["decontaminate"] < loading / 2
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "said"),
+    [
+        (
+            {"kind": "train", "vocab_size": 8000},
+            "; training a tokenizer of 8,000 tokens counts as one of 300",
+        ),
+        (
+            {"kind": "words", "vocab_size": 2000},
+            "; training a tokenizer of 2,000 tokens counts as one of 300",
+        ),
+        ({"kind": "train", "vocab_size": 300}, ""),
+    ],
+)
+def test_a_forecast_says_what_it_leaves_out(
+    tokenizer: dict[str, object],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The time of training a large vocabulary, of which a sample tells too little."""
+    path = tmp_path / "corpus.jsonl"
+    path.write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in islice(real_texts("english"), 90))
+    )
+    values = {
+        "name": "shape",
+        "stages": ["split", "tokenize"],
+        "sources": {"names": [f"jsonl:{path}"]},
+        "tokenizer": tokenizer,
+    }
+    monkeypatch.setattr(runner, "REHEARSED_BYTES", 1 << 17)
+    runner.forecast(override_config(DataConfig.model_validate(values), []))
+    told = [line for line in capsys.readouterr().err.splitlines() if "by a rehearsal" in line]
+    assert len(told) == 4
+    for line in told:
+        assert line.endswith(said)
+        assert ("training a tokenizer" in line) == bool(said)

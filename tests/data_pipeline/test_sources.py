@@ -3,7 +3,9 @@
 import errno
 import json
 import sys
+import threading
 import types
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from mlm_repro.data_pipeline.config import SourcesConfig
 from mlm_repro.data_pipeline.document import Document, Malformed
 from mlm_repro.data_pipeline.reading.file_sources import FileSource
-from mlm_repro.data_pipeline.reading.hub import HubSource, asking_for
+from mlm_repro.data_pipeline.reading.hub import HubSource, asking_for, hub_is_reachable
 from mlm_repro.data_pipeline.reading.installed_docs import (
     InstalledDocs,
     extract,
@@ -205,6 +207,47 @@ def test_sources_are_read_in_the_order_given(tmp_path: Path) -> None:
     found = read_pieces([piece for shard in shards for piece in shard])
     assert [item.text for item in found if isinstance(item, Document)] == ["b0", "b1", "a0", "a1"]
     assert "the first 2 documents" in opened.describe()
+
+
+@pytest.mark.parametrize(
+    ("answers", "is_reachable"),
+    [
+        ({"GET": 200, "HEAD": 403}, True),
+        ({"GET": 206, "HEAD": 405}, True),
+        ({"GET": 404, "HEAD": 404}, True),
+        ({"GET": 403, "HEAD": 403}, False),
+        ({"GET": 503, "HEAD": 503}, False),
+    ],
+)
+def test_a_mirror_is_reachable_by_what_it_answers_a_download(
+    answers: dict[str, int], is_reachable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some refuse HEAD, and some have no start page; a 403 to GET is a proxy's."""
+    asked = []
+
+    class Mirror(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append((self.command, self.headers.get("Range")))
+            self.send_response(answers[self.command])
+            self.end_headers()
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def log_message(self, *args: object) -> None:
+            """Nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Mirror)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    try:
+        assert hub_is_reachable.__wrapped__() is is_reachable
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert asked == [("GET", "bytes=0-0")]
+    assert hub_is_reachable.__wrapped__() is False  # no server is there any more
 
 
 def test_what_the_hub_s_clients_raise_is_told_apart() -> None:

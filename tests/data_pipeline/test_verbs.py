@@ -17,6 +17,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from mlm_repro.data_pipeline.stages.clean import Clean
 from mlm_repro.lineage.digest import check_seal, sha256_file
 from tests.commands import Command, Program, call
 from tests.data_pipeline.builds import PASSAGE, files_of, mixed_texts, write_mixed
@@ -315,6 +316,57 @@ def test_a_cut_file_an_empty_one_and_a_dead_link_are_called_what_they_are(cli: C
     (folder / "2.jsonl").symlink_to("gone.jsonl")
     refused = cli("clean", "jsonl:in", "new", ends=2).error
     assert "in/2.jsonl is a link to gone.jsonl, which is not there" in refused
+
+
+def test_a_damaged_file_is_left_where_verbs_or_limits_read_it_too(cli: Command) -> None:
+    """`overlap` reads no documents into a dataset, and a limit counts them before they are read."""
+    Path("in").mkdir()
+    texts = [sentences(30, n) for n in range(30)]
+    packed = gzip.compress(write_jsonl(Path("a.jsonl"), texts).read_bytes())
+    Path("in/0.jsonl.gz").write_bytes(packed[:-20])
+    write_jsonl(Path("in/1.jsonl"), [PASSAGE])
+    write_jsonl(Path("t.jsonl"), [PASSAGE])
+    exam = ("--set", "overlap.test_sets=['jsonl:t.jsonl', 'jsonl:a.jsonl']")
+    may = ("--set", "sources.max_bad_files=1")
+    assert "0.jsonl.gz cannot be read" in cli("overlap", "jsonl:in", "out", *exam, ends=2).error
+    ran = cli("overlap", "jsonl:in", "out", *exam, *may, ends=0)
+    assert ran.err.count("warning: 1 of the files are damaged") == 1
+    found = json.loads(Path("out/overlap.json").read_text())["test_sets"]
+    assert found["jsonl:t.jsonl"]["percent"] == 100
+    assert found["jsonl:t.jsonl"]["texts"] > 20
+    Path("in/2.jsonl.gz").write_bytes(packed[:-20])
+    refused = cli("overlap", "jsonl:in", "new", *exam, *may, ends=2).error
+    assert "2 of the files are damaged" in refused
+    assert "sources.max_bad_files = 1 allows fewer" in refused
+    Path("in/2.jsonl.gz").unlink()
+    few = ("--set", "sources.max_documents=31")
+    assert "0.jsonl.gz cannot be read" in cli("clean", "jsonl:in", "few", *few, ends=2).error
+    ran = cli("clean", "jsonl:in", "few", *few, *may, ends=0)
+    assert ran.err.count("warning: 1 of the files are damaged") == 1
+    kept = texts_in(Path("few"))
+    assert kept[-1] == PASSAGE
+    assert kept[:-1] == texts[: len(kept) - 1]
+    assert len(kept) > 20
+
+
+def test_a_verb_goes_on_after_its_input_changed(cli: Command) -> None:
+    """Its OUT is for the file as it was, which its message says before the next command does."""
+    write_jsonl(Path("a.jsonl"), [sentences(30, 1)])
+    apply = Clean.apply
+
+    def meanwhile(stage: Clean, text: str) -> object:
+        write_jsonl(Path("a.jsonl"), [sentences(30, 2)])
+        return apply(stage, text)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Clean, "apply", meanwhile)
+        told = cli("clean", "jsonl:a.jsonl", "out", "--workers", 1, ends=7).error
+    assert "was changed while it was read" in told
+    assert "with a verb name another OUT" in told
+    refused = cli("clean", "jsonl:a.jsonl", "out", "--workers", 1, ends=2).error
+    assert "name another place" in refused
+    cli("clean", "jsonl:a.jsonl", "other", "--workers", 1, ends=0)
+    assert texts_in(Path("other")) == [sentences(30, 2)]
 
 
 def test_test_text_that_stays_is_listed(cli: Command) -> None:

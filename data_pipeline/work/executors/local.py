@@ -27,7 +27,7 @@ from mlm_repro.lineage.processes import held_back
 ATTEMPTS = 3
 """Number of times that processes may be lost, while no task finishes in between, before the work is
 given up."""
-PRELOADED = ("mlm_repro.data_pipeline.pipeline", "datasketch")
+PRELOADED = ("mlm_repro.data_pipeline.pipeline",)
 AHEAD = 4
 """Number of tasks that each process may finish before their results are taken."""
 
@@ -37,19 +37,19 @@ class LocalExecutor:
     each core. With one, tasks run in this process itself.
 
     The processes are forked from a server that has imported PRELOADED and the modules `preload`.
-    They are killed when the block ends.
+    It is started when the object is made, so that it imports them while this process does other
+    work. The processes are killed when the block ends.
     """
 
     def __init__(self, count: int = 0, preload: Sequence[str] = ()) -> None:
         self.count = count or available_cores()
-        self._preload = preload
         self._pool: ProcessPoolExecutor | None = None
-
-    def __enter__(self) -> Self:
         if self.count > 1:
-            get_context("forkserver").set_forkserver_preload([*PRELOADED, *self._preload])
+            get_context("forkserver").set_forkserver_preload([*PRELOADED, *preload])
             with _not_interrupted():
                 forkserver.ensure_running()
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
