@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable
 from functools import partial
+from os import environ
 from typing import Any, NoReturn
 
 import typer
@@ -83,11 +84,11 @@ def _take_common_options(arguments: list[str]) -> list[str]:
     end = arguments.index("--") if "--" in arguments else len(arguments)
     given = COMMON_OPTIONS.keys() & set(arguments[:end])
     if "--debug" in given:
-        os.environ[DEBUG] = "1"
+        environ[DEBUG] = "1"
     if "--overwrite" in given:
-        os.environ[OVERWRITE] = "1"
+        environ[OVERWRITE] = "1"
     if "--quiet" in given:
-        os.environ.update(dict.fromkeys((QUIET, *BARS_OF_LIBRARIES), "1"))
+        environ.update(dict.fromkeys((QUIET, *BARS_OF_LIBRARIES), "1"))
     return [argument for argument in arguments[:end] if argument not in given] + arguments[end:]
 
 
@@ -108,11 +109,11 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
         arguments = arguments if arguments[0] in verbs else [default, *arguments]
     _take_streams()
     # pydantic reads the metadata of every installed package to look for plugins.
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "true")
+    environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "true")
     # A child process must not import a module that happens to lie in the current folder.
-    os.environ["PYTHONSAFEPATH"] = "1"
+    environ["PYTHONSAFEPATH"] = "1"
     if not sys.stderr.isatty():
-        os.environ.update(dict.fromkeys(BARS_OF_LIBRARIES, "1"))
+        environ.update(dict.fromkeys(BARS_OF_LIBRARIES, "1"))
     code: str | int | None = 0
     cause: BaseException | None = None
     try:
@@ -277,7 +278,7 @@ def _unforeseen(error: Exception) -> UserError:
         except BadInput as unfit:
             return unfit
     hint = "`--debug` keeps where it arose in a file"
-    if DEBUG in os.environ:
+    if DEBUG in environ:
         import tempfile
         import traceback
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from functools import cache
 from itertools import chain
+from os import environ
 from pathlib import Path
 
 from mlm_repro.lineage import VERSION
@@ -51,7 +52,7 @@ def describe_environment() -> Environment:
         memory_bytes=memory_bytes(),
         gpus=[gpu["name"] for gpu in list_gpus()],
         packages={name: number for name in PACKAGES if (number := installed(name))},
-        variables={name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
+        variables={name: environ[name] for name in THREAD_VARIABLES if name in environ},
         argv=[Path(sys.argv[0]).name, *sys.argv[1:]],
     )
 
@@ -78,7 +79,7 @@ def source_state() -> JSON:
     without it the dict is empty.
     """
     if not (HOME / ".git").exists():
-        copied = os.environ.get("MLM_COMMIT")
+        copied = environ.get("MLM_COMMIT")
         return wheel_state() or ({"commit": copied, "dirty": None} if copied else {})
     commit = _output("git", "-C", str(HOME), "rev-parse", "HEAD")
     # `status` would otherwise write the index, under a lock that stays there if a stop ends it.
@@ -126,7 +127,7 @@ def _visible(gpus: list[tuple[str, JSON]]) -> list[JSON]:
     """Return a list of the descriptions of the GPUs that `CUDA_VISIBLE_DEVICES` names by number or
     by a prefix of the UUID, in that order and up to the first unknown name; of all GPUs if it is
     not set. `gpus` are pairs of UUID and description."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    chosen = environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return [gpu for _, gpu in gpus]
     visible = []
@@ -146,7 +147,7 @@ def user_cache(name: str) -> Path:
     """Return the path of this user's folder `name` for recomputable files, which may not exist yet:
     `$XDG_CACHE_HOME/mlm-repro/NAME` or, without that variable, the same below `~/.cache`. Raises
     RuntimeError if the latter is needed and the user has no home."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlm-repro" / name
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlm-repro" / name
 
 
 def cpu_name() -> str:

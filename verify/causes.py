@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+from numpy.linalg import lstsq, norm
 
 from mlm_repro.engine.compare.tensors import Array, TensorPart, assemble
 from mlm_repro.lineage.config import Config
@@ -245,7 +246,7 @@ def ratio_of(value: Array, serial: Array) -> float:
 def is_near(value: Array, serial: Array) -> bool:
     """Return True if the difference of a tensor from the serial one has a norm below `CLOSE`, a
     thousandth, of the serial one's norm; False if the serial one is 0."""
-    return bool(np.linalg.norm(value - serial) < CLOSE * np.linalg.norm(serial))
+    return bool(norm(value - serial) < CLOSE * norm(serial))
 
 
 def _of_copies(ranks: Sequence[Sequence[TensorPart]], serial: Array) -> str:
@@ -273,7 +274,7 @@ def _of_multiple(whole: Array, serial: Array, ratio: float) -> str:
     it is nearly the serial one; "" for any other gradient. `ratio` is its factor to the serial
     one."""
     if is_near(whole, serial):
-        apart = np.linalg.norm(whole - serial) / np.linalg.norm(serial)
+        apart = norm(whole - serial) / norm(serial)
         return f"off by {apart:.1g} of its size"
     if not ratio or not is_near(whole / ratio, serial):
         return ""
@@ -300,7 +301,7 @@ def _of_microbatches(whole: Array, shares: Sequence[Array]) -> str:
     sums = np.stack([np.ravel(share) for share in shares], 1)
     parts = np.diff(sums, axis=1, prepend=0.0)
     # Which multiples of the microbatches add up to this gradient?
-    counts, *_ = np.linalg.lstsq(parts, np.ravel(whole), rcond=None)
+    counts, *_ = lstsq(parts, np.ravel(whole), rcond=None)
     if is_near(parts @ counts, np.ravel(whole)):
         return f"microbatches are counted {', '.join(f'{count:.3g}' for count in counts)} times"
     return ""

@@ -33,6 +33,7 @@ from mlm_repro.engine.optim.schedule import learning_rate
 from mlm_repro.engine.parallel.layout import layout_of
 from mlm_repro.engine.parallel.mesh import ParallelMesh
 from mlm_repro.engine.step import build_step
+from mlm_repro.lineage.errors import BadInput
 from mlm_repro.verify.parity import ParityLayout
 
 Weights = dict[str, Tensor]
@@ -205,8 +206,8 @@ class Engine:
     def save(self, directory: Path) -> None:
         """Write a checkpoint of the current state into `directory`, as the program itself does. It
         is called after the first iteration, by every rank. By default it raises
-        NotImplementedError."""
-        raise NotImplementedError("the program gives no functions `save` and `restore`")
+        BadInput."""
+        raise BadInput("the program gives no functions `save` and `restore`")
 
     def restore(self, directory: Path) -> None:
         """Load a checkpoint that `save` wrote, on any layout, into an engine that has not trained;

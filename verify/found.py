@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from xml.etree import ElementTree
+from xml.etree.ElementTree import Element, SubElement, tostring
 
 from pydantic import Field
 
@@ -73,17 +73,17 @@ def junit(report: LayoutsReport) -> str:
     """Return the report as a text of JUnit XML: each layout is a test, a finding a failure, a lost
     rank an error; a layout that cannot run is skipped. A layout whose checkpoints could not be
     compared, in `not_asked`, counts as passed if nothing was found and no rank lost."""
-    suite = ElementTree.Element("testsuite", name=report.subject, tests=str(len(report.compared)))
+    suite = Element("testsuite", name=report.subject, tests=str(len(report.compared)))
     for layout in report.compared:
-        case = ElementTree.SubElement(suite, "testcase", classname=report.program, name=layout)
+        case = SubElement(suite, "testcase", classname=report.program, name=layout)
         if layout in report.lost:
-            ElementTree.SubElement(case, "error", type="lost rank", message=report.lost[layout])
+            SubElement(case, "error", type="lost rank", message=report.lost[layout])
         elif layout in report.cannot_run:
-            ElementTree.SubElement(case, "skipped", message=report.cannot_run[layout])
+            SubElement(case, "skipped", message=report.cannot_run[layout])
         for finding in report.findings:
             if finding.layout == layout:
-                ElementTree.SubElement(case, "failure", type=finding.probe, message=str(finding))
-    return ElementTree.tostring(suite, encoding="unicode") + "\n"
+                SubElement(case, "failure", type=finding.probe, message=str(finding))
+    return tostring(suite, encoding="unicode") + "\n"
 
 
 def sarif(report: LayoutsReport) -> str:

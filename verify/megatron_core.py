@@ -248,9 +248,10 @@ def distribute(values: Mapping[str, Any], module: nn.Module, config: Any) -> tup
 
 def shards_of(gpt: Any, named: Mapping[str, Tensor]) -> list[Shard]:
     """Return this rank's shards of the tensors `named`, which have the names and shapes of `gpt`'s
-    parameters or saved buffers: one for each entry of Megatron-Core's checkpoint, none for a tensor
+    parameters or saved buffers: one for each entry of Megatron-Core's checkpoint, none for a buffer
     without an entry. They are views, or copies of tensors that are part of a larger storage. The
-    tensors stand in for the parameters while Megatron-Core describes its checkpoint."""
+    tensors stand in for the parameters while Megatron-Core describes its checkpoint. Raises
+    BadInput for a parameter without an entry."""
     own = {**dict(gpt.named_parameters()), **dict(saved_buffers(gpt))}
     held = {}
     by_storage = {}
@@ -271,6 +272,12 @@ def shards_of(gpt: Any, named: Mapping[str, Tensor]) -> list[Shard]:
                 if owner in named:
                     value = value.detach()[(None,) * shard.prepend_axis_num]
                     shards.append(Shard(owner, shard.key, tuple(shard.global_offset), value))
+        parameters = named.keys() & dict(gpt.named_parameters()).keys()
+        if left_out := parameters - {shard.parameter for shard in shards}:
+            raise BadInput(
+                f"`sharded_state_dict` has no entry for {min(left_out)}, so its parts on the ranks"
+                " cannot be compared: add it there"
+            )
         return shards
     finally:
         for name, parameter in own.items():

@@ -88,7 +88,8 @@ def write_reproductions(report: LayoutsReport, directory: Path) -> list[Path]:
             paths.append(path)
         else:
             print(
-                f"no program is written for {finding.layout}: {finding.probe}: it needs this suite"
+                f"no program is written for {finding.layout}: {finding.probe}: the package alone"
+                " cannot show it"
             )
     return paths
 

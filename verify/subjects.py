@@ -77,6 +77,8 @@ def subject(asked: Asked, seed: int) -> Iterator[tuple[Kind, Work, str, str]]:
             " 1, 2, 4 or 8"
         )
     texts = dict(text.partition("=")[::2] for text in given)
+    if len(texts) < len(given):
+        raise BadInput("--with names a field twice: give each field once")
     if name == "megatron-core":
         MegatronCore.prepare()
         work = replace(

@@ -32,7 +32,7 @@ def training(texts: Mapping[str, str], seed: int, microbatches: int) -> Iterator
     """Context manager: yield the HeldTraining of a small model of transformers, on a random batch
     in `microbatches` on every rank. The model is saved with initial values drawn by `seed` in a
     folder that lasts as long as the block, and each rank loads its part. `texts` has fields of its
-    configuration as texts by name, among them its architecture, `model_type`, by default qwen3.
+    configuration as texts by name, among them its architecture, `model_type`.
 
     Raises BadInput for an architecture, or a field of its configuration, that transformers does not
     have, and for a model that it cannot build.
@@ -62,7 +62,7 @@ def training(texts: Mapping[str, str], seed: int, microbatches: int) -> Iterator
 
 def configured(transformers: Any, texts: Mapping[str, str]) -> Any:
     """Return transformers' configuration of a small model; `texts` has fields of it as texts by
-    name, among them its architecture, `model_type`, by default qwen3. Raises BadInput for a name
+    name, among them its architecture, `model_type`. Raises BadInput for a name
     that transformers does not have, and for an architecture that cannot be made small."""
     kind, sizes = sizes_of(transformers, texts)
     try:
@@ -76,14 +76,14 @@ def configured(transformers: Any, texts: Mapping[str, str]) -> Any:
 def sizes_of(transformers: Any, texts: Mapping[str, str]) -> tuple[str, JSON]:
     """Return an architecture's `model_type` and the settings of its small configuration, a dict by
     name, in which every dropout is 0. `texts` maps names of fields to texts, which are read as
-    Python literals: `model_type`, by default qwen3, and settings that replace the small ones.
-    Raises BadInput for an architecture or a field that transformers does not have."""
+    Python literals: `model_type`, and settings that replace the small ones. Raises BadInput for an
+    architecture or a field that transformers does not have."""
     fields = dict(texts)
-    kind = fields.pop("model_type", "qwen3")
+    kind = fields.pop("model_type", "")
     causal = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if kind not in causal:
         raise BadInput(
-            f"transformers has no causal model_type {kind!r}:"
+            f"transformers has no causal architecture --with model_type={kind}:"
             f" {did_you_mean(kind, causal, NONE_NEAR)}"
         )
     config = transformers.CONFIG_MAPPING[kind]().get_text_config()

@@ -246,14 +246,19 @@ def test_an_architecture_with_fields_of_its_own_is_made_small_and_runs(kind: str
     [
         (
             ["transformers", "--with", "model_type=qwen33"],
-            "transformers has no causal model_type 'qwen33'",
+            "transformers has no causal architecture --with model_type=qwen33: did you mean 'qwen3",
+        ),
+        (["transformers"], "transformers has no causal architecture --with model_type=: "),
+        (
+            ["transformers", "--with", "model_type=qwen3", "--with", "model_type=llama"],
+            "--with names a field twice: give each field once",
         ),
         (
-            ["transformers", "--with", "hidden_sizes=3"],
+            ["transformers", "--with", "model_type=qwen3", "--with", "hidden_sizes=3"],
             "qwen3 has no field 'hidden_sizes': did you mean 'hidden_",
         ),
         (
-            ["transformers", "--layouts", "pp2"],
+            ["transformers", "--with", "model_type=qwen3", "--layouts", "pp2"],
             "pp2 cannot run: transformers is run with tp, ep, fsdp and dp",
         ),
         (["torch", "--with", "reduce_dtype=half7"], "--with: reduce_dtype: 'half7' should be"),

@@ -454,6 +454,15 @@ def test_layers_and_a_patch_of_the_readers_run_as_the_page_says(
     assert done.code == 3
     assert "gradient: decoder.layers.1.mlp.linear_fc1.layer_norm_weight is" in done.error
     assert "not reduced: each rank has its own part" in done.error, done.error
+    forgetful = layers.replace(
+        "    def forward(self, x):",
+        "    sharded_state_dict = lambda self, *args, **kwargs: {}\n\n    def forward(self, x):",
+    )
+    assert forgetful != layers
+    (tmp_path / "forgetful.py").write_text(forgetful)
+    done = verify(*own, f"{tmp_path}/forgetful.py:layers")
+    assert done.code == 2
+    assert "`sharded_state_dict` has no entry for decoder.layers.0.input_layernorm" in done.error
     row = core("tensor_parallel.layers").RowParallelLinear
     monkeypatch.setattr(row, "forward", row.forward)  # put back what the patch replaces
     patched = ("--import", tmp_path / "patch.py")
