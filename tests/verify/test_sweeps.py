@@ -36,7 +36,7 @@ def test_fifteen_architectures_are_healthy_on_two_tensor_parallel_ranks(kind: st
     assert (row["layout"], row["state"], row["text"]) == ("tp2", "healthy", "")
 
 
-def test_sixty_cells_are_healthy_and_nothing_is_found_with_another_seed() -> None:
+def test_sixty_cells_are_healthy_with_three_seeds() -> None:
     assert len(HEALTHY) == len(set(HEALTHY)) == 15
     asked = {
         (fields, count, layout)
@@ -44,11 +44,20 @@ def test_sixty_cells_are_healthy_and_nothing_is_found_with_another_seed() -> Non
         for layout in layouts.split()
     }
     answers = kept("healthy.jsonl")
-    first = [row for row in answers if row["seed"] == 1]
-    assert len(asked) == len(first) == 60
-    assert {(row["fields"], row["microbatches"], row["layout"]) for row in first} == asked
+    assert len(asked) == 60
+    assert len(answers) == 180
+    for seed in (1, 2, 3):
+        of_seed = [row for row in answers if row["seed"] == seed]
+        assert {(row["fields"], row["microbatches"], row["layout"]) for row in of_seed} == asked
     assert {row["state"] for row in answers} == {"healthy"}
-    assert {row["seed"] for row in answers} >= {1, 2}
+
+
+def test_every_architecture_of_the_kept_sweep_was_asked_with_one_and_two_microbatches() -> None:
+    rows = kept("transformers.jsonl")
+    asked = {(row["fields"], row["microbatches"], row["layout"]) for row in rows}
+    kinds = {row["fields"] for row in rows if row["layout"] == "fsdp2"}
+    assert len(kinds) == 125
+    assert asked >= {(kind, count, "tp2") for kind in kinds for count in (1, 2)}
 
 
 def test_a_sweep_of_another_release_is_not_gone_on_with(
