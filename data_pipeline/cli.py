@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
+from typer import Argument, Option
 
 from mlm_repro.data_pipeline.verbs import stage_verbs
 from mlm_repro.lineage.command import CommandLine, run_command
@@ -20,38 +20,36 @@ if TYPE_CHECKING:
 app = CommandLine(help="Clean, deduplicate, decontaminate and tokenize text.", no_args_is_help=True)
 
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="Override one setting: section.key=value.")
+    list[str] | None, Option("--set", help="Override one setting: section.key=value.")
 ]
 WorkersOption = Annotated[
-    int | None, typer.Option(help="Worker processes; 0 means one for each core.", min=0)
+    int | None, Option(help="Worker processes; 0 means one for each core.", min=0)
 ]
 ExecutorOption = Annotated[
     Literal["local", "ray"],
-    typer.Option(help="Where the work is done; RAY_ADDRESS names a Ray cluster."),
+    Option(help="Where the work is done; RAY_ADDRESS names a Ray cluster."),
 ]
 DryRun = Annotated[
     bool,
-    typer.Option("--dry-run", help="Only print the resolved recipe, its digest, cost and time."),
+    Option("--dry-run", help="Only print the resolved recipe, its digest, cost and time."),
 ]
 Part = Annotated[
-    str, typer.Option(metavar="I/N", help="Do part I of N: N machines give the same command.")
+    str, Option(metavar="I/N", help="Do part I of N: N machines give the same command.")
 ]
 Source = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="IN", help="jsonl:PATH, parquet:PATH, text:PATH, or a directory that a verb wrote."
     ),
 ]
-Out = Annotated[Path, typer.Argument(metavar="OUT", help="Directory for the result, empty or new.")]
+Out = Annotated[Path, Argument(metavar="OUT", help="Directory for the result, empty or new.")]
 
 
 @app.command()
 def run(
-    config: Annotated[Path, typer.Argument(help="A shipped recipe, such as twin, or a TOML file.")],
+    config: Annotated[Path, Argument(help="A shipped recipe, such as twin, or a TOML file.")],
     overrides: Settings = None,
-    runs: Annotated[Path, typer.Option(help="Directory that holds run directories.")] = Path(
-        "runs"
-    ),
+    runs: Annotated[Path, Option(help="Directory that holds run directories.")] = Path("runs"),
     workers: WorkersOption = None,
     executor: ExecutorOption = "local",
     part: Part = "",
@@ -118,15 +116,15 @@ _add_verb("overlap", "Measure which share of the test sets' 8-grams a corpus con
 @app.command("import")
 def import_(
     prefix: Annotated[
-        Path, typer.Argument(metavar="PREFIX", help="Megatron-LM's PREFIX.bin and PREFIX.idx.")
+        Path, Argument(metavar="PREFIX", help="Megatron-LM's PREFIX.bin and PREFIX.idx.")
     ],
     out: Out,
     tokenizer: Annotated[
         Path,
-        typer.Option(help="The tokenizer of these tokens, as in `tokenizer.path` of a recipe."),
+        Option(help="The tokenizer of these tokens, as in `tokenizer.path` of a recipe."),
     ],
     end_of_text: Annotated[
-        str | None, typer.Option(help="The tokenizer's token that ends a document.")
+        str | None, Option(help="The tokenizer's token that ends a document.")
     ] = None,
 ) -> None:
     """Make a dataset from a token file of Megatron-LM; the last thirtieth of its documents becomes
@@ -140,8 +138,8 @@ def import_(
 
 @app.command()
 def trace(
-    run: Annotated[Path, typer.Argument(help="Training run.")],
-    step: Annotated[int, typer.Option(help="Iteration, as metrics.jsonl counts them.", min=1)],
+    run: Annotated[Path, Argument(help="Training run.")],
+    step: Annotated[int, Option(help="Iteration, as metrics.jsonl counts them.", min=1)],
 ) -> None:
     """Print the text that a training run saw in an iteration, with documents, ranges of tokens and
     data-parallel ranks."""
@@ -153,10 +151,10 @@ def trace(
 
 @app.command()
 def stats(
-    directory: Annotated[Path, typer.Argument(help="Directory that `run` or a verb wrote.")],
+    directory: Annotated[Path, Argument(help="Directory that `run` or a verb wrote.")],
     page: Annotated[
         Path | None,
-        typer.Option(help="New folder for a page on a dataset, and a README for the hub."),
+        Option(help="New folder for a page on a dataset, and a README for the hub."),
     ] = None,
 ) -> None:
     """Print the attrition ledger: what each stage kept and dropped, and why."""
@@ -170,9 +168,7 @@ def stats(
 
 @app.command()
 def fetch(
-    out: Annotated[
-        Path, typer.Argument(help="Folder to write; MLM_DATA_DIR can name it afterwards.")
-    ],
+    out: Annotated[Path, Argument(help="Folder to write; MLM_DATA_DIR can name it afterwards.")],
 ) -> None:
     """Write the published test sets and GPT-2's vocabulary into a folder, for a machine without a
     connection."""

@@ -391,9 +391,9 @@ class Pipeline:
         is_split = "split" in self.stages
         if is_split and sum(counts) < 2:
             raise BadInput(
-                "one document is left of the corpus, too few for the stage split, which needs one"
-                " for training and one for validation: add text to the sources, or loosen the"
-                " stages before"
+                "the stage split needs two documents, one for training and one for validation, and"
+                f" the stages before it leave {sum(counts)}: add text to the sources (text: reads a"
+                " file as one document), or loosen the stages"
             )
         shuffle = (
             {"train": config.train, "valid": config.valid, "seed": self.config.seed}

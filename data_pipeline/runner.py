@@ -717,9 +717,9 @@ def _found(run: RunDirectory) -> RunDirectory:
 
 
 def _find_or_none(name: str) -> Path | None:
-    """Return the path of the test set called `name`; if a published one is missing and cannot be
-    downloaded, print a warning to standard error and return None. Raises BadInput for a named file
-    that does not exist."""
+    """Return the path of a test set: a published one by its name, such as `lambada`, or the PATH of
+    `jsonl:PATH` or `text:PATH`. If a published one is missing and cannot be downloaded, print a
+    warning to standard error and return None. Raises BadInput if there is no file at PATH."""
     try:
         return find_test_set(name).resolve()
     except DataMissing as error:

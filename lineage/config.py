@@ -206,9 +206,12 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
     if first["type"] == "extra_forbidden":
         name = str(location[-1])
         keys = list(_keys(model))
-        home = next((key for key in keys if key.endswith(f".{name}")), "")
+        inside = f"{dotted.rpartition('.')[0]}."
+        # Of another section: `train.iteration` is not meant for `train.continues.iteration`.
+        homes = [key for key in keys if key.endswith(f".{name}") and not key.startswith(inside)]
+        home = homes[0] if homes else ""
         known = getattr(model, "other_names", {}).get(location[-1]) or home
-        names = sorted({key.rpartition(".")[2] for key in keys})
+        names = sorted({key.rpartition(".")[2] for key in keys} - {name})
         hint = f"this program's key is {known}" if known else did_you_mean(name, names, "")
         return "; ".join(filter(None, (f"unknown key {dotted!r}", hint))) + more
     if first["type"] == "missing":

@@ -162,7 +162,7 @@ def _labelled(records: Sequence[Record], reproduction: Reproduction) -> list[Lay
 def ends_of(curves: Sequence[Layer]) -> str:
     """Return a sentence on the last value of each of the curves."""
     ends = (
-        f"{'published ' * (curve.kind == 'published')}{curve.series} {show(curve.final)}"
+        f"{'published ' * (curve.kind == 'published')}{curve.series}: {show(curve.final)}"
         for curve in curves
     )
     return f"At the end: {'; '.join(ends)}."

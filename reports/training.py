@@ -83,7 +83,8 @@ class Training:
         self.summary = read_summary(path) if (path / SUMMARY).is_file() else None
         """Summary of the training, from its file; None if the training is unfinished."""
         self.steps = read_steps(path)
-        self.validations = read_validations(path)
+        # The last validation, of the whole split, may come after another at its iteration.
+        self.validations = list({line.iteration: line for line in read_validations(path)}.values())
         self.datasets = named_datasets(path)
         self.ledger: Ledger | None = None
         self.card: DataCard | None = None
@@ -131,14 +132,25 @@ class Trainings:
     @property
     def lines(self) -> list[tuple[str, list[Training]]]:
         """List of pairs: the name of a line of the page, and the runs whose mean it is. Each run is
-        a line, but runs whose settings differ in the seed alone share one."""
+        a line, but runs whose settings differ in the seed alone share one. If the lines differ in
+        one setting, it stands behind the name."""
         alike = defaultdict(list)
         for run in self.runs:
             alike[str(run.settings | {"train.seed": None})].append(run)
-        return [
-            (f"{runs[0].path.name}{f', mean of {len(runs)}' * (len(runs) > 1)}", runs)
-            for runs in alike.values()
+        apart = [
+            key
+            for key in self.runs[0].settings
+            if key != "train.seed" and len({str(run.settings.get(key)) for run in self.runs}) > 1
         ]
+        lines = []
+        for runs in alike.values():
+            words = [runs[0].path.name]
+            if len(apart) == 1:
+                words.append(f"{apart[0].rpartition('.')[2]} {runs[0].settings[apart[0]]}")
+            if len(runs) > 1:
+                words.append(f"mean of {len(runs)} seeds")
+            lines.append((", ".join(words), runs))
+        return lines
 
     @property
     def exhibits(self) -> dict[str, Exhibit]:
@@ -173,6 +185,8 @@ class Trainings:
                         )
             if layers:
                 sentence = ends_of(layers)
+                if len(self.runs) > len(lines):
+                    sentence += " A band is from the least to the greatest of the seeds."
                 yield Exhibit(
                     name,
                     title,

@@ -58,13 +58,15 @@ class Segment(NamedTuple):
 
 
 def replay(run: Path, count: int | None) -> None:
-    """Draw `count` segments of a sealed run at random, by default at most 3, train each again and
-    print the differences. A segment is from one kept checkpoint, or the beginning, to the next.
+    """Draw `count` segments of a sealed run at random, by default 3, or all if it has fewer, train
+    each again and print the differences. A segment is from one kept checkpoint, or the beginning,
+    to the next.
 
-    Raises BadInput for a run that cannot be replayed, IntegrityFailure for a broken seal,
-    HardwareMissing for a checkpoint of another numerics identity, Diverged where a metric, a weight
-    or the optimizer's state differs, or where a segment cannot begin because its checkpoint is
-    damaged.
+    Raises BadInput for a run that cannot be replayed, or that has fewer than `count` segments,
+    DataMissing without its dataset, IntegrityFailure for a broken seal or another dataset, and
+    HardwareMissing for a checkpoint of another numerics identity. Raises Diverged where a metric, a
+    weight or the optimizer's state differs, or where a segment cannot begin because its checkpoint
+    is damaged.
     """
     directory = RunDirectory.open(run, "training")
     config = resolve_begun(directory).config

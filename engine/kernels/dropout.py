@@ -232,9 +232,10 @@ def add_norm(
     mask: DropoutMask | None,
     epsilon: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return a pair of tensors [s, b, h]: the sum x + dropout(branch + bias), which is x itself if
-    `branch` is None, and the layer norm of this sum with scale `weight` [h], bias `shift` [h] and
-    the number `epsilon`, which is added to the variance. If `mask` is None, nothing is dropped."""
+    """Return a pair of tensors [s, b, h]: the sum x + dropout(branch + bias), and the layer norm of
+    this sum with scale `weight` [h], bias `shift` [h] and the number `epsilon`, which is added to
+    the variance. A branch needs its `bias` [h]; if `branch` is None, the sum is x itself and `bias`
+    is ignored. If `mask` is None, nothing is dropped."""
     added = x if branch is None else kernel("bias_dropout_add", x)(branch, bias, x, mask)
     return added, F.layer_norm(added, weight.shape, weight, shift, epsilon)
 
@@ -247,8 +248,8 @@ def normed_sum(
     mask: DropoutMask | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return a pair of tensors [s, b, h]: the sum x + dropout(branch + bias), which is x itself if
-    `branch` is None, and the module `norm` applied to this sum. x and branch are [s, b, h], bias is
-    [h]. If `mask` is None, nothing is dropped.
+    `branch` is None, and the module `norm` applied to this sum. x and branch are [s, b, h]; a
+    branch needs its bias [h]. If `mask` is None, nothing is dropped.
 
     A GPU does both in one pass each way if the norm is torch's LayerNorm, unless it has a forward
     hook. Its hooks of other kinds are not called there.

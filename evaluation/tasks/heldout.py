@@ -146,7 +146,11 @@ def read_documents(dataset: Path) -> list[str]:
     """
     path = dataset / VALIDATION_DOCUMENTS
     if not path.is_file():
-        raise DataMissing(f"the checkpoint's validation documents are not at {path}")
+        raise DataMissing(
+            f"the published test is not here, and {dataset}, the dataset that the checkpoint was"
+            f" trained on, has no {VALIDATION_DOCUMENTS} to stand in for it: where there is a"
+            " connection, get it by `mlm-data fetch FOLDER`, and name that folder in MLM_DATA_DIR"
+        )
     try:
         documents = _read_lines(path, path.read_text(encoding="utf-8"))
     except (ValueError, BadInput) as error:

@@ -61,7 +61,8 @@ class Parts:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A workload's predicted time and memory, or the reason why it cannot run."""
+    """Predicted time of one iteration of a workload, and the memory of its fullest rank. One that
+    is refused has a reason and zeros, one that only lacks memory a reason beside its numbers."""
 
     reason: str = ""
     """Empty if it runs. If only memory is short, the numbers are given too; with `only_fitting`,
@@ -69,6 +70,8 @@ class Prediction:
     seconds: float = 0.0
     low_seconds: float = 0.0
     high_seconds: float = 0.0
+    """`seconds` is the iteration's time; 90 % of measurements are expected between `low_seconds`
+    and `high_seconds`."""
     tflops_per_gpu: float = 0.0
     """Rate by the papers' count (2021 paper, Equation 3), which counts attention without its causal
     mask."""

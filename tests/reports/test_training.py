@@ -148,7 +148,7 @@ def test_scores_of_its_checkpoints_are_curves(tmp_path: Path) -> None:
         (panel,) = exhibits[f"lambada-{name}"].panels
         (curve,) = panel.layers
         assert [(point.x, point.value) for point in curve.points] == values
-    assert "At the end: lambada accuracy 0.50." in page_of(run)
+    assert "At the end: lambada accuracy: 0.50." in page_of(run)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert", "transformer-xl"])
@@ -254,7 +254,7 @@ def test_runs_that_differ_in_the_seed_are_one_line_and_others_lines_of_their_own
     exhibits = page.exhibits
     for name, lines in (("loss", LINES[1:-1]), ("validation-loss", [LINES[0], LINES[-1]])):
         mean, *alone = exhibits[name].panels[0].layers
-        assert mean.series == f"{low.name}, mean of 2"
+        assert mean.series == f"{low.name}, mean of 2 seeds"
         assert [(point.x, point.count) for point in mean.points] == [
             (line["iteration"], 2) for line in lines
         ]
