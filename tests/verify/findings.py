@@ -84,6 +84,15 @@ KNOWN = (
         "none found in one search; huggingface/transformers#45050 mended weights of that kind",
     ),
     Known(
+        "Experts divided over ranks, in float64",
+        "transformers",
+        "model_type=qwen3_moe",
+        1,
+        "ep2",
+        "none found in one search; transformers sets FSDP2's divide factor for experts, the next"
+        " finding",
+    ),
+    Known(
         "FSDP2's divide factor over one rank",
         "torch",
         "reduce_dtype=float16 gradient_divide_factor=2",
