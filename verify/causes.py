@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -95,14 +96,14 @@ def fold(
     of gradients on each rank, `shares` by parameter the serial run's gradient as accumulated after
     each microbatch. `output` says in words which output of a forward pass is the first to differ.
     """
-    by_probe: dict[str, list[LayoutFinding]] = {}
+    by_probe = defaultdict(list)
     for finding in findings:
-        by_probe.setdefault(finding.probe, []).append(finding)
+        by_probe[finding.probe].append(finding)
     one_cause = ("initial copies", "initial shards", "dropout")
     causes = list(filter(None, [_first(by_probe.pop(probe, [])) for probe in one_cause]))
-    counted: dict[float, list[LayoutFinding]] = {}
+    counted = defaultdict(list)
     for finding in by_probe.pop("planted gradient", []):
-        counted.setdefault(round(finding.value / max(finding.expected, 1), 3), []).append(finding)
+        counted[round(finding.value / max(finding.expected, 1), 3)].append(finding)
     norms = [
         _first(group, f"counted {ratio:g} times in the norm") for ratio, group in counted.items()
     ]
@@ -187,16 +188,16 @@ def _gradients(
         for name, (_, kind) in reversed(explained.items())
         if not kind.startswith(VAGUE)
     }
-    kinds: dict[str, list[str]] = {}
-    spread: dict[str, list[str]] = {}
+    kinds: dict[str, list[str]] = defaultdict(list)
+    spread = defaultdict(list)
     for name, (_, own) in explained.items():
         # The same parameter of another layer has the same fault, though it may be small there.
         kind = clear.get(_any_layer(name), own)
         # A gradient that is off in no clear way, behind a wrong one, follows from it.
         if kind.startswith(VAGUE) and kinds and kind not in kinds:
-            spread.setdefault(next(iter(kinds)), []).append(name)
+            spread[next(iter(kinds))].append(name)
         else:
-            kinds.setdefault(kind, []).append(name)
+            kinds[kind].append(name)
     reached = backward[backward.index(names[0]) :]
     # Most parameters behind the first one differ, in several ways: its wrong gradient has spread
     # through the backward pass.
@@ -206,7 +207,7 @@ def _gradients(
         return
     for kind, alike in kinds.items():
         alike.sort(key=lambda name: explained[name][1] != kind)
-        rest = spread.get(kind, [])
+        rest = spread[kind]
         said = f"{kind}; {SPREADS}" if rest else kind
         yield alike, rest, explained[alike[0]][0], said
 

@@ -9,8 +9,8 @@ and a single distance may be 0 by chance.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections import defaultdict
+from collections.abc import Iterator
 from statistics import median
 from typing import NamedTuple
 
@@ -35,6 +35,8 @@ OF_TENSORS = 256
 """Number of unit round-offs, relative to a tensor's norm, by which it may differ in any case: Adam
 moves an element whose gradient is nearly 0 as far as any other, to a side that rounding
 chooses."""
+LAYOUT = ("parallel.", "record.", "name")
+"""Beginnings of the settings that a replay on one rank does not follow."""
 EXACT = ("batch_size", "samples", "loss_scale", "skipped")
 """Recorded quantities that no rounding changes."""
 UNIT = 2.0**-53
@@ -61,11 +63,10 @@ class Beyond(NamedTuple):
     """Row of the word embedding that is farthest off; None for another value."""
 
     def __str__(self) -> str:
-        off = (
+        return (
             f"{self.what} of iteration {self.iteration} is {self.distance:.2g} away from its replay"
-            " in float64"
+            f" in float64, and rounding explains at most {self.allowed:.2g}{self.detail}"
         )
-        return f"{off}, and rounding explains at most {self.allowed:.2g}{self.detail}"
 
 
 class Judged:
@@ -73,15 +74,20 @@ class Judged:
     each iteration in order, then `end`. It keeps the first recorded number, and the tensors of the
     first checkpoint, that rounding does not explain."""
 
-    def __init__(self, run: RecordedRun, start: Start) -> None:
+    def __init__(self, run: RecordedRun, start: Start, native: SerialReplay | None = None) -> None:
+        """Build the replays of `run` from `start` on; `native` is the replay in the run's own
+        format, if that of another run serves."""
         self.run = run
         self.start = start
+        begun = start.iteration
+        self.iterations = range(begun + bool(begun), run.iterations.stop)
+        """Iterations to replay, with 0 if the replay begins there."""
         precision = run.config.train.precision
         self.truth = SerialReplay(run, start)
         # Not compared with the run itself, but a measure of how far rounding takes such a training.
-        self.native = SerialReplay(run, start, precision, True)
+        self.native = native or SerialReplay(run, start, precision, True)
         self.unit = UNIT if precision == "fp64" else UNIT_FP32
-        self.numbers: dict[int, Numbers] = {}
+        self.numbers = self.truth.replayed
         """Numbers of the float64 replay, by iteration."""
         self.bounds: dict[int, Numbers] = {}
         """Largest relative distance so far from the float64 replay of the replay in the run's own
@@ -105,7 +111,7 @@ class Judged:
     def fault(self) -> Beyond | None:
         """The earliest recorded number or tensor that rounding does not explain; None if there is
         no such value."""
-        beyond = [first for first in (self.number, *self.tensors[:1]) if first]
+        beyond = filter(None, (self.number, *self.tensors[:1]))
         return min(beyond, key=lambda first: first.iteration, default=None)
 
     @property
@@ -127,12 +133,12 @@ class Judged:
         loose = self.native.numbers(iteration, False)
         # Bounds never fall: what rounding has once moved stays moved.
         bounds = dict(self.bounds.get(iteration - 1, {}))
-        self.numbers[iteration] = numbers
-        for name in loose:
+        # Without numbers that the run lacks: an overflow has no norm, and must leave no bound.
+        for name in loose.keys() & self.run.numbers(iteration).keys():
             due = numbers[name]
             distance = abs(loose[name] - due) / abs(due) if due else 0.0
-            bounds[_pool(name)] = max(
-                bounds.get(_pool(name), 0.0), math.inf if math.isnan(distance) else distance
+            bounds[name] = max(
+                bounds.get(name, 0.0), math.inf if math.isnan(distance) else distance
             )
         self.bounds[iteration] = bounds
         # Later, because a distance that is 0 by chance is corrected by the iterations after it.
@@ -163,7 +169,9 @@ class Judged:
             elif name == "learning_rate":
                 part = TAIL * UNIT
             else:
-                part = TAIL * max(self.unit, bounds.get(_pool(name), 0.0))
+                part = TAIL * max(
+                    self.unit, bounds.get("loss" if "validation" in name else name, 0.0)
+                )
             distance = abs(recorded[name] - numbers[name])
             allowed = part * abs(numbers[name])
             # Not `distance > allowed`, which a NaN would pass.
@@ -181,15 +189,14 @@ class Judged:
             for tensor, true in self.truth.tensors().items()
             if true.any()
         }
-        kinds = {tensor: tensor.partition(" ")[0] for tensor in spread}
-        medians = {
-            kind: median(spread[tensor] for tensor in spread if kinds[tensor] == kind)
-            for kind in kinds.values()
-        }
+        kinds = defaultdict(list)
+        for tensor, own in spread.items():
+            kinds[tensor.partition(" ")[0]].append(own)
         self.spread[iteration] = {
             # At least the median of its kind, because a single tensor may be near float64 by
             # chance.
-            tensor: TAIL * max(own, medians[kinds[tensor]]) + OF_TENSORS * self.unit
+            tensor: TAIL * max(own, median(kinds[tensor.partition(" ")[0]]))
+            + OF_TENSORS * self.unit
             for tensor, own in spread.items()
         }
         self.tensors = self.tensors or list(self.off(iteration, self.truth))
@@ -199,10 +206,10 @@ class Judged:
         from the tensor of `replay`, which has reached it, than rounding explains; in the order of
         computation. `iterate` must have compared this checkpoint before."""
         due = replay.tensors()
-        precision = self.run.config.train.precision
-        for tensor, value in (
-            SerialReplay(self.run, self.run.start_at(iteration), precision).tensors().items()
-        ):
+        recorded = SerialReplay(
+            self.run, self.run.start_at(iteration), self.run.config.train.precision
+        )
+        for tensor, value in recorded.tensors().items():
             stored = value.double()
             true = due[tensor].double()
             size = float(true.norm())
@@ -237,8 +244,8 @@ class Judged:
     def _kinds(self) -> list[str]:
         """Return the kinds, in words, of the known faults with which a replay gives every number
         and every tensor of this run, each kind once. Prints the cost of these replays first."""
-        rows = [tensor.row for tensor in self.tensors if tensor.row is not None]
-        known = list(known_faults(self.run, rows[0] if rows else None))
+        row = next((tensor.row for tensor in self.tensors if tensor.row is not None), None)
+        known = list(known_faults(self.run, row))
         announce(
             f"{self.run.name}: tries {len(known)} known faults in up to {len(self.numbers)}"
             " iterations each"
@@ -253,17 +260,11 @@ class Judged:
             # A validation of the fault's weights, which the run itself passed.
             except NotFinite:
                 return False
-            if any(self.beyond(number, numbers)):
-                return False
-            if number in self.spread and any(self.off(number, replay)):
+            if any(self.beyond(number, numbers)) or (
+                number in self.spread and any(self.off(number, replay))
+            ):
                 return False
         return True
-
-
-def _pool(name: str) -> str:
-    """Return the name under which a number's distances are collected: "loss" for every loss, else
-    its own name."""
-    return "loss" if "validation" in name else name
 
 
 def explain(first: RecordedRun, second: RecordedRun) -> None:
@@ -281,9 +282,9 @@ def explain(first: RecordedRun, second: RecordedRun) -> None:
         flatten({**run.config.model_dump(mode="json"), "made of": run.run.parents})
         for run in (first, second)
     )
-    for key in sorted({**mine, **theirs}):
-        if mine.get(key) != theirs.get(key):
-            print(f"settings: {key}: {mine.get(key)} → {theirs.get(key)}")
+    changed = [key for key in sorted({**mine, **theirs}) if mine.get(key) != theirs.get(key)]
+    for key in changed:
+        print(f"settings: {key}: {mine.get(key)} → {theirs.get(key)}")
     parting = _first_bits(first, second)
     if parting is None:
         print("the same bits in all that both runs have")
@@ -295,7 +296,14 @@ def explain(first: RecordedRun, second: RecordedRun) -> None:
         else f"the checkpoint at {begun}, which has the same bits in both,"
     )
     print(f"replay: from {where} on one rank in float64", flush=True)
-    judged = _replayed((first, second), begun)
+    # Microbatches decide what a half format rounds, and may change a BERT's loss.
+    same = (
+        ("train.microbatch_size", *LAYOUT)
+        if first.config.train.precision == "fp32" and first.config.model.family != "bert"
+        else LAYOUT
+    )
+    shares = first.updates == second.updates and all(key.startswith(same) for key in changed)
+    judged = _replayed(first, second, begun, shares)
     faults = []
     for replayed in judged:
         if replayed.fault:
@@ -362,20 +370,22 @@ def _common_start(first: RecordedRun, second: RecordedRun, parting: int) -> int 
     return None if has_memory else max(same, default=None)
 
 
-def _replayed(runs: Sequence[RecordedRun], common: int | None) -> list[Judged]:
-    """Replay each run with its own settings, side by side, until all end or one has shown its
-    fault; return a Judged for each. The replays begin at the checkpoint of iteration `common`, or
-    where the run itself began if it is None."""
-    iterations = sum(len(run.steps) for run in runs)
+def _replayed(
+    first: RecordedRun, second: RecordedRun, common: int | None, shares: bool
+) -> list[Judged]:
+    """Replay each run with its own settings, side by side, until both end or one has shown its
+    fault; return a Judged for each. If `shares`, both have one replay in their own format. The
+    replays begin at the checkpoint of iteration `common`, or where the run itself began if it is
+    None."""
     announce(
-        f"replays up to {iterations} iterations in float64 and as many in each run's own format, on"
-        " one rank"
+        f"replays up to {len(first.steps) + len(second.steps)} iterations in float64 and at most as"
+        " many in the runs' own format, on one rank"
     )
-    judged = [Judged(run, run.begin if common is None else run.start_at(common)) for run in runs]
-    for number in sorted(set(chain.from_iterable(run.iterations for run in runs))):
+    ours = Judged(first, first.start_at(common))
+    judged = [ours, Judged(second, second.start_at(common), ours.native if shares else None)]
+    for number in range(max(first.iterations.stop, second.iterations.stop)):
         for replayed in judged:
-            begun = replayed.start.iteration
-            if number in replayed.run.iterations and number >= begun + bool(begun):
+            if number in replayed.iterations:
                 replayed.iterate(number)
         if any(replayed.is_over for replayed in judged):
             break
@@ -385,8 +395,10 @@ def _replayed(runs: Sequence[RecordedRun], common: int | None) -> list[Judged]:
 
 
 def _verdict(first: Judged, second: Judged) -> str:
-    """Return the reason that two runs without a fault differ, as a sentence: an overflow, the
-    settings, or rounding."""
+    """Return the reason that two runs without a fault differ, as a sentence: an overflow, a spike,
+    the settings, or rounding."""
+    ours = first.run.steps
+    theirs = second.run.steps
     common = sorted(first.numbers.keys() & second.numbers.keys())
     for number in common:
         mine = first.numbers[number]
@@ -394,21 +406,22 @@ def _verdict(first: Judged, second: Judged) -> str:
         for name in [name for name in mine if name in other and name != "loss_scale"]:
             if abs(mine[name] - other[name]) > SAME * abs(mine[name]):
                 if name == "skipped":
+                    norms = (ours[number].gradient_norm, theirs[number].gradient_norm)
                     return (
-                        f"overflow: iteration {number} made no update in one run, as its gradient"
-                        " was too large"
+                        f"{'overflow' if None in norms else 'spike'}: iteration {number} made no"
+                        " update in one run, as its gradient or loss was too large"
                     )
                 return (
                     f"settings: float64 too gives {name.replace('_', ' ')} {mine[name]:.9g} and"
                     f" {other[name]:.9g} in iteration {number}: the runs were told to compute"
                     " different things"
                 )
-    pairs = [(first.run.numbers(number), second.run.numbers(number)) for number in common if number]
-    largest = max(
-        (abs(mine["loss"] - other["loss"]) / abs(mine["loss"]) for mine, other in pairs),
-        default=0.0,
-    )
+    gaps = [
+        abs(ours[number].loss - theirs[number].loss) / abs(ours[number].loss)
+        for number in common
+        if number
+    ]
     return (
         "rounding: in float64 both runs compute the same; their records are at most"
-        f" {largest:.1g} of the loss apart"
+        f" {max(gaps, default=0.0):.1g} of the loss apart"
     )

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import get_args
 
@@ -59,14 +60,7 @@ class ParityLayout(ParallelConfig):
         """Name of the layout, such as `tp2-sp`: the sizes and settings that differ from the serial
         run and that a name can state; `serial` if none differs. The function `parse_layout` gives
         the layout back."""
-        sizes = {
-            "tp": self.tp,
-            "pp": self.pp,
-            "dp": self.dp,
-            "fsdp": self.fsdp,
-            "cp": self.cp,
-            "ep": self.ep,
-        }
+        sizes = {axis: getattr(self, axis) for axis in ("tp", "pp", "dp", "fsdp", "cp", "ep")}
         unsaid = {"dp": 1 if self.fsdp > 1 else self.ep}
         axes = [f"{axis}{size}" for axis, size in sizes.items() if size != unsaid.get(axis, 1)]
         # Chunks imply the schedule, which is interleaved.
@@ -213,10 +207,10 @@ def choose_layouts(
     needs more than `ranks`, or is the serial run.
     """
     if names == "all":
-        by_reason: dict[str, list[ParityLayout]] = {"": []}
+        by_reason = defaultdict(list)
         for layout in all_layouts(ranks):
-            by_reason.setdefault(misfit(layout, config), []).append(layout)
-        return sorted(by_reason.pop(""), key=lambda layout: layout.world_size), by_reason
+            by_reason[misfit(layout, config)].append(layout)
+        return sorted(by_reason.pop("", []), key=lambda layout: layout.world_size), by_reason
     chosen = list(dict.fromkeys(parse_layout(name.strip()) for name in names.split(",")))
     for layout in chosen:
         if layout == SERIAL:

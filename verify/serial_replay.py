@@ -111,9 +111,17 @@ class RecordedRun:
         numbers |= {_named(line): line.loss for line in self.validations[iteration]}
         return {name: float(number) for name, number in numbers.items() if number is not None}
 
-    def start_at(self, iteration: int) -> Start:
+    @property
+    def updates(self) -> object:
+        """List of a pair for each iteration: True if it made no update, and the loss scale."""
+        return [(step.skipped, step.loss_scale) for step in self.steps.values()]
+
+    def start_at(self, iteration: int | None) -> Start:
         """Return the starting point at an iteration: the checkpoint that the run has there, with
-        the optimizer's state. Raises KeyError if it has none."""
+        the optimizer's state; for None, where the run itself began. Raises KeyError if it has no
+        such checkpoint."""
+        if iteration is None:
+            return self.begin
         place = self.checkpoints[iteration]
         return Start(iteration, place, read_digest(place), is_whole=True)
 
@@ -164,6 +172,8 @@ class SerialReplay(Trainer, Guard):
             serial_mesh(local_device()),
         )
         self.recorded = recorded
+        self.replayed: dict[int, Numbers] = {}
+        """Numbers of the iterations so far, by iteration."""
         self.guards = [self]
         optimizer = self.step.optimizer
         if start.place:
@@ -186,7 +196,10 @@ class SerialReplay(Trainer, Guard):
         """Train a recorded iteration again, or nothing for iteration 0. Return a dict name → number
         of this replay: the iteration's numbers such as the loss, infinity for one that it lacks,
         and, if `validates`, the loss in each validation that the run made after the iteration. Call
-        it for each iteration in order."""
+        it for each iteration in order; a further call for the same one returns its numbers, and
+        trains nothing."""
+        if iteration in self.replayed:
+            return self.replayed[iteration]
         numbers = {}
         if now := self.recorded.steps.get(iteration):
             train = self.recorded.config.train
@@ -196,12 +209,14 @@ class SerialReplay(Trainer, Guard):
             line = self.iterate(iteration - 1)[0]
             line.skipped = overflows or (train.skip_spikes and bool(now.spike))
             line.loss_scale = self.scaler.scale if train.precision == "fp16" else 1.0
-            has = {name: getattr(line, name) for name in OF_A_STEP}
-            numbers = {name: math.inf if has[name] is None else has[name] for name in OF_A_STEP}
+            if line.gradient_norm is None:
+                line.gradient_norm = math.inf
+            numbers = {name: getattr(line, name) for name in OF_A_STEP}
             self.scaler.update(overflow=overflows)
         for recorded in self.recorded.validations[iteration] if validates else ():
             validation = self._validate(iteration, recorded.samples, recorded.kind)
             numbers[_named(validation)] = validation.loss
+        self.replayed[iteration] = numbers
         return numbers
 
     def before(self, number: int) -> None:
@@ -322,7 +337,7 @@ def known_faults(recorded: RecordedRun, row: int | None) -> Iterator[KnownFault]
     train = recorded.config.train
     dp = recorded.run.layout.dp
     batch = train.global_batch_size
-    count = train.global_batch_size // (train.microbatch_size * dp)
+    count = batch // (train.microbatch_size * dp)
     other = "samples" if train.clock == "updates" else "updates"
     counts = f"the schedule counts {other}, not {train.clock}"
     yield KnownFault(counts, train={"clock": other})
@@ -378,11 +393,8 @@ def known_faults(recorded: RecordedRun, row: int | None) -> Iterator[KnownFault]
         dp: f"the {dp} data-parallel ranks",
     }
     for size in [size for size in sizes if size > 1]:
-        yield KnownFault(
-            f"the gradient is multiplied once too often by {sizes[size]}",
-            partial(_multiplied, size),
-        )
-        yield KnownFault(
-            f"the gradient is divided once too often by {sizes[size]}",
-            partial(_multiplied, 1 / size),
-        )
+        for word, factor in (("multiplied", size), ("divided", 1 / size)):
+            yield KnownFault(
+                f"the gradient is {word} once too often by {sizes[size]}",
+                partial(_multiplied, factor),
+            )
