@@ -194,17 +194,18 @@ def _check_checkpoint(path: Path, manifest: JSON) -> Iterator[str]:
     `manifest`. Of its configuration, the name, the model, the twin and the layout are compared, and
     the first difference alone gives a sentence. Raises IntegrityFailure if a JSON file in it cannot
     be read."""
+    name = path.name
     lineage = read_object(path / LINEAGE)
     iteration = read_object(path / STATE).get("iteration")
-    if path.name != f"iter_{iteration:07d}":
-        yield f"{path.name} holds iteration {iteration}: it was exchanged or copied"
+    if name != f"iter_{iteration:07d}":
+        yield f"{name} holds iteration {iteration}: it was exchanged or copied"
     if lineage["run"] != manifest["identity"]:
         yield (
-            f"{path.name} belongs to another run, {str(lineage['run'])[:8]}, not to"
+            f"{name} belongs to another run, {str(lineage['run'])[:8]}, not to"
             f" {manifest['identity'][:8]}"
         )
     yield from unlike(
-        f"{path.name} was trained on other inputs",
+        f"{name} was trained on other inputs",
         lineage["parents"],
         manifest["parents"],
         "the run's is",
@@ -214,14 +215,14 @@ def _check_checkpoint(path: Path, manifest: JSON) -> Iterator[str]:
     } | {None: {}}
     if (writer := lineage.get("attempt")) not in attempts:
         yield (
-            f"{path.name} was written by an attempt that {MANIFEST} does not have: the checkpoint"
+            f"{name} was written by an attempt that {MANIFEST} does not have: the checkpoint"
             " was exchanged, or an attempt was edited or removed"
         )
     config = read_object(path / CONFIG)
     due = {section: manifest["config"].get(section) for section in ("name", "model", "twin")}
     # Checkpoints of earlier versions name no attempt: their layout is taken as it is.
     due["parallel"] = attempts.get(writer, {}).get("parallel", config.get("parallel"))
-    yield from islice(unlike(path.name, config, due, "the run's is"), 1)
+    yield from islice(unlike(name, config, due, "the run's is"), 1)
 
 
 def _check_descent(older: Path, newer: Path) -> Iterator[str]:

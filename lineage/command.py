@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from os import environ
+from signal import SIG_IGN, SIGINT
 from typing import Any, NoReturn
 
 import typer
@@ -119,9 +120,9 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
     try:
         try:
             handler = partial(_stop, os.getpid())
-            signal.signal(signal.SIGINT, handler)
+            signal.signal(SIGINT, handler)
             for number in STOPS:
-                if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP on purpose
+                if signal.getsignal(number) != SIG_IGN:  # nohup ignores SIGHUP on purpose
                     signal.signal(number, handler)
             sys.unraisablehook = _stop_again
             hear_stops()
@@ -135,7 +136,7 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
         except Exception as error:
             # A signal that arrives while a class is being made surfaces as another error. `_stop`
             # has ignored SIGINT by then, which tells that a stop caused it.
-            if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+            if signal.getsignal(SIGINT) == SIG_IGN:
                 raise _CtrlC from error
             code = _explain(error if isinstance(error, UserError) else _unforeseen(error))
             cause = error
@@ -305,7 +306,7 @@ def _stop(command: int, number: int, frame: object) -> NoReturn:
     A process that was forked from the command raises `_CtrlC` for SIGINT alone. Any other signal
     ends the forked process at once.
     """
-    if os.getpid() == command or number == signal.SIGINT:
+    if os.getpid() == command or number == SIGINT:
         _ignore_stops()
         torch = sys.modules.get("torch")
         if torch and torch.__spec__._initializing:  # type: ignore[union-attr]
@@ -322,7 +323,7 @@ def _stop(command: int, number: int, frame: object) -> NoReturn:
 def _ignore_stops() -> None:
     signal.setitimer(signal.ITIMER_REAL, 0)  # a stop of `_stop_again` may be on its way
     for number in STOPS:
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, SIG_IGN)
 
 
 def _stop_again(ignored: Any) -> None:
@@ -332,7 +333,7 @@ def _stop_again(ignored: Any) -> None:
     if issubclass(ignored.exc_type, _CtrlC):
         signal.signal(signal.SIGALRM, partial(_stop, os.getpid()))
         signal.setitimer(signal.ITIMER_REAL, 0.01)
-    elif signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+    elif signal.getsignal(SIGINT) != SIG_IGN:
         sys.__unraisablehook__(ignored)
 
 

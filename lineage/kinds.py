@@ -92,6 +92,7 @@ def misfits(directory: Path, kind: Kind, values: JSON) -> Iterator[str]:
     `values` is the content of its manifest.json, an empty dict for a kind without one. Settings are
     not compared if they are of another version of the kind's schema.
     """
+    called = directory.name
     missing = {*kind.files, MARKER, *([MANIFEST] if values else [])}
     known = rf"{'|'.join(map(re.escape, missing))}|{kind.others}"
     for path in sorted(directory.rglob("*")):
@@ -99,20 +100,20 @@ def misfits(directory: Path, kind: Kind, values: JSON) -> Iterator[str]:
         if OUTSIDE.fullmatch(name):
             continue
         if path.is_symlink() and not _is_name_for(path):
-            yield f"{directory.name} has {name}, which is a link: it could lead anywhere"
+            yield f"{called} has {name}, which is a link: it could lead anywhere"
         if path.is_dir():
             continue
         if name.endswith((".json", ".jsonl", MARKER)):
-            yield from _repeated(path, f"{directory.name}/{name}")
+            yield from _repeated(path, f"{called}/{name}")
         if not re.fullmatch(known, name, re.ASCII):
-            yield f"{directory.name} has {name}, which no run of its kind has"
+            yield f"{called} has {name}, which no run of its kind has"
         missing.discard(name)
-    yield from (f"{directory.name} has no {name}" for name in sorted(missing))
+    yield from (f"{called} has no {name}" for name in sorted(missing))
     if not values:
         return
     if set(values["outside_identity"]) != kind.outside:
         yield (
-            f"{MANIFEST} of {directory.name} was edited: its `outside_identity` does not name the"
+            f"{MANIFEST} of {called} was edited: its `outside_identity` does not name the"
             " sections that the identity of such a run leaves out"
         )
     # Under another version of the schema the settings cannot be recomputed by this program.
@@ -123,7 +124,7 @@ def misfits(directory: Path, kind: Kind, values: JSON) -> Iterator[str]:
             if key not in kind.outside
         }
         yield from unlike(
-            f"{MANIFEST} of {directory.name}: settings",
+            f"{MANIFEST} of {called}: settings",
             values["settings"],
             counted,
             "its configuration has",
@@ -131,9 +132,9 @@ def misfits(directory: Path, kind: Kind, values: JSON) -> Iterator[str]:
     name = values["name"]
     named = f"{name}-{values['identity'][:8]}"
     if not re.fullmatch(kind.name(values["config"]), name):
-        yield f"{directory.name} is called {name}, and its configuration gives it another name"
-    if directory.name not in (name, named):
-        yield f"{directory.name} was renamed or copied over another: it began as {named}"
+        yield f"{called} is called {name}, and its configuration gives it another name"
+    if called not in (name, named):
+        yield f"{called} was renamed or copied over another: it began as {named}"
 
 
 def _is_name_for(link: Path) -> bool:

@@ -7,7 +7,7 @@ seconds shows nothing. `--quiet` silences both.
 
 import os
 import sys
-import time
+from time import monotonic
 from typing import Self
 
 from mlm_repro.lineage.variables import is_first_rank
@@ -79,7 +79,7 @@ class Progress:
         self._is_other_rank = quiet or not is_first_rank()
         self._is_silent = self._is_other_rank or is_quiet()
         self._terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-        self._start = time.monotonic()
+        self._start = monotonic()
         self._next = self._start + (SHOWN_AFTER_SECONDS if self._terminal else WRITTEN_SECONDS)
         self._is_drawn = False
         self._first = self._count = 0
@@ -88,7 +88,7 @@ class Progress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        took_long = time.monotonic() - self._start >= SHOWN_AFTER_SECONDS
+        took_long = monotonic() - self._start >= SHOWN_AFTER_SECONDS
         if kind is None and took_long and not self._is_silent:
             self._show("", final=True)
         elif self._is_drawn:
@@ -107,10 +107,10 @@ class Progress:
             self.say(f"{self._title}: {self._text(False)} | {message}")
         if (
             not self._is_silent
-            and time.monotonic() >= self._next
+            and monotonic() >= self._next
             and (self._terminal or not self._every)
         ):
-            self._next = time.monotonic() + (DRAWN_SECONDS if self._terminal else WRITTEN_SECONDS)
+            self._next = monotonic() + (DRAWN_SECONDS if self._terminal else WRITTEN_SECONDS)
             self._show(message)
 
     def say(self, sentence: str) -> None:
@@ -130,7 +130,7 @@ class Progress:
         """Return as text the count of finished work, its rate per second and, if the total is
         known, the time left; the whole time in place of the time left if the work is `final`, at
         its end."""
-        elapsed = max(time.monotonic() - self._start, 1e-9)
+        elapsed = max(monotonic() - self._start, 1e-9)
         rate = (self._count - self._first) / elapsed
         of_total = f"/{self._amount(self._total)}" if self._total else ""
         text = f"{self._amount(self._count)}{of_total}"

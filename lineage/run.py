@@ -118,23 +118,24 @@ class RunDirectory:
 
         Raises BadInput if the directory cannot be made or holds other work.
         """
+        path = self.path
         run = self
-        if not (self.path / MANIFEST).exists():
-            made = not self.path.exists()
+        if not (path / MANIFEST).exists():
+            made = not path.exists()
             try:
-                make_directory(self.path)
+                make_directory(path)
             except OSError as error:
                 raise BadInput(
-                    f"the run directory {self.path} cannot be made: {error.strerror}"
+                    f"the run directory {path} cannot be made: {error.strerror}"
                 ) from error
             manifest = manifest.model_copy(
                 update={"created": _now(), "environment": describe_environment()}
             )
-            is_new = write_json(self.path / MANIFEST, manifest.to_json(), replaces=False)
-            run = RunDirectory(self.path, is_new, is_new and made)
+            is_new = write_json(path / MANIFEST, manifest.to_json(), replaces=False)
+            run = RunDirectory(path, is_new, is_new and made)
         if run.manifest["identity"] != manifest.identity:
             raise BadInput(
-                f"{self.path} holds the result of other work, with other settings or inputs or by"
+                f"{path} holds the result of other work, with other settings or inputs or by"
                 " another state of this program: name another place, or move it away"
             )
         return run
@@ -289,26 +290,27 @@ class RunDirectory:
         If `yields`, a link to a complete run stays as it is. Prints a note to standard error if the
         file system has no links. Raises BadInput if this user may not write there.
         """
-        link = self.path.parent / self.manifest["name"]
-        if link.is_symlink() and os.readlink(link) == self.path.name:
+        path = self.path
+        link = path.parent / self.manifest["name"]
+        if link.is_symlink() and os.readlink(link) == path.name:
             return
         if (link.exists() and not link.is_symlink()) or (yields and is_sealed(link)):
             return
         # A link cannot be changed in place. A new one is renamed over it: the name always exists.
-        temporary = hidden_beside(self.path / link.name, "link")
+        temporary = hidden_beside(path / link.name, "link")
         temporary.unlink(missing_ok=True)
         try:
-            temporary.symlink_to(self.path.name)
+            temporary.symlink_to(path.name)
             os.replace(temporary, link)
         except OSError as error:
             if error.errno == errno.EACCES:
                 raise BadInput(
-                    f"{link} cannot be linked to {self.path.name}: {error.strerror}"
+                    f"{link} cannot be linked to {path.name}: {error.strerror}"
                 ) from error
             if error.errno not in NO_LINKS:
                 raise
             print(
-                f"note: this file system has no links: the run is {self.path}, and {link} does not"
+                f"note: this file system has no links: the run is {path}, and {link} does not"
                 " lead to it",
                 file=sys.stderr,
             )

@@ -331,14 +331,13 @@ class Ours(Engine):
         sizes = layout_of(config, layout.world_size)
         self.work = work
         self.config = config
-        self.mesh = build_mesh(sizes, layout.sequence_parallel)
-        self.where = f"tp {self.mesh.tp.rank}, pp {self.mesh.pp.rank}, dp {self.mesh.dp.rank}"
+        mesh = build_mesh(sizes, layout.sequence_parallel)
+        self.mesh = mesh
+        self.where = f"tp {mesh.tp.rank}, pp {mesh.pp.rank}, dp {mesh.dp.rank}"
         self.at_once = config.train.microbatch_size
-        self.place = RankPlace(layout.tp, self.mesh.tp.rank, self.mesh.sequence_parallel)
-        self.model, self.training = build_step(
-            config.model, config.train, config.parallel, self.mesh
-        )
-        self.inputs = work.inputs(config, self.mesh)
+        self.place = RankPlace(layout.tp, mesh.tp.rank, mesh.sequence_parallel)
+        self.model, self.training = build_step(config.model, config.train, config.parallel, mesh)
+        self.inputs = work.inputs(config, mesh)
 
     def parameters(self) -> Named:
         return ((parameter.name, parameter.local.data) for parameter in self.model.parameters)

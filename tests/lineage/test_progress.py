@@ -29,7 +29,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("mlm_repro.lineage.progress.time.monotonic", clock)
+    monkeypatch.setattr("mlm_repro.lineage.progress.monotonic", clock)
     return clock
 
 
