@@ -41,6 +41,7 @@ EVALUATIONS_APART = ".evaluations"
 """Name of the hidden folder of a reproduction in which new evaluations wait until
 `join_evaluations`."""
 STAND_IN = "a stand-in for the released weights"
+PARTIAL = "partial"
 """First words of a record's note if other weights were scored, or only a part of the test."""
 SMOOTHING = 0.9
 """Decay of the moving average of a sweep's losses."""

@@ -25,7 +25,7 @@ from mlm_repro.experiments.catalogue import (
     group_of,
     matches,
 )
-from mlm_repro.experiments.files import EXPERIMENTS, FITTED, STAND_IN, read_runs
+from mlm_repro.experiments.files import EXPERIMENTS, FITTED, PARTIAL, STAND_IN, read_runs
 from mlm_repro.experiments.ranges import Range, as_range
 from mlm_repro.experiments.worked_out import Worked, WorkedOut, worked_out
 from mlm_repro.lineage.atomic import JSON
@@ -510,12 +510,12 @@ def _verdict(
         f"{100 * (record.value - value) / value + 0.0:+.1f} %" if value else f"{record.value:+.3g}"
     )
     if record.kind == "scaled":
-        smaller = "the number is of a smaller model or machine"
-        return said(
-            "not-tried",
-            "",
-            f"the number is of {STAND_IN}" if record.note.startswith(STAND_IN) else smaller,
-        )
+        of = "a smaller model or machine"
+        if record.note.startswith(STAND_IN):
+            of = STAND_IN
+        elif record.note.startswith(PARTIAL):
+            of = "a part of the test"
+        return said("not-tried", "", f"the number is of {of}")
     if record.kind == "simulated":
         ends = interval(record)
         is_inside = ends.low <= value <= ends.high

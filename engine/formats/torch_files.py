@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import torch
 import torch.distributed.checkpoint as distributed
+from torch import serialization
 from torch.distributed.checkpoint import filesystem, metadata
 
 from mlm_repro.engine.compare.tensors import check_cover
@@ -61,7 +62,7 @@ CLASSES = (
     metadata.BytesStorageMetadata,
     metadata.StorageMeta,
     filesystem._StorageInfo,
-    torch.serialization._get_layout,
+    serialization._get_layout,
 )
 """Classes of a distributed checkpoint's metadata that are unpickled: they say where each tensor
 lies."""
@@ -102,15 +103,15 @@ def read_torch_file(path: Path) -> Any:
     """
     names: list[Any] = [argparse.Namespace, *((Unread, name) for name in UNREAD)]
     # Other libraries in this process may allow more classes: set aside here, restored at the end.
-    others = torch.serialization.get_safe_globals()
-    torch.serialization.clear_safe_globals()
+    others = serialization.get_safe_globals()
+    serialization.clear_safe_globals()
     try:
         # A compressed member could unpack to far more memory than the file is large.
         if is_zip := zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
                     raise ValueError("it is compressed, so it was not written by torch.save")
-        with torch.serialization.safe_globals(names):
+        with serialization.safe_globals(names):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except Exception as error:  # a damaged file makes torch raise nearly anything
         if match := re.search(r"GLOBAL (\S+?)[,.;:]?(?:\s|$)", str(error)):
@@ -119,7 +120,7 @@ def read_torch_file(path: Path) -> Any:
             f"{path} cannot be read as a PyTorch file: {_first_line(error)}"
         ) from error
     finally:
-        torch.serialization.add_safe_globals(others)
+        serialization.add_safe_globals(others)
 
 
 def _read_pickle(path: Path) -> Any:

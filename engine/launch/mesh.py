@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import cuda
 
 from mlm_repro.engine.launch.threads import ThreadAxis, current_rank
 from mlm_repro.engine.parallel.layout import Layout
@@ -92,8 +93,8 @@ def join_ranks() -> None:
     ranks = launched_world_size()
     if ranks == 1 or current_rank():
         return
-    if torch.cuda.is_available():
-        torch.cuda.set_device(local_rank())
+    if cuda.is_available():
+        cuda.set_device(local_rank())
     if dist.is_initialized():
         return
     rank, host, port = (os.environ.get(name, "") for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
@@ -151,11 +152,11 @@ def join_ranks() -> None:
     faulthandler.register(STACK_SIGNAL)
     backend = "gloo"
     device = None
-    if torch.cuda.is_available():
+    if cuda.is_available():
         os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", FLIGHT_RECORDS)
         os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
         backend = "nccl"
-        device = torch.device("cuda", torch.cuda.current_device())
+        device = torch.device("cuda", cuda.current_device())
     dist.init_process_group(
         backend,
         store=store,
@@ -241,7 +242,7 @@ def check_agreement(config: dict[str, Any]) -> None:
 def local_device() -> torch.device:
     """Return the torch device of this rank: its own GPU, the one numbered by `local_rank`, or the
     CPU if the machine has no GPU or ranks are threads."""
-    if current_rank() or not torch.cuda.is_available():
+    if current_rank() or not cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", local_rank())
 

@@ -41,8 +41,9 @@ def heldout_perplexity(
     the documents are missing or blank, IntegrityFailure if they are damaged, BadInput if they have
     too few sub-words to score.
     """
+    documents = read_documents(dataset)
     source = _source("heldout-perplexity", dataset, reason, "WikiText-103")
-    text = RunningText.of_documents(source, read_documents(dataset))
+    text = RunningText.of_documents(source, documents)
     stream = sliding_stream(
         text, UNCHANGED, tokenizer, context, max(1, context // STRIDES_PER_WINDOW)
     )

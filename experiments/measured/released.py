@@ -23,7 +23,7 @@ from mlm_repro.evaluation.tasks.perplexity import PerplexityTask, sliding_stream
 from mlm_repro.evaluation.tasks.wikitext103 import MEGATRON, read_wikitext
 from mlm_repro.evaluation.windows import megatron_windows
 from mlm_repro.experiments.catalogue import Experiment
-from mlm_repro.experiments.files import STAND_IN
+from mlm_repro.experiments.files import PARTIAL, STAND_IN
 from mlm_repro.experiments.sealed import Line, lines
 from mlm_repro.lineage.config import read_toml
 from mlm_repro.lineage.digest import sha256_file
@@ -65,8 +65,10 @@ def measure_released(experiment: Experiment, limit: int | None = None) -> list[L
                 result = done.done[protocol].result
                 kind: Kind = "measured" if is_released and not result.partial else "scaled"
                 note = f"{result.protocol}; {weights}"
-                if kind == "scaled":
-                    note = f"{STAND_IN}{', partial' if result.partial else ''}: {note}"
+                if result.partial:
+                    note = f"{PARTIAL}: {note}"
+                if not is_released:
+                    note = f"{STAND_IN}: {note}"
                 values = {quantity: factor * getattr(result, field)}
                 numbers += lines(title, values, kind, note=note)
     return numbers
