@@ -224,7 +224,7 @@ def _count_in_batches(given: _Given) -> JSON:
 
     The rules are Megatron-LM's (`training.py`: `update_train_iters`,
     `get_optimizer_param_scheduler`). Raises BadInput for settings that its `arguments.py` refuses,
-    so that no schedule is guessed.
+    so that no schedule is guessed, and for a flag that is missing or not a number.
     """
     flags = given.flags
     flags.setdefault("global-batch-size", [given.text("micro-batch-size")])
@@ -280,7 +280,7 @@ def _derive(values: dict[str, JSON], given: _Given) -> list[str]:
     """Set in `values`, a dict section → name → setting that has the values of single flags already,
     what follows from several flags. Return a list with a sentence for each of --attention-dropout,
     --ffn-hidden-size and --max-position-embeddings that is given with another value than this
-    engine derives from other flags. Raises BadInput for a flag that is not a number."""
+    engine derives from other flags. Raises BadInput for a flag that is missing or not a number."""
     model = values["model"]
     train = values["train"]
     parallel = values["parallel"]

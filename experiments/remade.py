@@ -135,7 +135,7 @@ def evaluations(run: Path) -> Comparisons:
     evaluation of the reproduction in the directory `run`: its checkpoint, tokenizer, kind, derived
     numbers and, as far as its text is on this machine, its counts. An Absent is yielded if
     something is not on this machine, a sentence for a key that the schema lacks or reads as another
-    value. Raises IntegrityFailure if a result is missing."""
+    value. Raises IntegrityFailure if a result is missing or does not fit its schema."""
     summary = _summary(run)
     kind = "scaled" if summary.mode == "scaled" else "measured"
     results = results_of(run, summary)

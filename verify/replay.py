@@ -64,9 +64,9 @@ def replay(run: Path, count: int | None) -> None:
 
     Raises BadInput for a run that cannot be replayed, or that has fewer than `count` segments,
     DataMissing without its dataset, IntegrityFailure for a broken seal or another dataset, and
-    HardwareMissing for a checkpoint of another numerics identity or of none. Raises Interrupted if
-    it is stopped, and SystemExit with a rank's code if ranks fail. Raises Diverged where a metric,
-    a weight or the optimizer's state differs, or where a segment cannot begin because its
+    HardwareMissing for a checkpoint of another numerics identity or without one. Raises Interrupted
+    if it is stopped, and SystemExit with a rank's code if ranks fail. Raises Diverged where a
+    metric, a weight or the optimizer's state differs, or where a segment cannot begin because its
     checkpoint is damaged.
     """
     directory = RunDirectory.open(run, "training")

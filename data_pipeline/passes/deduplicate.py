@@ -275,9 +275,9 @@ def gather_components(settings: Settings, inputs: list[Path], directory: Path) -
     """Task: unite the forests of all link tasks, and write the components of two or more documents:
     `members.npy`, their documents component by component, and `components.npy`, the start of each
     and the total. Settings: `documents`, the number of distinct documents, and `tasks`, that of
-    link tasks, whose folder is the input. Returns `tasks`, a list of pairs [first, end], ranges of
-    components of about MEMBERS_OF_A_TASK documents, more with a larger component, one range for
-    each task that follows."""
+    link tasks, whose folder is the input. Returns `tasks`, a list of ranges of components, each a
+    pair of its first and the one after its last, of about MEMBERS_OF_A_TASK documents, more with a
+    larger component; each is for one task that follows."""
     forest = np.arange(settings["documents"])
     for task in range(settings["tasks"]):
         merge(forest, *np.load(inputs[0] / f"{task:05d}" / FOREST, mmap_mode="r"))

@@ -66,10 +66,11 @@ class FileSource:
 
     A directory stands for all files of that kind below it, in order of path; the number of its
     other files is printed to standard error. Of several splits only `train` is read, or the ones
-    that `sources.split` names, which is printed too; of `text` and `documents` all are. Each JSON
-    line, each row of a table and each record of plain text in an archive is a document; a text file
-    is one document. `documents` is a directory that a verb wrote, whose documents keep their ids,
-    with PATH before them if `is_compared`; IntegrityFailure is raised if it is not complete.
+    that `sources.split` names, which is printed too; of `text` and `documents` all splits are read.
+    Each JSON line, each row of a table and each record of plain text in an archive is a document; a
+    text file is one document. `documents` is a directory that a verb wrote, whose documents keep
+    their ids, with PATH before them if `is_compared`; IntegrityFailure is raised if it is not
+    complete.
     """
 
     is_named = False
