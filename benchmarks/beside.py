@@ -37,8 +37,9 @@ ratio that is its goal, or None."""
 def measure(rounds: int) -> Benchmark:
     """Train a small model in a process of its own; in each of `rounds` rounds ten iterations run
     beside a checkpoint's writing, between ten before and ten after without. Return the Benchmark,
-    the record: processor time of the training thread and time of the wall, with and without, and
-    their ratios. Raises UserError if the training fails or takes more than ten minutes."""
+    the record: seconds of ten iterations with and without, by the training thread's processor time,
+    by the wall and by the wall less waits for a core, and their ratios. Raises UserError if the
+    training fails or takes more than ten minutes."""
     ends = apart("training", _ends_of_iterations, EVERY * (2 * rounds + 2))
     case = Case(name=f"a checkpoint every {EVERY} iterations")
     blocks = [

@@ -177,9 +177,9 @@ def first_losses(measured: Measured) -> dict[str, list[float | None]]:
 def differing_losses(
     case: str, measured: Measured, allowed: float, compared: int | None = None
 ) -> list[str]:
-    """Return a list of sentences, one for each contender with a loss, in any round, that is NaN or
-    differs by more than `allowed` from the loss of the same iteration in the first round of the
-    first contender.
+    """Return a list of sentences, one for each contender with a loss, in any round, that is not
+    finite or differs by more than `allowed` from the loss of the same iteration in the first round
+    of the first contender.
 
     Only the first `compared` iterations count, if given. `case` begins each sentence.
     """
@@ -208,7 +208,8 @@ def gpu_facts() -> dict[str, str]:
     """Return a dict of texts: driver, clocks, power and temperature of the first GPU, with
     nvidia-smi's units and under its names, which `GPU_FACTS` has, and the versions of torch's CUDA
     and cuDNN under `cuda` and `cudnn`. The dict is empty without nvidia-smi. If nvidia-smi fails,
-    its message or an empty text stands in place of the facts."""
+    its message or an empty text stands in place of the facts. Raises TimeoutExpired if it takes
+    more than 20 seconds."""
     if shutil.which("nvidia-smi") is None:
         return {}
     import torch

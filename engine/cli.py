@@ -127,7 +127,7 @@ def _train(run: "ResolvedRun", runs: Path, same_code: bool, threads: bool = Fals
     only one; else it forks the ranks and raises SystemExit with 0 or the exit code of a rank that
     failed. Raises BadInput without a fitting torch, if a protocol of `record.evaluate` cannot be
     scored here, or if `same_code` is set and other code worked on the run last; and the errors of
-    the function `train` if this process trains.
+    `ResolvedRun.begin`, and of the function `train` if this process trains or else of `launch`.
     """
     check_torch()
     directory = run.begun or run.directory(runs)

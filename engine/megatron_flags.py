@@ -224,7 +224,7 @@ def _count_in_batches(given: _Given) -> JSON:
 
     The rules are Megatron-LM's (`training.py`: `update_train_iters`,
     `get_optimizer_param_scheduler`). Raises BadInput for settings that its `arguments.py` refuses,
-    so that no schedule is guessed.
+    so that no schedule is guessed, and for a flag that is missing or not a number.
     """
     flags = given.flags
     flags.setdefault("global-batch-size", [given.text("micro-batch-size")])
@@ -280,7 +280,7 @@ def _derive(values: dict[str, JSON], given: _Given) -> list[str]:
     """Set in `values`, a dict section → name → setting that has the values of single flags already,
     what follows from several flags. Return a list with a sentence for each of --attention-dropout,
     --ffn-hidden-size and --max-position-embeddings that is given with another value than this
-    engine derives from other flags. Raises BadInput for a flag that is not a number."""
+    engine derives from other flags. Raises BadInput for a flag that is missing or not a number."""
     model = values["model"]
     train = values["train"]
     parallel = values["parallel"]
@@ -319,10 +319,10 @@ def _derive(values: dict[str, JSON], given: _Given) -> list[str]:
 
 def _start(values: dict[str, JSON], given: _Given, shown: dict[str, str]) -> list[str]:
     """Set `train.init_from` in `values`, a dict section → name → setting, to the weights of --load,
-    and return a list of one sentence about them. Without --load, or if it names the folder of
-    --save and --finetune is not given, the training starts anew: nothing is set, and the list is
-    empty. `shown` has each flag with its values as text, by name. Raises BadInput unless --load has
-    exactly one value."""
+    and return a list of one sentence about them. Without a value of --load, or if it names the
+    folder of --save and --finetune is not given, the training starts anew: nothing is set, and the
+    list is empty. `shown` has each flag with its values as text, by name. Raises BadInput if --load
+    has several values, or a shell variable."""
     load = given.flags.get("load")
     if not load or (load == given.flags.get("save") and "finetune" not in given.flags):
         return []  # without a checkpoint there yet, it starts anew; later the same command resumes

@@ -135,7 +135,7 @@ def evaluations(run: Path) -> Comparisons:
     evaluation of the reproduction in the directory `run`: its checkpoint, tokenizer, kind, derived
     numbers and, as far as its text is on this machine, its counts. An Absent is yielded if
     something is not on this machine, a sentence for a key that the schema lacks or reads as another
-    value. Raises IntegrityFailure if a result is missing."""
+    value. Raises IntegrityFailure if a result is missing or does not fit its schema."""
     summary = _summary(run)
     kind = "scaled" if summary.mode == "scaled" else "measured"
     results = results_of(run, summary)
@@ -165,9 +165,9 @@ def _counted_again(
 ) -> Comparisons:
     """Yield a Remade of the counts of `result`, an evaluation of `model`, beside the ones that its
     text and tokenizer give, or an Absent if these are not on this machine. For a last-word result
-    of an earlier version, which has no losses of its examples, yield an Absent for them, and a
-    sentence if its number of right answers contradicts the answers in examples.jsonl. `where` names
-    the evaluation in sentences."""
+    of an earlier version, which has no losses of its examples, yield an Absent for them and for
+    answers that examples.jsonl lacks, and a sentence if its number of right answers contradicts the
+    answers there. `where` names the evaluation in sentences."""
     training = training_place(model.run, run.parent)
     config = _manifest(run).config
     limit = config["examples" if isinstance(result, ClozeResult) else "windows"]
@@ -258,9 +258,9 @@ def _summary(run: Path) -> ReproductionSummary:
 def trainings(run: Path) -> Comparisons:
     """Yield comparisons of the summary and the kept curves of the reproduction in the directory
     `run` with the training run of every model, and of its data card and ledger with the training's
-    dataset. Each training is yielded as a Parent to check in turn. For one that is not on this
-    machine an Absent is yielded too, and the summary is compared with the kept copy alone. Raises
-    IntegrityFailure if a kept copy contradicts its seal."""
+    dataset if that is on this machine. Each training is yielded as a Parent to check in turn. For
+    one that is not on this machine an Absent is yielded too, and the summary is compared with the
+    kept copy alone. Raises IntegrityFailure if a kept copy contradicts its seal."""
     summary = _summary(run)
     parents = _manifest(run).parents
     models = {model.run.rpartition("-")[0]: model for model in summary.models}

@@ -80,7 +80,7 @@ def resolve_checkpoint(path: Path) -> Path:
 
     Raises BadInput if `path` is not a directory, or is sealed and not a checkpoint, or is a run
     that holds a checkpoint of another run, and IntegrityFailure if there is no complete checkpoint.
-    Raises Interrupted as `own_checkpoints` does.
+    The other errors of `own_checkpoints` are passed on.
     """
     if not path.is_dir():
         raise BadInput(f"there is no checkpoint directory {path}")

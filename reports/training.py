@@ -62,11 +62,12 @@ class Training:
     def __init__(self, run: Path) -> None:
         """Read a training run, finished or not, from its directory, the dataset with the largest
         share in it, and the results of `mlm-eval` in the run's parent folder. If that dataset is
-        not here, `note` says so, and `ledger` and `card` are None.
+        not on this machine or has changed, `ledger` and `card` are None; `ledger` is also None for
+        a dataset that has none.
 
-        Raises BadInput if the directory holds no training, IntegrityFailure if a file is damaged or
-        the run was changed after it was sealed, DataMissing if the manifest does not name its
-        datasets.
+        Raises BadInput if the directory holds no training or its manifest has a setting that this
+        program refuses, IntegrityFailure if a file is damaged or the run was changed after it was
+        sealed, DataMissing if the manifest does not name its datasets.
         """
         directory = RunDirectory.open(run, "training")
         self.path = path = directory.path
@@ -101,7 +102,9 @@ class Training:
 
     @cached_property
     def curves(self) -> Curves:
-        """The run's curves, with the scores that its directory has of its checkpoints."""
+        """The run's curves, a dict key → iteration → number: quantities of its iterations, losses
+        of its validations, and the scores that its directory has of its checkpoints. A curve may
+        have no number."""
         curves: Curves = defaultdict(dict, {key: {} for key in CURVES})
         for line in self.validations:
             curves["validation"][line.iteration] = line.loss

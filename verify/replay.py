@@ -64,9 +64,10 @@ def replay(run: Path, count: int | None) -> None:
 
     Raises BadInput for a run that cannot be replayed, or that has fewer than `count` segments,
     DataMissing without its dataset, IntegrityFailure for a broken seal or another dataset, and
-    HardwareMissing for a checkpoint of another numerics identity. Raises Diverged where a metric, a
-    weight or the optimizer's state differs, or where a segment cannot begin because its checkpoint
-    is damaged.
+    HardwareMissing for a checkpoint of another numerics identity or without one. Raises Interrupted
+    if it is stopped, and SystemExit with a rank's code if ranks fail. Raises Diverged where a
+    metric, a weight or the optimizer's state differs, or where a segment cannot begin because its
+    checkpoint is damaged.
     """
     directory = RunDirectory.open(run, "training")
     config = resolve_begun(directory).config
@@ -107,8 +108,8 @@ def replay(run: Path, count: int | None) -> None:
 def _read_segment(run: Path, config: RunConfig, start: int, end: int) -> Segment:
     """Return the segment from iteration `start` to the checkpoint at `end`, at the sizes tp, pp and
     dp and with the threads that this checkpoint records. The other settings of `[parallel]` are the
-    checkpoint's or, if an earlier version wrote it, those of `config`. Raises HardwareMissing for
-    another numerics identity, IntegrityFailure without a layout or threads."""
+    checkpoint's or, if an earlier version wrote it, those of `config`. Raises HardwareMissing if it
+    records another numerics identity or none, IntegrityFailure without a layout or threads."""
     path = checkpoint_path(run, end)
     probe = read_probe(path)
     recorded = probe.computed_on if probe else {}

@@ -96,7 +96,8 @@ def write_reproductions(report: LayoutsReport, directory: Path) -> list[Path]:
 
 def program(finding: LayoutFinding, report: LayoutsReport) -> str:
     """Return the text of a Python program that shows a finding, from the report that has it; empty
-    if it cannot be shown without this suite."""
+    if it cannot be shown without this suite. Raises ExtraMissing for a finding in transformers if
+    that is not installed."""
     layout = parse_layout(finding.layout)
     key = parameter_of(finding.parameter)
     told: JSON = {

@@ -53,10 +53,11 @@ FILE_KINDS = ("jsonl", "text")
 
 
 def check_test_set_name(name: str) -> None:
-    """Raise ValueError, with the nearest known name, unless `name` is the name of a published test
-    set or has the form of a file, which is not looked for.
+    """Raise ValueError unless `name` is the name of a published test set or has the form of a file,
+    which is not looked for. The error has the nearest known name, or all if none is near.
 
-    A file is `jsonl:PATH`, where PATH ends in `.jsonl`, or `text:PATH`, where it does not.
+    A file is `jsonl:PATH`, where PATH ends in `.jsonl`, or `text:PATH`, where it does not; an error
+    about the ending states this rule.
     """
     kind, colon, path = name.partition(":")
     if colon and kind in FILE_KINDS:

@@ -243,13 +243,14 @@ def _open_sketches(folder: Path, config: DeduplicateConfig) -> tuple[Words, mmap
 def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: in the band `first` and each LINK_TASKS-th after it, join documents that share a bucket
     and whose sketches agree in enough bytes. Write the resulting union-find forest as pairs of a
-    document and the first of its set, [2, pairs], to `forest.npy`.
+    document and an earlier one of its set, [2, pairs], to `forest.npy`.
 
     Settings: `config`, `documents`, the number of distinct documents, and `first`. The input is the
     folder of `lay_side_by_side`. Documents are numbered without copies. Those that were compared
     with only a part of a bucket are written to `partly.npy`. Sketches are read through a map whose
     pages are given back after every BUCKETS_AT_ONCE buckets. Returns `uncompared`, the number of
-    pairs that were not compared, and `unlike`, that of compared pairs that do not agree.
+    pairs of different sets that were not compared, and `unlike`, that of compared pairs that do not
+    agree.
     """
     config = DeduplicateConfig(**settings["config"])
     folder = inputs[0] / "00000"
@@ -274,9 +275,9 @@ def gather_components(settings: Settings, inputs: list[Path], directory: Path) -
     """Task: unite the forests of all link tasks, and write the components of two or more documents:
     `members.npy`, their documents component by component, and `components.npy`, the start of each
     and the total. Settings: `documents`, the number of distinct documents, and `tasks`, that of
-    link tasks, whose folder is the input. Returns `tasks`, a list of pairs [first, end], ranges of
-    components of about MEMBERS_OF_A_TASK documents, more with a larger component, one range for
-    each task that follows."""
+    link tasks, whose folder is the input. Returns `tasks`, a list of ranges of components, each a
+    pair of its first and the one after its last, of about MEMBERS_OF_A_TASK documents, more with a
+    larger component; each is for one task that follows."""
     forest = np.arange(settings["documents"])
     for task in range(settings["tasks"]):
         merge(forest, *np.load(inputs[0] / f"{task:05d}" / FOREST, mmap_mode="r"))

@@ -52,14 +52,14 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     its token ids and the requested measurements, each to a file of its own; the file of something
     that was not asked for is empty.
 
-    The measurements are MinHash fingerprints with text digests, and counts of test-set n-grams.
-    `numbers.npy` [documents] has indices in the shard, `sizes.npy` [documents, 2] bytes and tokens,
-    which are 0 without a tokenizer. Settings: `filters`, pairs of a TokenFilter's name and its
-    section of the recipe; `deduplicate` and `decontaminate`, the keys of their sections that change
-    the result, or None; `test_sets`, paths; `tokenizer`, a digest or None; `keep_dropped`, True if
-    dropped documents are written too. The inputs are the shard and the tokenizer. Returns `stages`,
-    the filters' ledger entries; the numbers of `documents`, `bytes` and `tokens` that are kept; and
-    the `seconds` of each measurement.
+    The measurements are MinHash fingerprints with text digests, and counts of test-set n-grams in
+    the documents that have any. `numbers.npy` [documents] has indices in the shard, `sizes.npy`
+    [documents, 2] bytes and tokens, which are 0 without a tokenizer. Settings: `filters`, pairs of
+    a TokenFilter's name and its section of the recipe; `deduplicate` and `decontaminate`, the keys
+    of their sections that change the result, or None; `test_sets`, paths; `tokenizer`, a digest or
+    None; `keep_dropped`, True if dropped documents are written too. The inputs are the shard and
+    the tokenizer. Returns `stages`, the filters' ledger entries; the numbers of `documents`,
+    `bytes` and `tokens` that are kept; and the `seconds` of each measurement.
     """
     tokenizer = (
         load_once(inputs[1] / "00000", settings["tokenizer"]) if settings["tokenizer"] else None

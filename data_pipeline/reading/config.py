@@ -26,9 +26,10 @@ INSTALLED_DOCS = "installed-docs"
 
 
 def check_source_name(name: str) -> None:
-    """Raise ValueError if `name`, a source as a recipe writes it, is of no known kind, or if a kind
-    of files lacks its path, as in `jsonl:`. The error has the nearest known name, or all kinds if
-    none is near. The source itself is not looked for."""
+    """Raise ValueError if `name`, a source as a recipe writes it, is of no known kind, if a kind of
+    files lacks its path, as in `jsonl:`, or if a name on the hub lacks its owner, as in `hub:NAME`.
+    The error has the nearest known name, or all kinds if none is near. The source itself is not
+    looked for."""
     kind, colon, path = name.partition(":")
     is_known = name in (*HUB_NAMES, INSTALLED_DOCS) or (name.startswith(HUB) and "/" in path)
     if is_known or (path and kind in ENDINGS):

@@ -66,10 +66,11 @@ class FileSource:
 
     A directory stands for all files of that kind below it, in order of path; the number of its
     other files is printed to standard error. Of several splits only `train` is read, or the ones
-    that `sources.split` names, which is printed too. Each JSON line, each row of a table and each
-    record of plain text in an archive is a document; a text file is one document. `documents` is a
-    directory that a verb wrote, whose documents keep their ids, with PATH before them if
-    `is_compared`; IntegrityFailure is raised if it is not complete.
+    that `sources.split` names, which is printed too; of `text` and `documents` all splits are read.
+    Each JSON line, each row of a table and each record of plain text in an archive is a document; a
+    text file is one document. `documents` is a directory that a verb wrote, whose documents keep
+    their ids, with PATH before them if `is_compared`; IntegrityFailure is raised if it is not
+    complete.
     """
 
     is_named = False
@@ -258,9 +259,9 @@ class FileSource:
 
     def sample(self) -> Iterator[Item]:
         """Yield the documents, the malformed input and the blank lines (None) of all files in
-        order, without computing a digest of their files beforehand. Raises Damaged if a file cannot
-        be read to its end, BadInput if a table lacks the text's column, and the errors of
-        `files`."""
+        order, without computing a digest of their files beforehand. Raises the errors of
+        `read_pieces`, such as Damaged if a file cannot be read to its end, BadInput if a table
+        lacks the text's column, and the errors of `files`."""
         for name, path in self.files:
             piece = Piece(self.kind, name, str(path), "", path.stat().st_size, **self._keys)
             yield from read_pieces(_cut_table(piece, 1) if is_table(piece) else [piece])

@@ -247,8 +247,8 @@ def pieces_within(
 ) -> Iterator[Piece]:
     """Yield the pieces up to the first document that `limit` refuses; the last piece ends before
     it. The pieces are read here once, as `read_sound` does with `max_line_bytes` and `goes_on`, for
-    the sizes of their documents, which are counted in `limit`. Raises the errors of `read_pieces`:
-    Interrupted, ExtraMissing and, without `goes_on`, Damaged."""
+    the sizes of their documents, which are counted in `limit`. Raises the errors of `read_pieces`,
+    Damaged only without `goes_on`."""
     for piece in pieces:
         before = limit.documents
         if all(map(limit.admits, read_sound([piece], max_line_bytes, goes_on, []))):

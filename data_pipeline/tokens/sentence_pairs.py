@@ -178,7 +178,7 @@ class PairSamples:
     def _map(self) -> Integers:
         """Return an int64 array [samples, 3] with a row for each sample of one pass over the file,
         in the file's order: the indices of its first sentence and of the sentence after its last,
-        and its target length in tokens."""
+        and its target length in tokens, special ones not counted."""
         sizes = self._sentences.ends - self._sentences.starts
         draws = (
             np.random.RandomState(self._seed)

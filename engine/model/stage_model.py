@@ -22,8 +22,9 @@ class StageModel(nn.Module, ABC):
     """Base class of the model of every family, or of one pipeline stage of it. A subclass defines
     `build`, `run_stage` and `batch_loss`.
 
-    Parameters bear the whole model's names. Stages hand on [s, b, h]; `inputs` are token ids [b, s]
-    on the first stage, the previous stage's output elsewhere.
+    Parameters bear the whole model's names. Stages hand on [s, b, h], or [s/t, b, h] where the
+    sequence is divided; `inputs` are token ids [b, s] on the first stage, the previous stage's
+    output elsewhere.
     """
 
     layers: nn.ModuleDict
@@ -116,8 +117,8 @@ class CausalModel(StageModel):
     def forward(self, inputs: Tensor, dropout: Dropout | None = None) -> Tensor:
         """Return the output of the stage, [s, b, h], or [s/t, b, h] where the sequence is divided,
         from its inputs: token ids [b, s] on the first stage, the previous stage's output elsewhere.
-        On the last stage the output is the input of `logits`. Without `dropout` nothing is
-        dropped."""
+        On the last stage the output is the input of `logits`. Without `dropout` nothing is dropped.
+        A subclass defines this, and every tensor-parallel rank calls it."""
 
     def hidden_states_at(self, inputs: Tensor, positions: Tensor) -> Tensor:
         """Run the whole model on `inputs`, token ids [b, s], without dropout, and return its

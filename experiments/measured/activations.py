@@ -227,11 +227,12 @@ def _kept(shape: str) -> list[Line]:
 
 
 def _flops(shape: str) -> list[Line]:
-    """Return a list of lines, dicts with a record's fields: the FLOPs of an iteration and of a
-    layer with full recomputation, as coefficients that the papers state as 72 and 96 (2022 paper,
-    Equation 7; 2021 paper, Equation 3), the percentage of FLOPs that selective recomputation adds
-    to a layer, and the second coefficient in this engine's model of four layers. They come from
-    products that torch counts without computing. `shape` is a key of `SHAPES`."""
+    """Return a list of lines, dicts with a record's fields: the FLOPs of an iteration that
+    recomputes nothing and of a layer with full recomputation, as coefficients that the papers state
+    as 72 and 96 (2022 paper, Equation 7; 2021 paper, Equation 3), the percentage of FLOPs that
+    selective recomputation adds to a layer, and the second coefficient in this engine's model of
+    four layers. They come from products that torch counts without computing. `shape` is a key of
+    `SHAPES`."""
     s, heads, h, _ = SHAPES[shape]
     layers = 4
     config = ModelConfig(

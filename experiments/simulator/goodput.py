@@ -46,11 +46,11 @@ class Failures(NamedTuple):
         restart: float = RESTART_SECONDS,
         per_gpu_hour: float = FAILURES_PER_GPU_HOUR,
     ) -> "Failures":
-        """Return the Failures of a job on `gpus` GPUs: the time between failures, infinite for a
-        rate of 0, and the times of a checkpoint, its copy and a restart, in seconds.
+        """Return the Failures of a job on `gpus` GPUs: the time between failures, infinite if
+        `per_gpu_hour` is 0, and the times of a checkpoint, its copy and a restart, in seconds.
 
         The rank that writes most writes `written_bytes` of a checkpoint at `rate` bytes a second;
-        `per_gpu_hour` is the rate of failures, `restart` in seconds.
+        `per_gpu_hour` is the number of failures of a GPU in an hour, `restart` in seconds.
         """
         mean = 3600 / (per_gpu_hour * gpus) if per_gpu_hour else math.inf
         return cls(mean, written_bytes / rate, restart, written_bytes / COPIED_BYTES_PER_SECOND)

@@ -53,8 +53,8 @@ def pairs_of(samples: PairSamples) -> Take:
 
 def read_vocabulary(tokenizer: Path | None, vocab_size: int) -> Vocabulary:
     """Return the Vocabulary of a tokenizer's directory, which says which tokens begin words, end
-    sentences or are special. Raises BadInput if the directory has no tokenizer.json,
-    IntegrityFailure if that file is damaged.
+    sentences or are special. Raises BadInput if the directory has no tokenizer.json or that lacks
+    its end-of-text token, IntegrityFailure if that file is damaged.
 
     Without a tokenizer, for random tokens, each of `vocab_size` tokens begins a word and every
     fourth ends a sentence; the special tokens have the ids after these.
