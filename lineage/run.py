@@ -98,7 +98,7 @@ class RunDirectory:
         """Return the RunDirectory at exactly `path` for the work of this kind, configuration and
         inputs, the digests of `parents` by name, and write its manifest if it is new. Raises
         BadInput if the directory holds anything else, cannot be made, or is reserved by another
-        command."""
+        command, and IntegrityFailure if a manifest that is there is damaged."""
         manifest = asked_for(path.name, kind, config, parents)
         with claimed(path):
             is_begun = (path / MANIFEST).exists()
@@ -116,7 +116,8 @@ class RunDirectory:
         with the time and the environment, unless there is a manifest. Several processes may begin a
         run at once.
 
-        Raises BadInput if the directory cannot be made or holds other work.
+        Raises BadInput if the directory cannot be made or holds other work, and IntegrityFailure if
+        a manifest that is there is damaged.
         """
         path = self.path
         run = self
@@ -166,9 +167,9 @@ class RunDirectory:
     def filled(self) -> Iterator[None]:
         """Context manager: hold the lock of the run's directory during the block.
 
-        Raises BadInput if another process holds the lock. After BadInput in the block, a manifest
-        that the call which returned this object wrote is removed, and a directory that the call
-        made if nothing else is in it.
+        Raises BadInput if the lock is held or the file system has no locks. After BadInput in the
+        block, a manifest that the call which returned this object wrote is removed, and a directory
+        that the call made if nothing else is in it.
         """
         try:
             with locked(self.path):

@@ -459,7 +459,7 @@ class Pretrained:
             needed = f"{count:,} parameters, {size:,.1f} GiB in {str(dtype).removeprefix('torch.')}"
             raise HardwareMissing(
                 f"{self.directory} has {needed}, and the {'GPU' if is_gpu else 'machine'} has"
-                f" {available:,.1f} GiB: --set dtype=bf16 takes half of float32"
+                f" {available:,.1f} GiB: take a larger one, or --set dtype=bf16, half of float32"
             )
 
     def _load(self, library: Any, dtype: torch.dtype, **renamed: Any) -> Any:
@@ -523,8 +523,9 @@ class Pretrained:
         and return the model; without an adapter return it as it is.
 
         The merged model's logits are compared with the unmerged one's. Raises BadInput if they
-        differ by more than rounding, or peft cannot merge the adapter. An output layer that shares
-        the embedding's weights gets its own first, since an adapter may change one of the two.
+        differ by more than rounding, or if peft is missing or cannot merge the adapter. An output
+        layer that shares the embedding's weights gets its own first, since an adapter may change
+        one of the two.
         """
         if not self._adapter:
             return model
