@@ -145,7 +145,8 @@ class RunDirectory:
         """Append an attempt to the run's manifest.json: this process begins or continues a training
         after `iteration` finished iterations, at the layout `parallel`, a dict, on `ranks` ranks.
         The attempt also has the time, code, machine and command, and a digest of the attempt
-        before. One rank alone calls it. Raises IntegrityFailure if manifest.json cannot be read."""
+        before, the first one the run's identity. One rank alone calls it. Raises IntegrityFailure
+        if manifest.json cannot be read."""
         values = read_object(self.path / MANIFEST)
         here = describe_environment()
         attempts = values.get("attempts") or values.get("layouts", [])
@@ -266,7 +267,7 @@ class RunDirectory:
 
     @property
     def digest(self) -> str:
-        """Hexadecimal digest of all files of the completed run, as its seal states it. Raises
+        """Hexadecimal digest of the completed run's files, as its seal states it. Raises
         IntegrityFailure without a readable seal."""
         return read_digest(self.path)
 

@@ -562,9 +562,9 @@ class Pretrained:
         return merged
 
     def _examine(self, model: Any) -> str:
-        """Return the hexadecimal SHA-256 of a transformers model's configuration and of all its
-        tensors, of which a shared one counts once. Raises IntegrityFailure for a floating-point
-        tensor of more than 8 bits with values that are not finite."""
+        """Return the hexadecimal SHA-256 of a transformers model's configuration and of the tensors
+        of its `state_dict`, of which a shared one counts once. Raises IntegrityFailure for a
+        floating-point tensor of more than 8 bits with values that are not finite."""
 
         def digest(name: str, tensor: Tensor) -> tuple[str, str]:
             is_number = tensor.is_floating_point() and tensor.itemsize > 1 and tensor.numel()
