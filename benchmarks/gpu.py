@@ -353,10 +353,10 @@ def busy_and_idle(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
 
 
 def compare_peers(name: str, b: int) -> Result:
-    """Train the published model `name` at full size with every contender, one after the other, in
-    batches of `b` sequences. Return a list: the case, and a sentence for each contender whose loss
-    differs by more than 0.1 from that of the first, our engine, in one of the first two iterations.
-    Drops the model that `built` keeps."""
+    """Train the published model `name`, "355m" or "2.5b", at full size with every contender, one
+    after the other, in batches of `b` sequences. Return a list: the case of their speeds, and a
+    sentence for each contender whose loss differs by more than 0.1 from that of the first, our
+    engine, in one of the first two iterations. Drops the model that `built` keeps."""
     # The model that an earlier item built would leave less memory to the contenders.
     built.cache_clear()
     size = full_size(name, b)

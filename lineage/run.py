@@ -238,7 +238,7 @@ class RunDirectory:
         """Sentence that the run was last worked on under another release, commit or digest of the
         source files than this process has, naming both; an empty text if all are equal, or if the
         run has not begun. A run without attempts is known by the release and commit that began
-        it."""
+        it. Raises IntegrityFailure if the manifest is damaged."""
         if not (self.path / MANIFEST).is_file():
             return ""
         began = Manifest(**self.manifest)
