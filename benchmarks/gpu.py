@@ -290,10 +290,11 @@ def built(name: str) -> TrainingStep:
 
 def train_alone(name: str, b: int, dropout: float = DROPOUT, is_captured: bool = False) -> Result:
     """Train the published model `name`, "355m" or "2.5b", at full size, with 8 microbatches of `b`
-    sequences and the given probability of dropout, for one iteration that warms up and three timed
-    ones. The model is that of `built`, which may have been trained already. Return a list of two
-    cases: its speed, and what the GPU does in one more iteration. Raises UserError if `is_captured`
-    is set and the microbatch could not be captured as a CUDA graph."""
+    sequences and the given probability of dropout, which may be 0 for "2.5b" alone, for one
+    iteration that warms up and three timed ones. The model is that of `built`, which may have been
+    trained already. Return a list of two cases: its speed, and what the GPU does in one more
+    iteration. Raises UserError if `is_captured` is set and the microbatch could not be captured as
+    a CUDA graph."""
     training = built(name)
     size = full_size(name, b * MICROBATCHES, 3, 1)
     training.model.graphs = None
@@ -352,10 +353,10 @@ def busy_and_idle(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
 
 
 def compare_peers(name: str, b: int) -> Result:
-    """Train the published model `name` at full size with every contender, one after the other, in
-    batches of `b` sequences. Return a list: the case, and a sentence for each contender whose loss
-    differs by more than 0.1 from that of the first, our engine, in one of the first two iterations.
-    Drops the model that `built` keeps."""
+    """Train the published model `name`, "355m" or "2.5b", at full size with every contender, one
+    after the other, in batches of `b` sequences. Return a list: the case of their speeds, and a
+    sentence for each contender whose loss differs by more than 0.1 from that of the first, our
+    engine, in one of the first two iterations. Drops the model that `built` keeps."""
     # The model that an earlier item built would leave less memory to the contenders.
     built.cache_clear()
     size = full_size(name, b)

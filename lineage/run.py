@@ -98,7 +98,7 @@ class RunDirectory:
         """Return the RunDirectory at exactly `path` for the work of this kind, configuration and
         inputs, the digests of `parents` by name, and write its manifest if it is new. Raises
         BadInput if the directory holds anything else, cannot be made, or is reserved by another
-        command."""
+        command, and IntegrityFailure if a manifest that is there is damaged."""
         manifest = asked_for(path.name, kind, config, parents)
         with claimed(path):
             is_begun = (path / MANIFEST).exists()
@@ -116,7 +116,8 @@ class RunDirectory:
         with the time and the environment, unless there is a manifest. Several processes may begin a
         run at once.
 
-        Raises BadInput if the directory cannot be made or holds other work.
+        Raises BadInput if the directory cannot be made or holds other work, and IntegrityFailure if
+        a manifest that is there is damaged.
         """
         path = self.path
         run = self
@@ -144,7 +145,8 @@ class RunDirectory:
         """Append an attempt to the run's manifest.json: this process begins or continues a training
         after `iteration` finished iterations, at the layout `parallel`, a dict, on `ranks` ranks.
         The attempt also has the time, code, machine and command, and a digest of the attempt
-        before. One rank alone calls it. Raises IntegrityFailure if manifest.json cannot be read."""
+        before, the first one the run's identity. One rank alone calls it. Raises IntegrityFailure
+        if manifest.json cannot be read."""
         values = read_object(self.path / MANIFEST)
         here = describe_environment()
         attempts = values.get("attempts") or values.get("layouts", [])
@@ -166,9 +168,9 @@ class RunDirectory:
     def filled(self) -> Iterator[None]:
         """Context manager: hold the lock of the run's directory during the block.
 
-        Raises BadInput if another process holds the lock. After BadInput in the block, a manifest
-        that the call which returned this object wrote is removed, and a directory that the call
-        made if nothing else is in it.
+        Raises BadInput if the lock is held or the file system has no locks. After BadInput in the
+        block, a manifest that the call which returned this object wrote is removed, and a directory
+        that the call made if nothing else is in it.
         """
         try:
             with locked(self.path):
@@ -236,7 +238,7 @@ class RunDirectory:
         """Sentence that the run was last worked on under another release, commit or digest of the
         source files than this process has, naming both; an empty text if all are equal, or if the
         run has not begun. A run without attempts is known by the release and commit that began
-        it."""
+        it. Raises IntegrityFailure if the manifest is damaged."""
         if not (self.path / MANIFEST).is_file():
             return ""
         began = Manifest(**self.manifest)
@@ -265,7 +267,7 @@ class RunDirectory:
 
     @property
     def digest(self) -> str:
-        """Hexadecimal digest of all files of the completed run, as its seal states it. Raises
+        """Hexadecimal digest of the completed run's files, as its seal states it. Raises
         IntegrityFailure without a readable seal."""
         return read_digest(self.path)
 

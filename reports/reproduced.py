@@ -20,8 +20,8 @@ TWINS = ("bits_per_byte", "accuracy", "log_likelihood")
 
 def reproduction_exhibits(reproduction: Reproduction) -> dict[str, Exhibit]:
     """Return a dict name → Exhibit of a reproduction's exhibits, in the order of the page: curves,
-    comparisons, evaluations, models and the data's ledger. An exhibit without numbers is left
-    out."""
+    comparisons, further numbers, evaluations, models and the data's ledger. An exhibit without
+    numbers is left out."""
     return {exhibit.name: exhibit for exhibit in (*_curves(reproduction), *_tables(reproduction))}
 
 

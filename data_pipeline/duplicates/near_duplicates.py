@@ -347,8 +347,8 @@ def resolve(
     component and in input order within each. Returns a Resolution: the decisions and the counts of
     compared and uncompared pairs.
 
-    Buckets lie in files in `scratch`, or in the system's temporary folder: a member takes 40 bytes
-    of memory and, for each band, 10 of disk.
+    Buckets lie in files in `scratch`, or in the system's temporary folder: a member takes about 90
+    bytes of memory and, for each band, 10 of disk.
 
     By the rule `verified`, a document is dropped if and only if its exact Jaccard similarity to an
     earlier document that is kept, shares a bucket with it and agrees with it in `min_agreement`

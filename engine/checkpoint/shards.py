@@ -45,8 +45,9 @@ def write_shard(
     `shapes` has name → (dtype, shape), of dtypes in NAMES; `tensors`, which must have these, come
     in the same order and are taken one at a time, so that memory holds one.
 
-    With names in alphabetical order, the file is the one that the safetensors library would write.
-    Raises OSError when the file cannot be written, and KeyError for another dtype.
+    With a single dtype and names in alphabetical order, the file is the one that the safetensors
+    library would write. Raises OSError when the file cannot be written, and KeyError for another
+    dtype.
     """
     header: JSON = {}
     end = 0

@@ -160,8 +160,8 @@ def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None =
 
 
 class TensorDifference(NamedTuple):
-    """Largest deviation of one tensor in one iteration from the reference's tensor: how large and
-    where, the number of elements compared, and the tolerance."""
+    """Largest deviation of one tensor in one iteration, counted from 0, from the reference's
+    tensor: how large and where, the number of elements compared, and the tolerance."""
 
     largest: float
     """Largest difference of an element; infinite if it is NaN, if a part lies outside the whole
@@ -248,7 +248,7 @@ def tolerances(
     """Return a dict (iteration, tensor name) → tolerance T (`tensor_tolerance`) for every tensor of
     the reference, `whole`, from the same tensors in the perturbed runs, `moved`: dicts with the
     same keys, each tensor an array. The number of layers is read from the tensors' names;
-    `precision` is the weights' number format."""
+    `precision` is the weights' number format, such as `bf16`."""
     matches = [re.search(r"\blayers\.(\d+)", name) for _, name in whole]
     numbers = [int(match[1]) for match in matches if match]
     layers = max(numbers, default=-1) + 1

@@ -98,8 +98,8 @@ def read_torch_file(path: Path) -> Any:
     file, not read.
 
     Objects of the classes in `UNREAD` become `Unread`. Raises IntegrityFailure if the file is
-    damaged or compressed, or names any other function or class but argparse.Namespace and the ones
-    that torch loads with `weights_only`.
+    missing, damaged or compressed, or names any other function or class but argparse.Namespace and
+    the ones that torch loads with `weights_only`.
     """
     names: list[Any] = [argparse.Namespace, *((Unread, name) for name in UNREAD)]
     # Other libraries in this process may allow more classes: set aside here, restored at the end.
@@ -127,7 +127,7 @@ def _read_pickle(path: Path) -> Any:
     """Return the object in the pickled file `path`, the metadata of a distributed checkpoint: a
     Metadata of torch if the file is sound, which the caller checks. The file may name the classes
     in KNOWN, and the ones that PLANS matches, whose objects become `Unread`. Raises
-    IntegrityFailure for any other name and for a damaged file."""
+    IntegrityFailure for any other name and for a missing or damaged file."""
 
     # Not the unpickler in C: it reserves memory for any size that a damaged file states.
     class Restricted(pickle._Unpickler):
@@ -178,8 +178,9 @@ def read_torch_dist(directory: Path) -> JSON:
     all layers is cut into one for each; `checkpoint_version`, always 3; and `args` and `iteration`
     if common.pt has them.
 
-    The optimizer's tensors and pickled objects are not read. Raises IntegrityFailure for damaged
-    metadata or a damaged common.pt, and for shards that overlap, leave holes or are missing.
+    The optimizer's tensors and pickled objects are not read. Raises IntegrityFailure for missing or
+    damaged metadata, a damaged common.pt, and shards that are missing or damaged, overlap or leave
+    holes.
     """
     path = directory / METADATA
     known = _read_pickle(path)

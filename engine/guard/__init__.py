@@ -52,7 +52,7 @@ class Guard:
     def after(self, iteration: Iteration) -> str:
         """Inspect an iteration after its update was made or skipped, when `iteration.line`, its
         line of the metrics, is set; a guard may change that line. Every rank calls this. Return a
-        warning for the user, or an empty text for none, as by default."""
+        warning for the user, or an empty text for none, as by default; only rank 0's is printed."""
         return ""
 
     def before_checkpoint(self) -> None:

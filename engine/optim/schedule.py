@@ -36,7 +36,7 @@ def learning_rate(train: TrainConfig, time: float) -> float:
     - `clipped-cosine`: max(peak/2·(1 + cos(π(min(n, N − w) − w)/N)), floor), the code of 2019.
     - `cosine`: floor + (peak − floor)/2·(1 + cos(π(n − w)/(N − w))), Megatron-LM since v2.
     - `linear`: a straight line from peak to floor, as for BERT.
-    - `inverse-square-root`: max(peak·√(w/n), floor).
+    - `inverse-square-root`: max(peak·√(w/n), floor), with w and n at least one update or sample.
     - `WSD`: the peak, and in the last d steps of N a fall by its own form. It and the one before
       follow `optimizer_param_scheduler.py` of Megatron-Core 0.16.
     - `exponential`: a rise from floor to peak by equal factors, without a warm-up.

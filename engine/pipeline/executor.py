@@ -59,7 +59,7 @@ class PartitionedModel:
     def reducer(self, groups: Sequence[FlatGroup]) -> GradientReducer:
         """Return a new GradientReducer, which sums gradients over ranks and brings them to
         `groups`, the optimizer's flat groups. It puts hooks on the parameters, and in ZeRO stage 3
-        gives the model new ones, so one model gets one reducer."""
+        replaces the model's parameters by new ones, so one model gets one reducer."""
         if self.is_zero3:
             from mlm_repro.engine.optim.zero3 import ShardedReducer
 
@@ -106,10 +106,10 @@ class PartitionedModel:
 
     def capture(self, batch: PipelineInput, reducer: GradientReducer) -> None:
         """Capture CUDA graphs of forward and backward, which the method `forward_backward` replays
-        from now on for microbatches of the shape of `batch`; others run without graphs. Gradients
-        go through `reducer`. Only for a mesh of one rank, a GPU, and a model without sentence pairs
-        or memory, which the caller checks. Runs passes over zeros, which overwrite the gradients.
-        An earlier pass must have used every dropout site."""
+        from now on if all microbatches of its call have the shape of `batch`, and else runs without
+        them. Gradients go through `reducer`. Only for a mesh of one rank, a GPU, and a model
+        without sentence pairs or memory, which the caller checks. Runs passes over zeros, which
+        overwrite the gradients. An earlier pass must have used every dropout site."""
         # A copy of the batch: the graphs read these very tensors at each replay.
         program = self._program(1, training=True)
         own = deepcopy(self.with_keys(batch))

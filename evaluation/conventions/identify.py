@@ -270,8 +270,9 @@ def identify(place: Place, claimed: str, task: str, settings: Settings) -> Ident
     The checkpoint is scored on WikiText-103 by the readings of all programs and each of these with
     one axis changed, where the windows of `LONG` are tried only in the readings of programs that
     use them; on LAMBADA by every reading. Raises DataMissing if the test cannot be found or
-    downloaded, BadInput for an unusable claim or a checkpoint that cannot be scored, and
-    IntegrityFailure for a damaged checkpoint or another file than the test's.
+    downloaded, BadInput for a checkpoint or settings that cannot be scored and, after scoring, for
+    an unusable claim, IntegrityFailure for a damaged checkpoint or another file than the test's,
+    and HardwareMissing for a model larger than memory.
     """
     from mlm_repro.data_pipeline.contamination.testsets import find_test_set
     from mlm_repro.evaluation.checkpoints import open_checkpoint

@@ -459,7 +459,7 @@ class Pretrained:
             needed = f"{count:,} parameters, {size:,.1f} GiB in {str(dtype).removeprefix('torch.')}"
             raise HardwareMissing(
                 f"{self.directory} has {needed}, and the {'GPU' if is_gpu else 'machine'} has"
-                f" {available:,.1f} GiB: --set dtype=bf16 takes half of float32"
+                f" {available:,.1f} GiB: take a larger one, or --set dtype=bf16, half of float32"
             )
 
     def _load(self, library: Any, dtype: torch.dtype, **renamed: Any) -> Any:
@@ -523,8 +523,9 @@ class Pretrained:
         and return the model; without an adapter return it as it is.
 
         The merged model's logits are compared with the unmerged one's. Raises BadInput if they
-        differ by more than rounding, or peft cannot merge the adapter. An output layer that shares
-        the embedding's weights gets its own first, since an adapter may change one of the two.
+        differ by more than rounding, or if peft is missing or cannot merge the adapter. An output
+        layer that shares the embedding's weights gets its own first, since an adapter may change
+        one of the two.
         """
         if not self._adapter:
             return model
@@ -561,9 +562,9 @@ class Pretrained:
         return merged
 
     def _examine(self, model: Any) -> str:
-        """Return the hexadecimal SHA-256 of a transformers model's configuration and of all its
-        tensors, of which a shared one counts once. Raises IntegrityFailure for a floating-point
-        tensor of more than 8 bits with values that are not finite."""
+        """Return the hexadecimal SHA-256 of a transformers model's configuration and of the tensors
+        of its `state_dict`, of which a shared one counts once. Raises IntegrityFailure for a
+        floating-point tensor of more than 8 bits with values that are not finite."""
 
         def digest(name: str, tensor: Tensor) -> tuple[str, str]:
             is_number = tensor.is_floating_point() and tensor.itemsize > 1 and tensor.numel()

@@ -61,7 +61,11 @@ def heldout_cloze(dataset: Path, tokenizer: Encoder, context: int, reason: str) 
     """
     passages = list(chain.from_iterable(map(cut_passages, read_documents(dataset))))
     if not passages:
-        raise DataMissing(f"no validation document of {dataset} has {SHORTEST_PASSAGE_WORDS} words")
+        raise DataMissing(
+            f"no validation document of {dataset} has {SHORTEST_PASSAGE_WORDS} words, so none can"
+            " stand in for LAMBADA: get the test itself by `mlm-data fetch FOLDER`, and name that"
+            " folder in MLM_DATA_DIR"
+        )
     return ClozeTask(
         _source("heldout-cloze", dataset, reason, "LAMBADA"), passages, STRICT, tokenizer, context
     )
@@ -157,7 +161,10 @@ def read_documents(dataset: Path) -> list[str]:
     except (ValueError, BadInput) as error:
         raise IntegrityFailure(str(error)) from error
     if not any(map(str.strip, documents)):
-        raise DataMissing(f"{path} holds no text")
+        raise DataMissing(
+            f"{path} holds no text, so it cannot stand in for a published test: get the test itself"
+            " by `mlm-data fetch FOLDER`, and name that folder in MLM_DATA_DIR"
+        )
     return documents
 
 

@@ -191,8 +191,8 @@ def predicted_iteration(job: Job) -> Prediction | None:
     """Return the Prediction of an iteration on the job's cluster with this engine's software; None
     if the job names no cluster.
 
-    Raises BadInput with the reason if the job's model is not valid or the job does not fit the
-    cluster.
+    Raises BadInput with the reason if the job's model, an override, the layout or the cluster is
+    not valid, or if the job does not fit the cluster.
     """
     config = job.config()
     if not job.cluster:
@@ -460,7 +460,8 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 def _script(head: list[str], body: str, launcher: str, job: Job, out: Path) -> str:
     """Return the text of a bash script: the lines of `head`, then files of `templates/` filled with
     this job's values, attempts.sh first, hosts.sh in a `torchrun.sh` whose job names its hosts, and
-    `body` last. `launcher` is the command that starts the ranks."""
+    `body` last. `launcher` is the command that starts the ranks. Raises BadInput if the job, its
+    file of hosts or its interval between checkpoints is not valid."""
     names = ("failed", "last-failure", "idle", "bad-node-", "flight-", "pid-")
     paths = {name: out.resolve() / name for name in names}
     paths |= {

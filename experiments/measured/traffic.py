@@ -117,8 +117,8 @@ def iteration(
     """Build a new model of the configuration `model`, with random weights and divided by the layout
     `parallel`, and run an iteration of it in fp32, or its forward passes alone if `trains` is
     false; return this rank's Traffic. Ranks that tp and pp leave are data-parallel. A microbatch is
-    one sequence; `batch` is the number of sequences on all ranks together. Every rank calls
-    this."""
+    one sequence; `batch`, the number of sequences on all ranks together, is rounded down to a
+    multiple of the data-parallel ranks. Every rank calls this."""
     dp = torch.distributed.get_world_size() // parallel.tp // parallel.pp
     layout = Layout(tp=parallel.tp, pp=parallel.pp, dp=dp)
     mesh = build_mesh(layout, parallel.sequence_parallel)
