@@ -43,8 +43,8 @@ def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirector
     after SIGTERM, Ctrl-C or iteration `until`, if iterations are left, with a checkpoint written,
     and if a checkpoint cannot be written; OutOfMemory if a rank lacks memory; Diverged as the
     guards and validations do; IntegrityFailure for a damaged dataset or checkpoint; BadInput for a
-    dataset or checkpoint that does not fit, or if a logger's library is missing; and BadInput,
-    RanksMissing and RankLost as `begun_on_ranks` does.
+    dataset or checkpoint that does not fit, or if a logger's library is missing or, on launched
+    ranks, a protocol of `record.evaluate` cannot be run; and the errors of `begun_on_ranks`.
     """
     config = run.config
     with begun_on_ranks(run, root) as (directory, mesh):
@@ -98,8 +98,8 @@ def begun_on_ranks(run: ResolvedRun, root: Path) -> Iterator[tuple[RunDirectory,
     meanwhile; a complete run is not locked.
 
     Raises BadInput, on every rank, if ranks were given different work or another command trains the
-    run already, RanksMissing if one does not come, and RankLost if one ends or hangs, in the block
-    too.
+    run already, RanksMissing if one does not come, RankLost if one ends or hangs, in the block too,
+    and the errors of `ResolvedRun.begin`, such as BadInput for a directory that cannot be made.
     """
     join_ranks()
     with telling_of_lost_ranks(), ExitStack() as stack:

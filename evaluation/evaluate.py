@@ -74,8 +74,9 @@ def evaluate(
 
     A task whose data is missing, or that needs memory and finds a model without it or several
     ranks, is left out, and stands with the reason under `missing`. Raises DataMissing or NoMemory
-    if no task is left, BadInput for a checkpoint that cannot be scored, and IntegrityFailure for a
-    damaged one or an implausible loss.
+    if no task is left, BadInput for a checkpoint that cannot be scored or a `window` that it or a
+    task does not take, IntegrityFailure for a damaged checkpoint or an implausible loss, and
+    HardwareMissing if memory does not suffice.
     """
     started = time.monotonic()
     ready = {}
@@ -134,7 +135,8 @@ def _score_all(
     """Score the tasks' requests and return a list of the Scores of each task, in order. Tasks
     without memory share one pass over the model, in which the tokens of the first task that bans
     any are banned for all; tasks with memory are scored one by one. Every rank calls it.
-    Raises BadInput if there is no request or one is longer than the model's context."""
+    Raises BadInput if there is no request or one is longer than the model's context, and
+    HardwareMissing if a GPU's memory does not suffice."""
     plain = [task for task in tasks if not task.with_memory]
     banned = next((task.banned for task in plain if task.banned is not None), None)
     if len(tasks) == 1:
@@ -169,7 +171,8 @@ def score_shared(
     in several lists is scored once; scores that an earlier evaluation stored are read, and new ones
     are stored. Every rank of the model's mesh calls it. Without lists the result is empty. Raises
     BadInput if no list has a request, or one is longer than the model's context, and
-    HardwareMissing if a single request does not fit into memory.
+    HardwareMissing if a GPU's memory lacks room for one request, or for a batch on ranks that
+    divide the model.
 
     Tokens that are `banned` do not count as answers in the column `greedy_allowed`. The cost is
     announced and the progress is shown under `title`, with `unit` as the plural noun for requests.

@@ -116,11 +116,12 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[float]:
         """Return a list of the log-likelihood of each request's text in nats, in the requests'
-        order; 0 for an empty text. The text is the first of the request's `args`.
+        order; 0 for an empty string. The text is the first of the request's `args`.
 
         A string is scored whole, in disjoint windows after the token that begins a document. An
         object with `text` and `stride` is scored in Megatron-LM's sliding windows, without its
-        first token. The answers also go into lm-evaluation-harness's cache.
+        first token, and raises BadInput if it has no other. The answers also go into
+        lm-evaluation-harness's cache.
         """
         requests_of_texts = [self._windows(request.args[0]) for request in requests]
         scored = iter(self._score([windows for windows in requests_of_texts if windows]))
@@ -132,8 +133,9 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Return a list of the continuation of each request's prompt as text, in the requests'
         order. A request's `args` are its prompt and its settings. A continuation ends before a stop
-        or end-of-text, or after the settings' `max_gen_toks` tokens, by default 256. Decoding is
-        greedy unless the settings have a temperature.
+        or end-of-text, or after the settings' `max_gen_toks` tokens, by default 256. A prompt
+        that leaves no room for them in the context loses its beginning. Decoding is greedy unless
+        the settings have a temperature.
 
         Greedy prompts of one length and the same settings are continued together. The answers also
         go into lm-evaluation-harness's cache. Raises BadInput if the new tokens leave no room for a

@@ -229,8 +229,9 @@ class Judged:
                 yield Beyond(iteration, tensor, float(off.norm()), allowed, detail, row)
 
     def sentence(self) -> str:
-        """Return a sentence about the fault, which must be there: where it is seen first, the
-        checkpoint after it, and its kind. To find the kind, trains with each known fault."""
+        """Return a sentence about the fault, which must be there: where it is seen first, how many
+        tensors of a checkpoint are off, if any, and its kind, or that no known fault fits. To find
+        the kind, trains with each known fault."""
         text = f"{self.run.name}: {self.fault}"
         if self.tensors:
             text += f"; of the checkpoint, {self.tensors[0]}" * (self.fault is not self.tensors[0])
@@ -268,9 +269,10 @@ class Judged:
 
 
 def explain(first: RecordedRun, second: RecordedRun) -> None:
-    """Print where two trainings part and why, by a replay of both in float64. Raises Diverged if a
-    run differs from the computation that its settings describe, BadInput if they have no iteration
-    in common."""
+    """Print where two trainings part and why, by a replay of both in float64. If all that both have
+    recorded is equal to the bit, print this, and replay nothing. Raises Diverged if a replayed run
+    differs from the computation that its settings describe, BadInput if they have no iteration in
+    common."""
     for run in (first, second):
         layout = run.run.layout
         train = run.config.train

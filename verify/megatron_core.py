@@ -155,7 +155,7 @@ def whole_attention(self: Any, attend: Any, *args: Any, **kwargs: Any) -> Tensor
 def places_of(length: int, ranks: int, rank: int) -> Tensor:
     """Return the positions [s/cp] that rank `rank` of `ranks` context-parallel ones has of a
     sequence of `length`, a multiple of 2 · cp. The sequence is cut into 2 · cp chunks; the rank has
-    one chunk counted from each end."""
+    the chunks with the number `rank`, from 0, counted from the beginning and from the end."""
     chunks = torch.arange(length).chunk(2 * ranks)
     return torch.cat((chunks[rank], chunks[-1 - rank]))
 

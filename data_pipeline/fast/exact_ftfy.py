@@ -151,8 +151,8 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
     """Return a function equal to `ftfy.fix_text` with that normalization; time and memory are
     linear in the text.
 
-    `left_out` are repairs that are not made: `unescape_html`, `fix_character_width`,
-    `uncurl_quotes`.
+    `left_out` names the repairs that are not made, by default none: any of `unescape_html`,
+    `fix_character_width` and `uncurl_quotes`.
 
     The function raises Unfit for a text whose repair would not be linear. Raises RuntimeError for a
     version of ftfy that this was not derived from.

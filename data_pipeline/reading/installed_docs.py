@@ -97,7 +97,7 @@ class InstalledDocs:
 
     def fingerprint(self) -> str:
         """Return a digest of the versions of Python and of the distributions that are read. The
-        files are not read for it."""
+        files are not read for it. Raises DataMissing if this package itself is not installed."""
         versions = [
             f"{name}=={version}" for name, version in self.versions.items() if name != PYTHON
         ]

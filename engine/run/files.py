@@ -60,7 +60,7 @@ class TensorNumbers(FileSchema):
 
 class Validation(FileSchema, extra="forbid", strict=True):
     """Line of metrics.jsonl for a validation after `iteration` iterations: its kind, the number of
-    sequences in `samples`, their mean loss and its perplexity."""
+    sequences in `samples`, their mean loss in nats and its perplexity, which is cut off at e²⁰."""
 
     kind: Literal["validation", "final-validation"]
     iteration: int

@@ -76,10 +76,11 @@ def sliding_wikitext103(
     stride: int = 32,
 ) -> PerplexityTask:
     """Return the PerplexityTask on the whole WikiText-103 test file at `path`, rewritten by
-    `detokenizer`, in sliding windows of `context` inputs, 1024 at most. `stride` is the number of
-    new tokens in a window of 1024; a shorter window has fewer in proportion. `detokenizer` is a key
-    of NUM_GPT2_TOKENS, and `name` is the task's. Raises BadInput if the file cannot be read,
-    IntegrityFailure if it is another file or gives GPT-2 another number of sub-words."""
+    `detokenizer`, in sliding windows of `context` inputs, 1024 at most. `stride`, 1024 at most, is
+    the number of new tokens in a window of 1024; a shorter window has fewer in proportion.
+    `detokenizer` is a key of NUM_GPT2_TOKENS, and `name` is the task's. Raises BadInput if the file
+    cannot be read, IntegrityFailure if it is another file or gives GPT-2 another number of
+    sub-words."""
     return _in_windows(name, path, tokenizer, detokenizer, *megatron_windows(context, stride))
 
 
@@ -164,8 +165,9 @@ def _in_windows(
     that begin `stride` tokens apart. `divisor` names the loss's divisor; `with_memory` scores each
     window with the memory of earlier ones, which needs `stride` equal to `window`.
 
-    Raises BadInput if the file cannot be read, and IntegrityFailure if it is not the official one
-    or if GPT-2's tokenizer gives another number of sub-words than the known one.
+    Raises BadInput if the file cannot be read or `stride` is not from 1 to `window`, and
+    IntegrityFailure if the file is not the official one or if GPT-2's tokenizer gives another
+    number of sub-words than the known one.
     """
     text = read_wikitext(name, path, test_set)
     stream = sliding_stream(text, detokenizer, tokenizer, window, stride)
