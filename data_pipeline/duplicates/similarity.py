@@ -56,9 +56,9 @@ def _keys(data: NDArray[np.uint8], characters: int) -> Keys:
 
 @compiled
 def compare(own: Keys, keys: Keys, spans: Integers, enough: float) -> NDArray[np.float64]:
-    """Return the Jaccard similarity of the ascending keys `own` to the ascending `keys[start:end]`
-    for each span (start, end) of `spans` [others, 2], up to and with the first that is at least
-    `enough`, as a float64 array that may be shorter than the spans.
+    """Return the Jaccard similarity of the keys `own` to `keys[start:end]`, both ascending and
+    distinct, for each span (start, end) of `spans` [others, 2], up to and with the first that is at
+    least `enough`, as a float64 array that may be shorter than the spans.
 
     Common keys are counted from both ends at once, so that the steps from the front do not wait for
     the steps from the back, and without branches, which a processor could not predict.

@@ -175,7 +175,8 @@ class LoneAxis(Axis):
 
 @dataclass(frozen=True)
 class GroupAxis(Axis):
-    """An axis whose ranks are processes; its collectives run in a torch process group."""
+    """An axis whose ranks are processes; its collectives run in the torch process group `group`, by
+    default the one of all processes."""
 
     group: dist.ProcessGroup | None = None
 
