@@ -299,7 +299,7 @@ def merge_model(checkpoint: Path, out: Path) -> Path:
 
     Every tensor has the bits that its parts have in `checkpoint`; all are in one file,
     model.safetensors. Raises BadInput if `out` exists or cannot be written, IntegrityFailure if the
-    checkpoint is incomplete or changed.
+    checkpoint is missing, incomplete or changed.
     """
     check_output(out)
     check_seal(checkpoint)
