@@ -96,9 +96,9 @@ class TrainingSize:
         }
 
     def batch(self, iteration: int) -> NDArray[np.int64]:
-        """Return invented token ids of the global batch of an iteration, an array [B, s + 1] whose
-        row is a sample's inputs and its last target; a few words are frequent, as in text. The
-        recipe's seed and the iteration fix them."""
+        """Return invented token ids of the global batch of an iteration, an int64 array [B, s + 1]
+        whose row is a sample's inputs and its last target; a few words are frequent, as in text.
+        The recipe's seed and the iteration fix them."""
         generator = np.random.default_rng([self.train.seed, iteration])
         uniform = generator.random((self.train.global_batch_size, self.model.seq_length + 1))
         return (self.model.vocab_size**uniform - 1).astype(np.int64)
@@ -146,7 +146,7 @@ class OurLayout:
         already built model of `training` for that iteration and returns its mean loss. The batch of
         `size` may differ from the one that the model was built for. If the layout is captured,
         iteration 0 first captures the model's CUDA graphs, or goes on without them,
-        `training.model.graphs` being None, where they cannot be captured."""
+        `training.model.graphs` being None, if they cannot be captured or give other numbers."""
         train = size.train
         mesh = training.mesh
         microbatch = train.global_batch_size // self.microbatches

@@ -169,8 +169,9 @@ class NearDuplicates(FileSchema):
 
     @property
     def left_out(self) -> str:
-        """A sentence on the pairs that were not compared, for a warning; an empty text if all
-        were."""
+        """A sentence for a warning: how many documents were not compared with every earlier one in
+        their buckets, and how many pairs that leaves out at most. An empty text if there are no
+        such documents."""
         if not self.partly_compared_documents:
             return ""
         return (
@@ -321,8 +322,8 @@ def dataset_digest(directory: Path) -> str:
 
 class TrainedOn(NamedTuple):
     """One dataset that a run was trained on: its name among the run's inputs, its directory now,
-    its weight in the blend, the digest that the run recorded, and if the directory has that
-    digest."""
+    its weight in the blend, in any scale, the digest that the run recorded, and if the directory
+    has that digest."""
 
     parent: str
     """Name of the dataset among the run's parents."""
@@ -374,9 +375,10 @@ def named_datasets(run: Path) -> list[TrainedOn]:
 
 def trained_datasets(run: Path) -> list[tuple[Path, float]]:
     """Return the datasets that the run in the directory `run` was trained on, as a list of pairs of
-    a dataset's directory and its weight in the blend. Raises BadInput if there is no run,
-    IntegrityFailure if its manifest is damaged, DataMissing if its manifest does not name its
-    datasets, or if a dataset is absent or has another digest."""
+    a dataset's directory and its weight in the blend, as the run states it, in any scale; 1 for a
+    single dataset. Raises BadInput if there is no run, IntegrityFailure if its manifest is damaged,
+    DataMissing if its manifest does not name its datasets, or if a dataset is absent or has another
+    digest."""
     datasets = named_datasets(run)
     for dataset in datasets:
         if not dataset.is_here:

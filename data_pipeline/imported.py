@@ -32,9 +32,9 @@ def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirect
     Documents keep their order; the last thirtieth of them, at least one, is for validation.
 
     Prints a warning to standard error if documents do not end with the end-of-text token. Raises
-    BadInput if a file or the tokenizer is missing, if there are fewer than two documents, for a
-    token that the tokenizer does not have, or if `out` holds anything else; IntegrityFailure if the
-    token file is damaged.
+    BadInput if a file is missing, if the tokenizer is missing, damaged or without its end-of-text
+    token, if there are fewer than two documents, for a token that the tokenizer does not have, or
+    if `out` holds anything else; IntegrityFailure if the token file is damaged.
     """
     assert config.path
     file = TokenFile(prefix)

@@ -19,7 +19,8 @@ def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
     ends in `-twin`: the model's sizes, batch, iterations, warm-up and decay divided, and the
     learning rates multiplied, by the factors in `scale`, by default `TwinScale()`. It has at least
     one layer, one sequence in a batch and two iterations, and a microbatch that fits its batch.
-    Raises BadInput for a growing batch.
+    Another size that is below its factor becomes 0, which is not refused here. Raises BadInput for
+    a growing batch.
 
     The twin is in fp32 and undivided, with default records and with intervals and validation
     samples of its own, whatever `config` says.

@@ -40,8 +40,8 @@ KIND_OF_CPU = ("cpu family", "model", "CPU implementer", "CPU part")
 @cache
 def describe_environment() -> Environment:
     """Return the Environment of this process: versions of this package, Python and libraries, state
-    of the source, processor, cores, memory, GPUs, variables that set threads, and command line.
-    Collected once for each process."""
+    of the source, processor, cores, memory, GPUs, environment variables that decide threads and
+    GPUs, and command line. Collected once for each process."""
     return Environment(
         mlm_repro=VERSION,
         source=source_state(),
@@ -163,9 +163,9 @@ def cpu_name() -> str:
 
 
 def processor_kind() -> tuple[str, str]:
-    """Return a pair of texts: the machine with the processor's vendor, family and model (or its
-    name without these), and the flags of its vector instructions, sorted and with spaces
-    between."""
+    """Return a pair of texts: the architecture, such as x86_64, with the processor's vendor, family
+    and model (or its name without these), and the flags of its vector instructions, sorted and with
+    spaces between; the latter is empty if the system does not tell them."""
     facts = _cpu_facts()
     kind = (
         " ".join(f"{name} {facts[name]}" for name in ("vendor_id", *KIND_OF_CPU) if name in facts)

@@ -24,8 +24,8 @@ WRITTEN_SECONDS = 15.0
 
 
 def is_quiet() -> bool:
-    """Return True if the user asked, by `--quiet` or `MLM_QUIET`, for results, warnings and errors
-    only."""
+    """Return True if the user asked, by `--quiet` or by `MLM_QUIET` with any value, for results,
+    warnings and errors only."""
     return QUIET in os.environ
 
 
@@ -61,7 +61,7 @@ class Progress:
     A terminal shows a bar, and any other stream gets a line now and then, but not for work of less
     than two seconds. Only warnings, from `note`, are shown with `--quiet`, and nothing at all on
     ranks other than 0 or if `quiet` is set. With `every`, each multiple of that count prints a line
-    that stays, on a terminal above the bar, elsewhere instead of the other lines.
+    that stays, on a terminal above the bar, elsewhere instead of all lines but the last.
     """
 
     def __init__(
@@ -101,7 +101,8 @@ class Progress:
 
     def advance(self, count: int = 1, message: str = "") -> None:
         """Add `count` to the finished work, and now and then show the progress, with `message`
-        beside it; at each multiple of this object's `every` print a line that stays."""
+        beside it. If the sum is a multiple of this object's `every`, print a line that stays; a
+        multiple that `count` passes over prints none."""
         self._count += count
         if self._every and self._count % self._every == 0:
             self.say(f"{self._title}: {self._text(False)} | {message}")

@@ -68,7 +68,8 @@ class Claims(tuple[Verdict, ...]):
 
 class Group(NamedTuple):
     """Section of the page: a title, a text, and the claims of one scale, such as measured, or of
-    one outcome. `outcomes` are those that its claims have, in the page's order."""
+    one outcome; `name` is that scale or outcome. `outcomes` are those that its claims have, in the
+    page's order."""
 
     name: str
     title: str

@@ -30,9 +30,9 @@ serial tensor or, if that is larger, of any serial gradient."""
 
 
 def own_loss(model: nn.Module, batch: Any) -> Tensor:
-    """Return the loss that a model gives for a batch: its output if that is a scalar, or else the
-    output's attribute `loss`. If it gives none, return the mean square of its output. A batch that
-    is a mapping gives the model's keyword arguments."""
+    """Return the loss that a model gives for a batch: the attribute `loss` of its output, which
+    must not be None, or else the output itself, a tensor. If that has dims, return its mean square.
+    A batch that is a mapping gives the model's keyword arguments."""
     output = model(**batch) if isinstance(batch, Mapping) else model(batch)
     output = getattr(output, "loss", output)
     return output if output.dim() == 0 else output.square().mean()
@@ -64,15 +64,15 @@ class Program(Engine):
 
         `gradient` runs the same batch at every layout, forward and backward, reduces the gradients
         and returns the mean loss; by default the loss of every microbatch of this rank goes
-        backward. `step` clips, updates and returns the norm of the whole gradient; by default
-        `clip` clips and returns it, and the optimizer updates. With neither, the norm is not
-        compared and planted gradients are not counted. `named` are the parameters by their names in
-        the whole model, where this rank's model has others. `starts` has, by name, the first
-        indices of this rank's parts of parameters in the whole; a DTensor knows its own, other
-        parameters are whole. Moments of the `optimizer` are compared: by default AdamW's, and none
-        if `step` is given without it. `save` writes a checkpoint into a new directory, `restore`
-        loads one of any layout; every rank calls them. Unless both are given, checkpoints are not
-        compared.
+        backward, and the model itself must reduce the gradients. `step` clips, updates and returns
+        the norm of the whole gradient; by default `clip` clips and returns it, and the optimizer
+        updates. With neither, the norm is not compared and planted gradients are not counted.
+        `named` are the parameters by their names in the whole model, where this rank's model has
+        others. `starts` has, by name, the first indices of this rank's parts of parameters in the
+        whole; a DTensor knows its own, other parameters are whole. Moments of the `optimizer` are
+        compared: by default AdamW's, and none if `step` is given without it. `save` writes a
+        checkpoint into a new directory, `restore` loads one of any layout; every rank calls them.
+        Unless both are given, checkpoints are not compared.
         """
         self.module = model
         self.gradient = gradient

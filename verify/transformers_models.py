@@ -29,13 +29,13 @@ LENGTH = 12
 
 @contextmanager
 def training(texts: Mapping[str, str], seed: int, microbatches: int) -> Iterator[HeldTraining]:
-    """Context manager: yield the HeldTraining of a small model of transformers, on a random batch
-    in `microbatches` on every rank. The model is saved with initial values drawn by `seed` in a
-    folder that lasts as long as the block, and each rank loads its part. `texts` has fields of its
-    configuration as texts by name, among them its architecture, `model_type`.
+    """Context manager: yield the HeldTraining of a small causal model of transformers, on a random
+    batch in `microbatches` on every rank. The model is saved with initial values drawn by `seed` in
+    a folder that lasts as long as the block, and each rank loads its part. `texts` has fields of
+    its configuration as texts by name, among them its architecture, `model_type`.
 
-    Raises BadInput for an architecture, or a field of its configuration, that transformers does not
-    have, and for a model that it cannot build.
+    Raises BadInput if transformers is missing, for a causal architecture, or a field of its
+    configuration, that it does not have, and for a model that it cannot build.
     """
     transformers, _, _ = (
         import_extra(name, "bench")  # once, before ranks are forked
@@ -62,8 +62,8 @@ def training(texts: Mapping[str, str], seed: int, microbatches: int) -> Iterator
 
 def configured(transformers: Any, texts: Mapping[str, str]) -> Any:
     """Return transformers' configuration of a small model; `texts` has fields of it as texts by
-    name, among them its architecture, `model_type`. Raises BadInput for a name
-    that transformers does not have, and for an architecture that cannot be made small."""
+    name, among them its architecture, `model_type`. Raises BadInput for a causal architecture or a
+    field that transformers does not have, and for an architecture that cannot be made small."""
     kind, sizes = sizes_of(transformers, texts)
     try:
         return type(transformers.CONFIG_MAPPING[kind]().get_text_config())(**sizes)
@@ -75,9 +75,10 @@ def configured(transformers: Any, texts: Mapping[str, str]) -> Any:
 
 def sizes_of(transformers: Any, texts: Mapping[str, str]) -> tuple[str, JSON]:
     """Return an architecture's `model_type` and the settings of its small configuration, a dict by
-    name, in which every dropout is 0. `texts` maps names of fields to texts, which are read as
-    Python literals: `model_type`, and settings that replace the small ones. Raises BadInput for an
-    architecture or a field that transformers does not have."""
+    name, in which every dropout is 0. `texts` maps names of fields to texts: `model_type`, and
+    settings that replace the small ones, dropouts too, and are read as Python literals where they
+    are any. Raises BadInput for a causal architecture or a field that transformers does not
+    have."""
     fields = dict(texts)
     kind = fields.pop("model_type", "")
     causal = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES

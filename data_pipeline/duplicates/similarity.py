@@ -38,8 +38,8 @@ def shingle_keys(text: str, characters: int) -> Keys:
 
 @compiled
 def _keys(data: NDArray[np.uint8], characters: int) -> Keys:
-    """Return the keys of all shingles, of `characters` characters each, of a text in UTF-8,
-    [shingles], in the order of the text, repetitions included."""
+    """Return as uint64 [shingles] the keys of all shingles, of `characters` characters each, of a
+    text in UTF-8, in the order of the text, repetitions included."""
     all_keys = np.empty(data.shape[0], np.uint64)
     keys = np.empty(CHUNK, np.uint64)
     starts = np.empty(CHUNK, np.int64)
@@ -56,9 +56,9 @@ def _keys(data: NDArray[np.uint8], characters: int) -> Keys:
 
 @compiled
 def compare(own: Keys, keys: Keys, spans: Integers, enough: float) -> NDArray[np.float64]:
-    """Return the Jaccard similarity of the ascending keys `own` to the ascending `keys[start:end]`
-    for each span (start, end) of `spans` [others, 2], up to and with the first that is at least
-    `enough`, as an array that may be shorter than the spans.
+    """Return the Jaccard similarity of the keys `own` to `keys[start:end]`, both ascending and
+    distinct, for each span (start, end) of `spans` [others, 2], up to and with the first that is at
+    least `enough`, as a float64 array that may be shorter than the spans.
 
     Common keys are counted from both ends at once, so that the steps from the front do not wait for
     the steps from the back, and without branches, which a processor could not predict.
@@ -106,8 +106,9 @@ class ShingledTexts:
     def similarities(
         self, number: int, others: Sequence[int], enough: float
     ) -> NDArray[np.float64]:
-        """Return an array of the Jaccard similarities of the text `number` to the texts `others`,
-        at least one number, in order, up to and with the first that is at least `enough`."""
+        """Return a float64 array of the Jaccard similarities of the text `number` to the texts
+        `others`, at least one number, in order. It ends with the first that is at least `enough`,
+        if there is one."""
         ((start, end),) = [*self._find([number])][-1]
         own = self._keys[start:end].copy()
         similar = []

@@ -56,9 +56,9 @@ def probability(text: str) -> float:
 
 
 def reference_detection(text: str) -> Detection:
-    """Return a pair: the language, or "unknown", and the tuple of the probability of each language
-    that langdetect itself finds, with seed 0 and ordered profiles; None and an empty tuple for a
-    text without features."""
+    """Return what langdetect itself computes, with seed 0: a pair of the likeliest language, or
+    "unknown", and a tuple of the probabilities of all its languages, in order of the profiles'
+    names; None and an empty tuple for a text without features."""
     detector = language_factory().create()
     detector.append(text)
     try:
@@ -71,8 +71,8 @@ def reference_detection(text: str) -> Detection:
 @cache
 def _detection() -> Callable[[str], Detection]:
     """Return the function from a text to its language and the probability of each language: the
-    fast one, or `reference_detection`, which calls langdetect, if the fast one is not exact here.
-    If the fast one is returned, langdetect's own tables are freed."""
+    fast one, or `reference_detection`, which calls langdetect, if the fast one fails or differs on
+    one of `SAMPLES`. If the fast one is returned, langdetect's own tables are freed."""
     detection = checked_with_tables(
         "language detection",
         ("languages", "langdetect"),

@@ -129,9 +129,10 @@ class PackedSamples:
 
 
 class BlendedSamples:
-    """Samples of several token files, `num_samples` in all, each file drawn in proportion to its
-    weight, its samples in the order of a PackedSamples with `seed`; `parts` are pairs of a file and
-    its weight, in any scale. Raises BadInput if one file is shorter than one sample."""
+    """Samples of several token files, `num_samples` in all, of `seq_length` + 1 tokens each. Each
+    file is drawn in proportion to its weight, its samples in the order of a PackedSamples with
+    `seed`; `parts` are pairs of a file and its weight, in any scale. Raises BadInput if one file is
+    shorter than one sample."""
 
     def __init__(
         self, parts: Sequence[tuple[TokenFile, float]], num_samples: int, seq_length: int, seed: int

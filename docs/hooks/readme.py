@@ -168,7 +168,7 @@ def rewrite(readme: str, results: Path = RESULTS) -> str:
     """Return `readme`, the README's text, with each of the blocks of `BLOCKS` between its marks,
     such as `<!--tiers-->` and `<!--/tiers-->`, and every output in a `console` block made anew; the
     commands are run, no file is written. `results` is the directory of the kept reproduction.
-    Raises BadInput if a mark is missing or a command fails, and the errors of
+    Raises BadInput if a mark is missing or a command fails or prints nothing, and the errors of
     `load_reproduction`."""
     reproduction = load_reproduction(results)
     for name, block in BLOCKS.items():

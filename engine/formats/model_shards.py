@@ -180,11 +180,12 @@ def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
     each of `tp` ranks, and return a list of lines of text for the user: the way in which each kind
     of parameter is divided, and, last, the comparison of the outputs.
 
-    Every weight keeps its value and number format, whatever format config.json names. The ranks,
-    run as threads in float64, must give the undivided model's outputs; the last line says so, or
-    that memory is too small to compare. Raises BadInput if `out` exists or cannot be written, if
-    there is no such directory, and for a model that transformers cannot build or that cannot be
-    divided; nothing is then written.
+    Every weight keeps its value and number format, whatever format config.json names, if the files
+    have one format; of several, `read_model` takes one. The ranks, run as threads in float64, must
+    give the undivided model's outputs; the last line says so, or that memory is too small to
+    compare. Raises BadInput if `out` exists or cannot be written, if there is no such directory,
+    and for a model that transformers cannot build or that cannot be divided; nothing is then
+    written.
     """
     check_output(out)
     check_is_there(directory, "directory")
@@ -223,8 +224,9 @@ def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
 
 def read_model(directory: Path, has_weights: bool = True) -> Any:
     """Return the transformers model of a Hugging Face directory, on the CPU and in evaluation mode,
-    with its weights; without `has_weights`, one with random weights, made from config.json alone.
-    Runs no code from the directory.
+    with its weights, in the number format that transformers finds first in the files; without
+    `has_weights`, one with random weights, made from config.json alone. Runs no code from the
+    directory.
 
     Raises BadInput if transformers is missing or cannot build the model, or if tensors are missing,
     unexpected or misshapen.
@@ -267,10 +269,10 @@ def load_rank(
     tensor-parallel axis, whose ranks all call the model together.
 
     `dtype` None keeps the files' number format, or takes fp32 if they have several. `seed` seeds
-    dropout in divided layers. Raises BadInput if transformers is missing or the axis has another
-    number of ranks than there are files, IntegrityFailure if the plan cannot be read or a file
-    lacks a parameter. The seal is not checked, and an error of safetensors for a missing or damaged
-    file passes.
+    dropout in divided layers. Raises BadInput if transformers is missing or cannot build the model,
+    or if the axis has another number of ranks than there are files, IntegrityFailure if the plan
+    cannot be read or a file lacks a parameter. The seal is not checked, and an error of safetensors
+    for a missing or damaged file passes.
     """
     plan = read_document(directory / PLAN, TensorPlan)
     if axis.size != plan.tp:
@@ -297,7 +299,7 @@ def merge_model(checkpoint: Path, out: Path) -> Path:
 
     Every tensor has the bits that its parts have in `checkpoint`; all are in one file,
     model.safetensors. Raises BadInput if `out` exists or cannot be written, IntegrityFailure if the
-    checkpoint is incomplete or changed.
+    checkpoint is missing, incomplete or changed.
     """
     check_output(out)
     check_seal(checkpoint)

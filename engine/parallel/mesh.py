@@ -139,11 +139,11 @@ class Axis(ABC):
 
 @dataclass(frozen=True)
 class LoneAxis(Axis):
-    """An axis of one rank: a collective leaves its tensor as it is and returns it; to send or to
-    receive raises NotImplementedError.
+    """An axis of one rank: a collective leaves its tensor as it is, and one that returns a tensor
+    returns that one; to send or to receive raises NotImplementedError.
 
-    With another size it stands for an axis whose other ranks are not there, so that a model built
-    on `meta` has one rank's shapes.
+    With another `size` it stands for an axis whose other ranks are not there, so that a model built
+    on `meta` has one rank's shapes; its collectives still do nothing.
     """
 
     size: int = 1
@@ -175,7 +175,8 @@ class LoneAxis(Axis):
 
 @dataclass(frozen=True)
 class GroupAxis(Axis):
-    """An axis whose ranks are processes; its collectives run in a torch process group."""
+    """An axis whose ranks are processes; its collectives run in the torch process group `group`, by
+    default the one of all processes."""
 
     group: dist.ProcessGroup | None = None
 

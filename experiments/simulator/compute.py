@@ -40,8 +40,9 @@ outputs, a half-precision copy."""
 
 
 class Passes(NamedTuple):
-    """Seconds of one microbatch's forward pass, and of its backward pass with recomputation, each
-    an array of one element per workload, or per workload and stage."""
+    """Seconds of one microbatch's forward pass, and of its backward pass with recomputation,
+    through a part of the model on one rank, such as a layer or a stage: each an array of one
+    element per workload, or per workload and stage."""
 
     forward: Any
     backward: Any

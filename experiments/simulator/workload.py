@@ -121,13 +121,14 @@ def checked_config(
     workload: Workload, precision: Precision = "fp16", run: RunConfig | None = None
 ) -> RunConfig:
     """Return the RunConfig that the workload describes: `run` with the workload's sizes and layout,
-    or default settings if `run` is None. The family and the vocabulary are `run`'s, and the
-    workload's only without it; ZeRO stage 3 is set in the configuration only with it. `precision`
-    replaces the run's.
+    or default settings if `run` is None. The family with its options, such as memory and head
+    width, and the vocabulary are `run`'s, and the workload's only without it; ZeRO stage 3 is set
+    in the configuration only with it. `precision` replaces the run's.
 
     Raises BadInput with the engine's own reason if it would refuse the run, such as sizes that do
-    not divide; also for more passes than are simulated (MOST_COMPUTATIONS), ZeRO stage 2, and stage
-    3 with tp or pp. Raises NotCosted for a family that is not costed.
+    not divide; also for more passes than are simulated (MOST_COMPUTATIONS), ZeRO stage 2, stage 3
+    with tp or pp, and memory or head width for another family than Transformer-XL. Raises NotCosted
+    for a family that is not costed.
     """
     w = workload
     for name in ("gpus", "dp", "tp", "vocab"):  # the engine's configuration checks the others
