@@ -100,10 +100,10 @@ class Remote:
 
     def stat(self) -> SimpleNamespace:
         """Return an object with the fields `st_size`, the file's size in bytes; `st_ino`, in place
-        of an inode a digest, a text, of the server's facts that change with the content; and
-        `st_ctime_ns`, 0. Raises BadInput if the server does not say the size, or there is no such
-        file, and the other errors of Remote, such as Interrupted for a server that does not
-        answer."""
+        of an inode a digest, a text, of the facts in MARKS that the server states; and
+        `st_ctime_ns`, 0. If the server states none, only a new size shows a change. Raises BadInput
+        if the server does not say the size, or there is no such file, and the other errors of
+        Remote, such as Interrupted for a server that does not answer."""
         facts = self._ask("info")
         if facts.get("size") is None:
             raise BadInput(
@@ -117,7 +117,7 @@ class Remote:
         """Return the remote file, opened for reading, as a binary stream, whose bytes are requested
         as they are read, `buffering` bytes ahead. `mode` must be "rb". Opening and reading raise
         BadInput if there is no such file, Interrupted if the server does not answer, ExtraMissing
-        without a library that the address needs."""
+        without a library that the address needs; opening also BadInput without the file's size."""
         import fsspec
 
         file = fsspec.spec.AbstractBufferedFile(
@@ -128,10 +128,11 @@ class Remote:
 
     def files(self) -> list[tuple[str, "Remote"]]:
         """Return a list of pairs, the name and Remote of the file itself, or of all files that
-        match its pattern or lie below it, in order of address. Names are paths below the address,
-        or below the folder before a pattern; the file itself has its last part. The list is empty
-        if nothing matches a pattern or a folder has no files; without a pattern BadInput is raised
-        if nothing is at the address. Raises the other errors of Remote too."""
+        match a pattern, an address with `*`, or lie below a folder, in order of address. Names are
+        paths below the address, or below the folder before a pattern; the file itself has its last
+        part. The list is empty if nothing matches a pattern or a folder has no files; without a
+        pattern BadInput is raised if nothing is at the address. Raises the other errors of Remote
+        too."""
         import fsspec
 
         if "*" in self.url:
