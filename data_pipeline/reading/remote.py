@@ -50,10 +50,10 @@ class Remote:
 
     def _ask(self, method: str, **more: int) -> Any:
         """Call the method called `method` of fsspec's file system on this address and return its
-        result; `more` are the `start` and `end` of a range of bytes. After an error, or if too few
-        bytes came, it is called again after each of PAUSES_SECONDS; then Interrupted is raised.
-        Raises BadInput at once if there is no such file or the address has an unknown protocol,
-        ExtraMissing if a library is missing.
+        result; `more` are the `start` and `end` of a range of bytes. After an error, or if not as
+        many bytes came as the range has, it is called again after each of PAUSES_SECONDS; then
+        Interrupted is raised. Raises BadInput at once if there is no such file or the address has
+        an unknown protocol, ExtraMissing if a library is missing.
 
         The file system is looked up at each call, because every process needs one of its own.
         """
@@ -95,7 +95,8 @@ class Remote:
         where = f"broke off at byte {more['start']:,}" if "end" in more else "does not answer"
         raise Interrupted(
             f"{self.url} {where}: {reason}, after {len(PAUSES_SECONDS) + 1} attempts; run the same"
-            " command again, which keeps what was finished"
+            " command again, which keeps what was finished; if the server refuses it or gives no"
+            " ranges, download it, and name the local file as the source"
         )
 
     def stat(self) -> SimpleNamespace:
