@@ -274,10 +274,10 @@ def held_out(
     refit: Callable[[Sequence[Observation]], Machine],
 ) -> HeldOut:
     """Return a structured array with a record (fold, measured over predicted time, and measured
-    over the time by a constant share of the peak) of each row that has a key, in the rows' order.
-    The rows of one key are a fold: they are predicted by the machine that `refit` returns for all
-    other rows, including those without a key. `keys` has each row's key, None for none; `title` is
-    shown with the progress."""
+    over the time by the other rows' median share of the peak) of each row that has a key, in the
+    rows' order. The rows of one key are a fold: they are predicted by the machine that `refit`
+    returns for all other rows, including those without a key. `keys` has each row's key, None for
+    none; `title` is shown with the progress."""
     held = np.zeros(len(rows), HELD_OUT)
     ratio = np.array([row.quantity in RATIOS for row in rows])
     every = dict.fromkeys(key for key in keys if key is not None)
@@ -399,7 +399,8 @@ def calibrate(out: Path) -> Benchmark:
     and return the Benchmark, a record of every error.
 
     The files have the names of the shipped ones, below `clusters/fitted` and `software/fitted`.
-    Raises BadInput if `out` cannot be a folder.
+    Raises BadInput if nothing can be written below `out`, or if a file of other origin has the name
+    of the first.
     """
     check_place("--out", out / "clusters/fitted" / f"{A100}.toml", "python -m benchmarks calibrate")
     a100 = a100_fit()
@@ -490,7 +491,7 @@ def h100_fit(a100: Machine) -> Fit:
 
 def v100_fit(a100: Machine) -> Fit:
     """Return the Fit of Megatron of 2019 on V100s, not yet carried out; it fits the constants of
-    SOFTWARE_OF_2019. Here only latency and bandwidth of all-reduces inside a node are fitted. All
+    SOFTWARE_OF_2019. This call fits latency and bandwidth of all-reduces inside a node alone. All
     others come from `a100`, the fitted A100 machine, but two are 0: softmax on the host and the
     latency per rank inside a node. Rows of ratios refer to the first row, which has no weight."""
     rows = v100_rows()
@@ -673,8 +674,8 @@ def _errors(
     fit: Fit, machine: Machine, held: Mapping[str, HeldOut], span: Mapping[str, ErrorInterval]
 ) -> list[Series]:
     """Return a list of Series in percent: the mean, median and bias of the relative errors of
-    predicted times in each set of rows, left out or apart; coverage of the rows apart; and
-    coverage, score and baseline of each interval in `span`. `held` has by way the rows predicted
+    predicted times in each set of rows, left out or apart; coverage of the rows apart; and the
+    coverage, score and baseline that intervals in `span` have. `held` has by way the rows predicted
     without them; `machine` predicts the rows apart."""
     errors_of = defaultdict(list)
     inside = defaultdict(list)

@@ -119,6 +119,7 @@ def start_ranks(layout: Layout, main: Callable[[], object]) -> None:
     """Run this command's `main` again on every rank of the layout and exit with the ranks' code.
 
     Returns on a rank that torchrun, Slurm or this function started, and for a layout of one rank.
+    Raises Interrupted as `launch` does.
     """
     if layout.world_size == 1:
         return

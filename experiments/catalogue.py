@@ -186,8 +186,8 @@ class Claim(Config):
         """Return a pair, the least and the greatest number that agrees with the claim; an end that
         the claim leaves open is infinite. A direction asks for a number above zero, or below it.
 
-        If `measured` is true, the claim's tolerance counts; a number computed from other printed
-        numbers has rounding alone.
+        If `measured` is true, the claim's tolerance counts; for a number computed from other
+        printed numbers the range `printed` alone does.
         """
         if self.is_direction:
             return (

@@ -191,6 +191,7 @@ class Parent(NamedTuple):
     name: str = ""
     """Name of the input in the manifest; empty if the manifest states no digest of it."""
     digest_of: Callable[[Path], str] = read_digest
+    """Function that returns the digest of `place` to compare with the one in the manifest."""
     strictly: bool = True
     """True if comparisons that the check of this directory lacks count as lacking in the run too,
     False if they are only reported as not recomputed."""

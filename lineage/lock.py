@@ -175,9 +175,9 @@ def check_place(option: str, path: Path | None, mark: str) -> None:
 
     The path must not be named twice in this command, nor lie in a sealed directory. An existing
     file that is not empty must contain `mark`, which every result of its kind does, unless the
-    command has `--overwrite`. The path is then claimed until the command ends, but for a device, a
-    pipe or a link to a file. With an empty `mark` an existing file is accepted and nothing is
-    claimed.
+    command has `--overwrite`. Unless it is a device, a pipe or a link to a file, the path is then
+    reserved until the command ends, with the BadInput of `claim`. With an empty `mark` an existing
+    file is accepted and nothing is reserved.
     """
     if path is None:
         return
@@ -226,8 +226,8 @@ def _remove_leftovers(directory: Path, marks: list[str]) -> None:
 
 
 def _is_same(descriptor: int, path: Path) -> bool:
-    """Return True if the open file with the number `descriptor` is still the one at `path`, False
-    if the lock's former holder has removed or replaced it."""
+    """Return True if the open file with the number `descriptor` is the one at `path`, False if
+    another file, or none, is there."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:

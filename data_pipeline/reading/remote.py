@@ -50,10 +50,10 @@ class Remote:
 
     def _ask(self, method: str, **more: int) -> Any:
         """Call the method called `method` of fsspec's file system on this address and return its
-        result; `more` are the `start` and `end` of a range of bytes. After an error, or if too few
-        bytes came, it is called again after each of PAUSES_SECONDS; then Interrupted is raised.
-        Raises BadInput at once if there is no such file or the address has an unknown protocol,
-        ExtraMissing if a library is missing.
+        result; `more` are the `start` and `end` of a range of bytes. After an error, or if not as
+        many bytes came as the range has, it is called again after each of PAUSES_SECONDS; then
+        Interrupted is raised. Raises BadInput at once if there is no such file or the address has
+        an unknown protocol, ExtraMissing if a library is missing.
 
         The file system is looked up at each call, because every process needs one of its own.
         """
@@ -95,15 +95,16 @@ class Remote:
         where = f"broke off at byte {more['start']:,}" if "end" in more else "does not answer"
         raise Interrupted(
             f"{self.url} {where}: {reason}, after {len(PAUSES_SECONDS) + 1} attempts; run the same"
-            " command again, which keeps what was finished"
+            " command again, which keeps what was finished; if the server refuses it or gives no"
+            " ranges, download it, and name the local file as the source"
         )
 
     def stat(self) -> SimpleNamespace:
         """Return an object with the fields `st_size`, the file's size in bytes; `st_ino`, in place
-        of an inode a digest, a text, of the server's facts that change with the content; and
-        `st_ctime_ns`, 0. Raises BadInput if the server does not say the size, or there is no such
-        file, and the other errors of Remote, such as Interrupted for a server that does not
-        answer."""
+        of an inode a digest, a text, of the facts in MARKS that the server states; and
+        `st_ctime_ns`, 0. If the server states none, only a new size shows a change. Raises BadInput
+        if the server does not say the size, or there is no such file, and the other errors of
+        Remote, such as Interrupted for a server that does not answer."""
         facts = self._ask("info")
         if facts.get("size") is None:
             raise BadInput(
@@ -117,7 +118,7 @@ class Remote:
         """Return the remote file, opened for reading, as a binary stream, whose bytes are requested
         as they are read, `buffering` bytes ahead. `mode` must be "rb". Opening and reading raise
         BadInput if there is no such file, Interrupted if the server does not answer, ExtraMissing
-        without a library that the address needs."""
+        without a library that the address needs; opening also BadInput without the file's size."""
         import fsspec
 
         file = fsspec.spec.AbstractBufferedFile(
@@ -128,10 +129,11 @@ class Remote:
 
     def files(self) -> list[tuple[str, "Remote"]]:
         """Return a list of pairs, the name and Remote of the file itself, or of all files that
-        match its pattern or lie below it, in order of address. Names are paths below the address,
-        or below the folder before a pattern; the file itself has its last part. The list is empty
-        if nothing matches a pattern or a folder has no files; without a pattern BadInput is raised
-        if nothing is at the address. Raises the other errors of Remote too."""
+        match a pattern, an address with `*`, or lie below a folder, in order of address. Names are
+        paths below the address, or below the folder before a pattern; the file itself has its last
+        part. The list is empty if nothing matches a pattern or a folder has no files; without a
+        pattern BadInput is raised if nothing is at the address. Raises the other errors of Remote
+        too."""
         import fsspec
 
         if "*" in self.url:

@@ -261,8 +261,9 @@ class CheckpointWriter:
         which also removes checkpoints beyond `train.keep_checkpoints`. Before, it returns None.
 
         Raises, on every rank and with the earlier checkpoints untouched, Interrupted if the disk
-        cannot take it or the run's directory was moved, Diverged for a tensor that is not finite
-        and IntegrityFailure for a tensor that was not written as it was copied.
+        cannot take it or the run's directory was moved, Diverged for a tensor that is not finite,
+        IntegrityFailure for a tensor that was not written as it was copied and, with the new one in
+        its place, BadInput if the run has another run's checkpoint.
         """
         steps = self._steps
         self._steps = None
@@ -375,7 +376,7 @@ def _complete(
     digests as an Ancestor.
 
     Only the first rank calls it, after all ranks have written their tensors. Raises Interrupted if
-    the run's directory was moved or replaced.
+    the run's directory was moved or replaced and, after the renaming, the errors of `remove_old`.
     """
     check_held(run)
     shards.write_index(unfinished, [described for *_, described in everyone])
@@ -425,8 +426,9 @@ def save_checkpoint(
     calls it.
 
     Raises Interrupted if the checkpoint cannot be written or the run's directory was moved,
-    Diverged for a tensor that is not finite, and IntegrityFailure for a tensor that was not written
-    as it was copied.
+    Diverged for a tensor that is not finite, IntegrityFailure for a tensor that was not written as
+    it was copied and, with the new one in its place, BadInput if the run has another run's
+    checkpoint.
     """
     writer = CheckpointWriter(parameters, optimizer, mesh)
     writer.begin(run, config, state, tokenizer)
@@ -445,7 +447,8 @@ def as_ancestor(path: Path, iteration: int) -> Ancestor:
 def remove_old(run: Path, keep: int) -> None:
     """Remove all complete checkpoints of the run directory `run` but the newest `keep`, at least 1.
     Each is first renamed to a hidden name, so that a kill leaves no half checkpoint under its own
-    name. Raises BadInput, and removes none, if one belongs to another run."""
+    name. Raises the errors of `own_checkpoints`, such as BadInput if one belongs to another run,
+    and then removes none."""
     for old in own_checkpoints(run)[:-keep]:
         hidden = hidden_beside(old, "old")
         # Renamed first: a kill while files are being removed must not leave half a checkpoint under
@@ -465,11 +468,11 @@ def resume(
     run has no checkpoint, load nothing and return the state at iteration 0.
 
     Compared are statistics, digests (of the tensors' files only if the statistics have no
-    checksums), and the loss that the function `probe_loss` computes on the Probe with the loaded
-    model. If a checkpoint fails, the next older one is loaded; then the failed ones are set aside
-    under hidden names, with warnings on stderr. Raises IntegrityFailure if every checkpoint fails,
-    and leaves them all; BadInput if one belongs to another run. A memory of streams is not loaded.
-    Every rank calls it.
+    checksums), and the loss that the function `probe_loss` computes on the Probe, if there is one,
+    with the loaded model. If a checkpoint fails, the next older one is loaded; then the failed ones
+    are set aside under hidden names, with warnings on stderr. Raises IntegrityFailure if every
+    checkpoint fails, and leaves them all; and the errors of `own_checkpoints`, such as BadInput if
+    one belongs to another run. A memory of streams is not loaded. Every rank calls it.
     """
     mesh = optimizer.mesh
     damaged = []

@@ -47,10 +47,10 @@ def export_checkpoint(checkpoint: Path, out: Path) -> Path:
     Face directory `out` with a model card, read it back and compare every weight, and return the
     path `out`.
 
-    Raises BadInput if there is no directory `checkpoint`, it has no tokenizer, transformers has no
-    such model or `out` exists or cannot be written, IntegrityFailure if the checkpoint is
-    incomplete or changed or the export reads back as another model. A failure leaves no part of
-    `out`.
+    Raises BadInput if `checkpoint` is no directory or a complete one of another kind, it has no
+    tokenizer, transformers has no such model or `out` exists or cannot be written, IntegrityFailure
+    if the directory is incomplete or changed or the export reads back as another model. A failure
+    leaves no part of `out`.
     """
     with new_output(out) as temporary:
         read_newest(checkpoint, lambda chosen: _export(chosen, temporary))

@@ -121,10 +121,10 @@ def launch(work: Callable[[], object], ranks: int) -> int:
 
 
 def become_rank(rank: int, shared: Mapping[str, str]) -> None:
-    """Make this forked process the rank `rank`: on Linux it ends with its parent; it runs one
-    thread of torch, and gloo and NCCL use the loopback unless a variable names another interface.
-    Sets the environment variables RANK, LOCAL_RANK, both to `rank`, and those in `shared`, name →
-    value."""
+    """Make this forked process the rank `rank`: on Linux it ends with its parent; torch, if it is
+    imported already, runs one thread; gloo and NCCL use the loopback unless a variable names
+    another interface. Sets the environment variables RANK, LOCAL_RANK, both to `rank`, and those in
+    `shared`, name → value."""
     end_with_parent()
     gc.freeze()  # what the parent has made is not looked through, nor copied by looking
     # gloo and NCCL would otherwise listen on an outer interface, for ranks that all live here.

@@ -50,9 +50,10 @@ stop_word_lambada = partial(openai_lambada, rule=STOP_WORD_FILTER)
 
 def standard_lambada(name: str, path: Path, tokenizer: Encoder, context: int) -> ClozeTask:
     """Return the ClozeTask of predicting the last words of the original authors' passages, which
-    are lower-cased and tokenised, by the strict rule. `path` is their file, one passage a line;
-    `name` is the task's; a passage longer than `context` inputs loses its beginning. Raises
-    IntegrityFailure for a file of other content, BadInput for one that cannot be read."""
+    are lower-cased and tokenised, by the rule `STRICT`, Megatron's. `path` is their file, one
+    passage a line; `name` is the task's; a passage longer than `context` inputs loses its
+    beginning. Raises IntegrityFailure for a file of other content, BadInput for one that cannot be
+    read."""
     source = SourceText(
         name, "LAMBADA test file (original plain text)", TEST_SETS["lambada-standard"].sha256
     )

@@ -92,8 +92,9 @@ def reproduce(plan: Plan, runs: Path) -> Path:
     commands, one after the other, and print the results; complete parts are found and not repeated.
 
     Returns the path of the reproduction's directory. Raises BadInput for an unfit torch before
-    anything else, `steps.StepFailed` with the exit code of the command that failed, Interrupted if
-    it was stopped.
+    anything else, and if another process works in that directory; `steps.StepFailed`, with the
+    documented exit code, if a command failed, also because it was stopped; Interrupted if this
+    process was stopped and the command ended well.
     """
     check_torch()
     start = time.monotonic()
