@@ -55,10 +55,11 @@ itself, and for a protocol that the first model does not have."""
 
 def read_results(path: Path) -> dict[str, Result]:
     """Read a JSON file that a score's `--json` wrote, and return a dict protocol → Result. The key
-    is the requested name if the file is of `all`, else the result's task.
+    is the requested name if the file is of `all`, else the result's task. The dict is empty for a
+    file of `all` in which every protocol is missing.
 
-    Raises IntegrityFailure if the file cannot be read as a JSON object, BadInput if the object
-    holds no results.
+    Raises IntegrityFailure if the file cannot be read as a JSON object, BadInput if the object is
+    no result and has no results, or if one of them is unfit.
     """
     content = read_object(path)
     results = content.get("results", {content.get("task", ""): content})

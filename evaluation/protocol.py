@@ -171,7 +171,8 @@ class SourceText:
 class Task(ABC):
     """Base class of tasks: one protocol with its text and a tokenizer. A task has in `requests` the
     inputs to a model, and turns the model's scores into a result. A subclass sets `unit` and has
-    the methods `text` and `result`; it may also override `correct`."""
+    the methods `text` and `result`; it may also set `with_memory` and `banned`, and override
+    `correct`."""
 
     unit: str
     """Plural noun for this task's requests, such as `windows`."""
