@@ -55,11 +55,10 @@ itself, and for a protocol that the first model does not have."""
 
 def read_results(path: Path) -> dict[str, Result]:
     """Read a JSON file that a score's `--json` wrote, and return a dict protocol → Result. The key
-    is the requested name if the file is of `all`, else the result's task. The dict is empty for a
-    file of `all` in which every protocol is missing.
+    is the requested name if the file is of `all`, else the result's task.
 
     Raises IntegrityFailure if the file cannot be read as a JSON object, BadInput if the object is
-    no result and has no results, or if one of them is unfit.
+    neither a result nor a file of `all`, or if a result in it does not fit its schema.
     """
     content = read_object(path)
     results = content.get("results", {content.get("task", ""): content})
