@@ -53,9 +53,10 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
 
     A sequence's heading has its index and, for a complete run, its data-parallel rank. Raises
     BadInput for anything but a training of a gpt2, for a run without that iteration, that is not
-    complete while its batch still grows, or with a metrics.jsonl that is unreadable or miscounts
-    samples; DataMissing if its dataset is missing or has changed; IntegrityFailure if a line of
-    metrics.jsonl lacks a field, or another file of the run or the dataset is damaged.
+    complete while its batch still grows, with a metrics.jsonl that is unreadable or miscounts
+    samples, or with a dataset that lacks a file; DataMissing if its dataset is missing or has
+    changed; IntegrityFailure if a line of metrics.jsonl lacks a field, or another file of the run
+    or the dataset is damaged.
     """
     manifest = RunDirectory.open(run, "training").manifest
     config = parse_document(manifest["config"], _Config, f"{run / MANIFEST}")
