@@ -171,8 +171,9 @@ def gemm_gflops(precision: Precision) -> float:
 def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
     """Measure the cases in `names`, trainings by name or `kernels`, by default all, `rounds` times
     and in processes of their own; return the Benchmark, the record. Its `disagreements` name
-    contenders whose losses differ from ours; nothing is raised for them. Raises BadInput for an
-    unknown name, UserError if a measurement fails."""
+    contenders whose losses in any round differ by more than is allowed from ours in the first;
+    nothing is raised for them. Raises BadInput for an unknown name, UserError if a measurement
+    fails."""
     every = [*(row.name for row in ROWS), KERNEL_CASES]
     if unknown := set(names or ()) - {*every}:
         raise BadInput(f"no case is called {sorted(unknown)[0]!r}; there are: {', '.join(every)}")

@@ -57,8 +57,8 @@ def read_results(path: Path) -> dict[str, Result]:
     """Read a JSON file that a score's `--json` wrote, and return a dict protocol → Result. The key
     is the requested name if the file is of `all`, else the result's task.
 
-    Raises IntegrityFailure if the file cannot be read as a JSON object, BadInput if the object
-    holds no results.
+    Raises IntegrityFailure if the file cannot be read as a JSON object, BadInput if the object is
+    neither a result nor a file of `all`, or if a result in it does not fit its schema.
     """
     content = read_object(path)
     results = content.get("results", {content.get("task", ""): content})

@@ -171,7 +171,8 @@ class SourceText:
 class Task(ABC):
     """Base class of tasks: one protocol with its text and a tokenizer. A task has in `requests` the
     inputs to a model, and turns the model's scores into a result. A subclass sets `unit` and has
-    the methods `text` and `result`; it may also override `correct`."""
+    the methods `text` and `result`; it may also set `with_memory` and `banned`, and override
+    `correct`."""
 
     unit: str
     """Plural noun for this task's requests, such as `windows`."""
@@ -296,9 +297,9 @@ class Task(ABC):
 
 
 def perplexity(nll: float, count: float) -> float:
-    """Return exp(nll / count), where `nll` is a summed loss in nats and `count` the number of words
-    or tokens to divide it by. Raises IntegrityFailure if the exponent is not finite or is above
-    LARGEST_EXPONENT."""
+    """Return exp(nll / count), where `nll` is a summed loss in nats and `count` the number of
+    words, sub-words or examples to divide it by, not 0. Raises IntegrityFailure if the exponent is
+    not finite or is above LARGEST_EXPONENT."""
     exponent = nll / count
     if not math.isfinite(exponent) or exponent > LARGEST_EXPONENT:
         loss = f"a loss of {exponent:.4g} nats"

@@ -13,7 +13,8 @@ from typing import Self
 @dataclass(frozen=True)
 class Range:
     """A number with the lowest and the highest value that rounding allows. Sums, differences,
-    products and quotients of ranges and plain numbers are ranges, as wide as the ends allow."""
+    products and quotients of ranges and plain numbers are ranges, as wide as the ends allow; a
+    range with 0 between its ends may not be a divisor, which is not checked."""
 
     value: float
     low: float

@@ -48,8 +48,8 @@ MASTER = "master"
 
 
 class Start(NamedTuple):
-    """Starting point of a training: the iterations done, and the checkpoint to load; without one,
-    random weights."""
+    """Starting point of a training: the iterations done, and the checkpoint to load, with its
+    digest; without one, random weights."""
 
     iteration: int = 0
     place: Path | None = None
@@ -63,10 +63,11 @@ class RecordedRun:
     and checkpoints."""
 
     def __init__(self, path: Path) -> None:
-        """Read the run at `path`. Raises BadInput for a directory that is not a training, and
-        unless its metrics have a line for each iteration after its starting point and one at least;
-        DataMissing without its dataset; IntegrityFailure or BadInput if its dataset, its manifest
-        or the meaning of its settings has changed since it began."""
+        """Read the run at `path`. Raises BadInput for a directory that is not a training or was
+        renamed, and unless its metrics have a line for each iteration after its starting point and
+        one at least; DataMissing without its dataset. Raises IntegrityFailure or BadInput if its
+        starting point is not found, or if its dataset, its manifest or the meaning of its settings
+        has changed since it began."""
         directory = RunDirectory.open(path, "training")
         self.path = directory.path
         self.run = resolve_begun(directory)
@@ -159,8 +160,9 @@ class SerialReplay(Trainer, Guard):
         fault: KnownFault = NO_FAULT,
     ) -> None:
         """Build the model of the run `recorded` in the number format `precision` on this rank's
-        device and load `start`, or draw random weights if that has no checkpoint; with `is_moved`
-        master weights are moved by up to a unit round-off, and `fault` is planted."""
+        device and load the checkpoint of `start`, or draw random weights if it has none; with
+        `is_moved` master weights are moved by up to a unit round-off, and `fault` is planted.
+        Raises IntegrityFailure for a checkpoint that is damaged or has another digest."""
         config = recorded.config
         changed = {"precision": precision, **fault.train}
         train = config.train.model_copy(update=changed)
@@ -194,10 +196,10 @@ class SerialReplay(Trainer, Guard):
 
     def numbers(self, iteration: int, validates: bool = True) -> Numbers:
         """Train a recorded iteration again, or nothing for iteration 0. Return a dict name → number
-        of this replay: the iteration's numbers such as the loss, infinity for one that it lacks,
-        and, if `validates`, the loss in each validation that the run made after the iteration. Call
-        it for each iteration in order; a further call for the same one returns its numbers, and
-        trains nothing."""
+        of this replay: the iteration's numbers such as the loss, infinity for a gradient norm that
+        is not finite, and, if `validates`, the loss in each validation that the run made after the
+        iteration. Call it for each iteration in order; a further call for the same one returns what
+        the first returned, whatever `validates` is, and trains nothing."""
         if iteration in self.replayed:
             return self.replayed[iteration]
         numbers = {}
@@ -231,9 +233,9 @@ class SerialReplay(Trainer, Guard):
         return self.now.skipped
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the weights as `updated NAME` and the moments as `exp_avg of NAME` and `exp_avg_sq
-        of NAME`, in the order of computation; of a weight the optimizer's copy where it has
-        one."""
+        """Return a dict name → tensor, a view that the next iteration changes: the weights as
+        `updated NAME` and the moments as `exp_avg of NAME` and `exp_avg_sq of NAME`, in the order
+        of computation; of a weight the optimizer's copy where it has one."""
         state = {
             f"{what} of {p.name}": value for p, what, value in whole_state(self.step.optimizer)
         }
@@ -264,8 +266,8 @@ def _multiplied(factor: float, replay: SerialReplay) -> None:
 
 
 def _scaled(replay: SerialReplay, gradient: Gradient) -> Gradient:
-    """Return the gradient with its norm multiplied by the recorded loss scale, as if the scale had
-    not been taken out."""
+    """Return a copy of the Gradient whose field `norm` alone is multiplied by the recorded loss
+    scale, as if the scale had not been taken out."""
     return replace(gradient, norm=gradient.norm * replay.now.loss_scale)
 
 

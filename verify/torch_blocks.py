@@ -167,7 +167,8 @@ def clip(own: Mapping[str, nn.Parameter], stages: bool = False) -> Tensor:
 @dataclass(frozen=True)
 class Builder:
     """Function that is called on every rank with a layout, and builds this rank's part of the small
-    model with its training step."""
+    model with its training step. `fields` and `seed` decide the model and its weights; the whole
+    `batch` and the number of `microbatches` are for pipelines alone."""
 
     fields: Fields
     seed: int

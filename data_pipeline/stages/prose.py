@@ -111,7 +111,8 @@ class Prose(TextFilter):
         return [paragraph for paragraph in paragraphs(text) if self._is_prose(paragraph)]
 
     def _is_prose(self, paragraph: str) -> bool:
-        """Return True if a paragraph ends like a sentence and meets all limits of the settings."""
+        """Return True if a paragraph ends like a sentence and meets the settings' limits for a
+        paragraph, which are all but `min_words`."""
         if not paragraph.rstrip(CLOSING).endswith((".", "!", "?")):
             return False
         words = paragraph.split()

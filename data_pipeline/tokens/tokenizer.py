@@ -289,7 +289,8 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of token ids, in which special tokens such as `<|endoftext|>` appear as
-        they are written. Bytes that are not UTF-8 become U+FFFD."""
+        they are written. Bytes that are not UTF-8 become U+FFFD; ids that no token has, such as a
+        padded vocabulary's, are left out."""
         return str(self._backend.decode([int(token) for token in ids], skip_special_tokens=False))
 
     def text_of(self, token: int) -> str:

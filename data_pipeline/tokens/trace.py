@@ -52,10 +52,11 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
     batch, and for each document in it a heading and its decoded tokens, which may have many lines.
 
     A sequence's heading has its index and, for a complete run, its data-parallel rank. Raises
-    BadInput for a run without that iteration, with a batch that still grows, with a metrics.jsonl
-    that is unreadable or miscounts samples, or of another family than gpt2; DataMissing if its
-    dataset is missing; IntegrityFailure if a line of metrics.jsonl lacks a field, or another file
-    of the run or the dataset is damaged.
+    BadInput for anything but a training of a gpt2, for a run without that iteration, that is not
+    complete while its batch still grows, with a metrics.jsonl that is unreadable or miscounts
+    samples, or with a dataset that lacks a file; DataMissing if its dataset is missing or has
+    changed; IntegrityFailure if a line of metrics.jsonl lacks a field, or another file of the run
+    or the dataset is damaged.
     """
     manifest = RunDirectory.open(run, "training").manifest
     config = parse_document(manifest["config"], _Config, f"{run / MANIFEST}")

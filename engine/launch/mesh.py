@@ -88,7 +88,8 @@ def join_ranks() -> None:
     it.
 
     Raises RanksMissing if not every rank came in time, BadInput if RANK, MASTER_ADDR or MASTER_PORT
-    is missing or unusable, or MLM_JOIN_SECONDS is no number.
+    is missing or unusable, or if WORLD_SIZE, MLM_JOIN_SECONDS or, with GPUs, the rank's number on
+    its machine is no whole number.
     """
     ranks = launched_world_size()
     if ranks == 1 or current_rank():
@@ -253,8 +254,8 @@ def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
     through NCCL on GPUs, gloo on CPUs; one rank alone joins nothing.
 
     `sequence_parallel` divides activations along the sequence, and has no effect without tensor
-    parallelism. Raises BadInput if the number of ranks differs from the layout's, RanksMissing if
-    some do not come.
+    parallelism. Raises BadInput if the number of ranks differs from the layout's, and the errors of
+    `join_ranks`, such as RanksMissing if some do not come.
     """
     if layout.world_size != launched_world_size():
         raise BadInput(

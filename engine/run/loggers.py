@@ -92,10 +92,11 @@ def writing_metrics(
     `open_loggers` returns it.
 
     The line is in the file when the function returns. The file is first cut back to iteration
-    `reached`, from which a session starts, and loses a final validation; each logger is given the
-    lines that stay, none if `reached` is 0. A run that continues another begins with those of the
-    run directory `earlier` instead. A logger that fails gets no more numbers in this session, and
-    the function `note` is called with a sentence about it.
+    `reached`, from which a session starts, and loses a final validation and all lines from a
+    damaged one on; each logger is given the lines that stay, none if `reached` is 0. In the first
+    session of a run that continues another, the lines of that run, in the directory `earlier`, are
+    taken instead; later sessions leave `earlier` out. A logger that fails gets no more numbers in
+    this session, and the function `note` is called with a sentence about it.
     """
     lines = read_metrics(earlier or run) if reached else []
     before = [

@@ -233,8 +233,8 @@ class ResolvedRun:
     def check_not_longer(self, root: Path) -> None:
         """Raise BadInput if the run at `root`/name, this run's name, is complete and has the same
         settings but fewer iterations, in an error that names `--continue`; or if it is of another
-        kind. A run that continues another is not checked, and one that is unfinished passes.
-        Nothing is returned."""
+        kind, or has settings that this program refuses. Nothing is checked if this run continues
+        another, or if the one there is unfinished or missing. Nothing is returned."""
         named = root / self.config.name
         train = self.config.train
         if not is_sealed(named) or train.continues or not (named / MANIFEST).is_file():
@@ -321,8 +321,8 @@ def resolve(
     starting point is looked up.
 
     Raises DataMissing, IntegrityFailure or BadInput for a dataset or starting point that is
-    missing, incomplete or does not fit, and BadInput for a layout that does not divide the model or
-    the batch.
+    missing, incomplete or does not fit, and BadInput as `checked_layout` does, such as for a layout
+    that does not divide the ranks, the model or the batch.
     """
     dataset = None
     if config.data.dataset is not None:
@@ -337,9 +337,9 @@ def resolve(
 
 def checked_layout(config: RunConfig, ranks: int) -> Layout:
     """Return the Layout of a run on `ranks` ranks in all: the configured tensor and pipeline
-    parallelism, all other ranks data-parallel. Raises BadInput if it does not divide the model's
-    sizes, its layers or the batch's microbatches, does not fit the pipeline schedule, or is one
-    that the model's family or ZeRO stage 3 does not allow."""
+    parallelism, all other ranks data-parallel. Raises BadInput if it does not divide the ranks, the
+    model's sizes, its layers or the batch's microbatches, does not fit the pipeline schedule, or is
+    one that the model's family or ZeRO stage 3 does not allow."""
     layout = layout_of(config, ranks)
     parallel = config.parallel
     split_layers(config.model.num_layers, layout.pp, parallel.chunks)
@@ -477,10 +477,10 @@ def read_run_config(
     """Return the RunConfig of a shipped model, by its name, or of a TOML file, by its path, or its
     twin. `overrides` are texts KEY=VALUE.
 
-    With `twin`, overrides of `twin.` are factors by which the model is shrunk; all others apply
-    after that. Raises BadInput if there is no such model or file, if the file is not TOML, if it or
-    an override has an unknown key or a value that is refused, or for the twin of a growing batch;
-    IntegrityFailure if this installation lacks the shipped models.
+    With `twin`, overrides of `twin.` are the factors by which the model and its training are
+    scaled; all others apply after that. Raises BadInput if there is no such model or file, if the
+    file is not TOML, if it or an override has an unknown key or a value that is refused, or for the
+    twin of a growing batch; IntegrityFailure if this installation lacks the shipped models.
     """
     path = find_file(model, Shipped.MODEL)
     if not twin:
@@ -533,9 +533,9 @@ def resolve_begun(
     is not found is no error here: a run with a checkpoint of its own does not need it.
 
     Raises IntegrityFailure or BadInput if its dataset, its name, its manifest or the meaning of its
-    settings has changed since it began, or if `changed` has a setting outside of the sections
-    `data`, `parallel` and `record`; DataMissing without its dataset. Most errors name the command
-    that goes on in a new run.
+    settings has changed since it began, or if `changed` has a setting that is unfit or outside of
+    the sections `data`, `parallel` and `record`; DataMissing without its dataset; BadInput as
+    `checked_layout` does. Most errors name the command that goes on in a new run.
     """
     manifest = directory.manifest
     path = directory.path

@@ -299,8 +299,8 @@ def score_in_memory(
             inputs = max(len(request.tokens) for request in requests) - 1
             rows = f"{len(requests)} rows of {inputs:,} tokens"
             raise HardwareMissing(
-                f"{rows} do not fit into the memory of {model.mesh.device}: --set batch_size=1 or"
-                " dtype=bf16, or give a shorter --window"
+                f"{rows} do not fit into the memory of {model.mesh.device}: --set dtype=bf16 or,"
+                " for several rows, batch_size=1, or give a shorter --window"
             ) from error
     torch.cuda.empty_cache()
     half = len(requests) // 2
