@@ -254,7 +254,8 @@ def initial_network(config: ModelConfig, dtype: torch.dtype) -> GPT2:
 
 def scoring_model(network: GPT2) -> ScoringModel:
     """Return a ScoringModel as an evaluation uses it: a new network with the same initial weights
-    as `network`, packed. `network` must come from `initial_network` and be unchanged."""
+    as `network`, packed where the CPU allows it. `network` must come from `initial_network` and be
+    unchanged."""
     config = network.config
     dtype = next(network.parameters()).dtype
     packed = initial_network(config, dtype)

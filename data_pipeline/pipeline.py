@@ -75,10 +75,11 @@ class Pipeline:
 
     def run(self) -> Self:
         """Run all stages of the recipe and return this pipeline, with its ledger and finished
-        stages filled; tasks that are done already are not repeated. Raises BadInput if no document
-        is left, or one alone for a split, if more input is damaged or malformed than the recipe
-        allows, or if the text is too small for its vocabulary; also the errors of the sources and
-        of the executor, such as DataMissing and Interrupted."""
+        stages filled; tasks that are done already are not repeated. The files stay in the
+        workspace, and `publish` makes the dataset of them. Raises BadInput if no document is left,
+        or one alone for a split, if more input is damaged or malformed than the recipe allows, or
+        if the text is too small for its vocabulary; also the errors of the sources and of the
+        executor, such as DataMissing and Interrupted."""
         size = choose_shard_bytes(self.config.shard_bytes, self.sources.total_bytes)
         compared = self.sources.shards(self.workspace, size, compared=True)
         shards = [*compared, *self.sources.shards(self.workspace, size)]

@@ -175,8 +175,9 @@ def shared_work(
 ) -> Iterator[tuple[Work, ParityLayout]]:
     """Context manager: yield the training of `iterations` that two engines are given, as Work with
     initial weights drawn from the recipe's seed, and its layout, of the name `layout`. Raises
-    BadInput if it cannot be compared with other engines, DataMissing or IntegrityFailure for a
-    dataset that is missing or incomplete. The Work's files are gone afterwards.
+    BadInput if it cannot be compared with other engines or its datasets differ in vocabulary,
+    DataMissing or IntegrityFailure for a dataset that is missing or incomplete. The Work's files
+    are gone afterwards.
 
     Dropout is 0. The vocabulary has no padding rows, because other engines include them in the
     softmax. The schedule of 2019, which Megatron-Core no longer has, becomes a cosine. The first

@@ -142,7 +142,7 @@ def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
     if searched_rates(name, ablation, trained, forecast.datasets)[0] != forecast.rates:
         raise IntegrityFailure(
             f"{FORECAST} of {folder.name} has other learning rates than the search that is kept"
-            " beside it gives: one of the two was changed"
+            " beside it gives: one of the two was changed, so restore both"
         )
     arms = {}
     for arm in ablation.arms:
