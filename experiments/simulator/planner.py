@@ -47,8 +47,8 @@ class Choice(NamedTuple):
 def read_model(model: str, overrides: Sequence[str] = ()) -> ResolvedRun:
     """Return the ResolvedRun of a shipped model's name or a TOML file. Its microbatch size, tp, pp
     and chunks are set to 1 before the overrides, texts KEY=VALUE. Raises NotCosted for a
-    `config.json`, which describes another program's model, and for a llama by name, and the errors
-    of `read_run`, such as BadInput for an unknown or unfit model and DataMissing for a dataset that
+    JSON file, which describes another program's model, and for a llama by name, and the errors of
+    `read_run`, such as BadInput for an unknown or unfit model and DataMissing for a dataset that
     it names."""
     if model.endswith(".json"):
         raise NotCosted(
