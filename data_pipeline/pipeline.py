@@ -196,8 +196,8 @@ class Pipeline:
         """Train the tokenizer on the documents of the finished first pass, `prepared`, or copy it,
         by a task, load it into the attribute `tokenizer`, and return the finished stage, a
         Finished; do nothing and return None if no stage needs a tokenizer. Raises BadInput if the
-        text is too small for a vocabulary to be trained on, or if the tokenizer of the recipe
-        cannot be used; DataMissing if GPT-2's files cannot be found."""
+        text is too small for a vocabulary to be trained on, BadInput or IntegrityFailure if the
+        tokenizer of the recipe cannot be used, DataMissing if GPT-2's files cannot be found."""
         if not self.config.needs_tokenizer:
             return None
         config = self.config.tokenizer

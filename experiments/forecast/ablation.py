@@ -87,7 +87,8 @@ def searched_rates(
     A rate is the one that was found times the arm's `of_rate`, to four digits. Found is the best
     trial's rate (the lowest if all diverged), the finder's, where its smoothed loss was lowest, or
     the one found for the arm `rate_of`. `experiment` is a name, `datasets` are digests. Raises
-    IntegrityFailure if a trial or a finder's losses are not kept, or the finder's loss never fell.
+    IntegrityFailure if a trial is not kept or not as the ablation asks, or if a finder's losses are
+    not kept or never fell.
     """
     rates = {}
     searched = []
