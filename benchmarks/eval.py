@@ -149,7 +149,8 @@ def measure(rounds: int) -> Benchmark:
 def compare_memory(name: str, load: Callable[[], Any]) -> Case:
     """Measure the bytes that scoring one window adds to the loaded model, for each contender in a
     process of its own; return a Case of the benchmark's record, whose ratio is ours to
-    transformers'. `load` is a function that returns transformers' model; `name` is the model's."""
+    transformers'. `load` is a function that returns transformers' model; `name` is the model's.
+    Raises UserError if a process fails or takes ten minutes."""
     window = sliding_requests(CONTEXT, 1)
     added = {who: apart(name, _added_bytes, load, build, window) for who, build in SCORERS.items()}
     return Case(
@@ -254,7 +255,8 @@ def initial_network(config: ModelConfig, dtype: torch.dtype) -> GPT2:
 
 def scoring_model(network: GPT2) -> ScoringModel:
     """Return a ScoringModel as an evaluation uses it: a new network with the same initial weights
-    as `network`, packed. `network` must come from `initial_network` and be unchanged."""
+    as `network`, packed where the CPU allows it. `network` must come from `initial_network` and be
+    unchanged."""
     config = network.config
     dtype = next(network.parameters()).dtype
     packed = initial_network(config, dtype)

@@ -101,7 +101,8 @@ class Said(Config):
 class Row(Config):
     """A case's result: the answers before its fix and after it, and in `result` whether the fault
     was found; `named otherwise` means findings of which none has the words that the case expects,
-    and `cannot run` that one of the two trees could not be run."""
+    and `cannot run` that on one of the two trees a layout or all could not run, and none gave a
+    finding."""
 
     name: str
     before: Said
@@ -125,8 +126,9 @@ def measure(
     it names. Print a line for each, and return the Fixes. Rows that the JSON file `record` has for
     cases of the table are kept and not run again; `record`, if given, is written after each case.
 
-    Raises BadInput for an unknown case, a directory that is no repository or a repository that
-    lacks a commit, Diverged if a tree after its fix gives a finding and its case has no `why`.
+    Raises BadInput for an invalid table, an unknown case, a directory that is no repository, a
+    repository that lacks a commit, or a tree that lacks the lines of an edit; Diverged if a tree
+    after its fix gives a finding and its case has no `why`.
     """
     table = {case.name: case for case in load_config(cases, Cases).case}
     if unknown := [name for name in only if name not in table]:

@@ -75,10 +75,11 @@ class Pipeline:
 
     def run(self) -> Self:
         """Run all stages of the recipe and return this pipeline, with its ledger and finished
-        stages filled; tasks that are done already are not repeated. Raises BadInput if no document
-        is left, or one alone for a split, if more input is damaged or malformed than the recipe
-        allows, or if the text is too small for its vocabulary; also the errors of the sources and
-        of the executor, such as DataMissing and Interrupted."""
+        stages filled; tasks that are done already are not repeated. The files stay in the
+        workspace, and `publish` makes the dataset of them. Raises BadInput if no document is left,
+        or one alone for a split, if more input is damaged or malformed than the recipe allows, or
+        if the text is too small for its vocabulary; also the errors of the sources and of the
+        executor, such as DataMissing and Interrupted."""
         size = choose_shard_bytes(self.config.shard_bytes, self.sources.total_bytes)
         compared = self.sources.shards(self.workspace, size, compared=True)
         shards = [*compared, *self.sources.shards(self.workspace, size)]
@@ -195,8 +196,8 @@ class Pipeline:
         """Train the tokenizer on the documents of the finished first pass, `prepared`, or copy it,
         by a task, load it into the attribute `tokenizer`, and return the finished stage, a
         Finished; do nothing and return None if no stage needs a tokenizer. Raises BadInput if the
-        text is too small for a vocabulary to be trained on, or if the tokenizer of the recipe
-        cannot be used; DataMissing if GPT-2's files cannot be found."""
+        text is too small for a vocabulary to be trained on, BadInput or IntegrityFailure if the
+        tokenizer of the recipe cannot be used, DataMissing if GPT-2's files cannot be found."""
         if not self.config.needs_tokenizer:
             return None
         config = self.config.tokenizer

@@ -423,9 +423,9 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
 
 def _build_sample(values: JSON, local: list[FileSource], size: int, work: Path) -> Built:
     """Write the first documents of the sources `local`, of `size` bytes in all or more, to the file
-    `WORK.jsonl` beside `work`, build a dataset of them by the recipe `values` without its sources,
-    in the new folder `work`, where the work stays, and return the measured cost as a Built. Sets
-    `sources` in `values`. Raises the errors of a build."""
+    `WORK.jsonl` beside `work`, build the dataset `WORK.dataset` of them by the recipe `values`
+    without its sources, and return the measured cost as a Built. The other files of the tasks stay
+    in the new folder `work`. Sets `sources` in `values`. Raises the errors of a build."""
     sample_file = work.with_suffix(".jsonl")
     with sample_file.open("wb") as file:
         documents = 0
@@ -509,7 +509,7 @@ def _made_by(config: DataConfig) -> dict[str, str]:
 
 def _workers(executor: str, config: DataConfig) -> LocalExecutor | RayExecutor:
     """Return the executor called `executor`, "ray" or "local", with the number of workers of the
-    recipe `config`; it does not run yet. Local processes start with the tables of cleaning and
+    recipe `config`; it runs no task yet. Local processes start with the tables of cleaning and
     languages if both stages run. Raises BadInput if Ray is wanted and not installed."""
     if executor == "ray":
         return RayExecutor(config.workers)

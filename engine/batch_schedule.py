@@ -64,12 +64,14 @@ class BatchSchedule:
 
     def batch_size(self, iteration: int) -> int:
         """Return the number of sequences in the global batch of `iteration`, counted from 0; the
-        iterations of a continued run count too."""
+        iterations of a continued run count too, but their sizes are not known: each gets this run's
+        first size."""
         return self._phase(iteration).batch_size
 
     def samples_before(self, iteration: int) -> int:
         """Return the number of samples in all iterations before `iteration`, counted from 0; the
-        iterations and samples of a continued run count too."""
+        iterations and samples of a continued run count too. For an iteration of that run the number
+        is a guess, reckoned back from its end by this run's first batch size."""
         phase = self._phase(iteration)
         return phase.sample + (iteration - phase.iteration) * phase.batch_size
 

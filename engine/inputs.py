@@ -45,8 +45,9 @@ class TrainingInputs:
 
     def of(self, iteration: int) -> list[PipelineInput]:
         """Return a list of this rank's microbatches of `iteration` (from 0) as PipelineInputs, with
-        dropout keys if the model has dropout, and for a model with memory that of their streams,
-        which `streams.commit` of this object renews after the iteration.
+        dropout keys if the model has dropout, and for a model with memory that of their streams.
+        The caller calls `streams.commit` of this object after the iteration, which renews that
+        memory.
 
         A collective over the data-parallel ranks if `train.normalise` is "batch". Raises
         IntegrityFailure for a token outside the vocabulary.

@@ -87,8 +87,8 @@ def counts(
 
     The text is found on this machine by the result's task, a key of TASKS or STAND_INS, or
     downloaded. `context` and `limit` are the evaluation's own. Raises DataMissing if the text is
-    not on this machine or is not the one that was scored, and the errors of the function that
-    builds the task, such as IntegrityFailure for a changed file.
+    not to be had or is not the one that was scored, BadInput without a tokenizer, and the errors of
+    the function that builds the task, such as IntegrityFailure for a changed file.
     """
     tokenizer = Tokenizer.load(dataset / "tokenizer")
     if result.task in STAND_INS:

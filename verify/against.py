@@ -156,8 +156,9 @@ def _case(
 
 def keep(result: Benchmark, name: str, config: RunConfig, runs: Path) -> Path:
     """Write a comparison of two engines into a sealed run `name` below `runs`, whose parents are
-    its datasets, and return the run's directory. The identity covers the configuration and the
-    result's title, setting and notes; a complete run stays as it is."""
+    its datasets, and return the run's directory. The identity covers these datasets' digests, the
+    configuration without `data`, and the result's title, setting and notes; a complete run stays as
+    it is."""
     parents = DatasetFacts.read(config.data.dataset).parents if config.data.dataset else {}
     about = {"title": result.title, "setting": result.setting, "notes": result.notes}
     what = about | config.model_dump(mode="json")
@@ -175,8 +176,9 @@ def shared_work(
 ) -> Iterator[tuple[Work, ParityLayout]]:
     """Context manager: yield the training of `iterations` that two engines are given, as Work with
     initial weights drawn from the recipe's seed, and its layout, of the name `layout`. Raises
-    BadInput if it cannot be compared with other engines, DataMissing or IntegrityFailure for a
-    dataset that is missing or incomplete. The Work's files are gone afterwards.
+    BadInput if it cannot be compared with other engines or its datasets differ in vocabulary,
+    DataMissing or IntegrityFailure for a dataset that is missing or incomplete. The Work's files
+    are gone afterwards.
 
     Dropout is 0. The vocabulary has no padding rows, because other engines include them in the
     softmax. The schedule of 2019, which Megatron-Core no longer has, becomes a cosine. The first

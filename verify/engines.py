@@ -193,14 +193,15 @@ class Engine:
 
     def update(self, iteration: int) -> tuple[float, float]:
         """Clip the gradient that `backward` left and update the weights, in the iteration of this
-        number, from 0. Return the gradient norm before clipping and the learning rate. A subclass
-        must implement it."""
+        number, from 0. Return the gradient norm before clipping and the learning rate. Every rank
+        calls it. A subclass must implement it."""
         raise NotImplementedError
 
     def state(self) -> Iterable[tuple[str, str, Tensor]]:
-        """Return the optimizer's moments as triples: the parameter's name, `exp_avg` or
-        `exp_avg_sq`, and the tensor. By default the result is empty, and moments are not
-        compared."""
+        """Return the optimizer's moments after `update` as triples: the parameter's name, `exp_avg`
+        or `exp_avg_sq`, and the tensor in the parameter's own shape, so that a divided optimizer
+        must gather its parts. Every rank calls it. By default the result is empty, and moments are
+        not compared."""
         return ()
 
     def save(self, directory: Path) -> None:
@@ -420,7 +421,7 @@ class Ours(Engine):
 def with_vocabulary(config: RunConfig) -> RunConfig:
     """Return the configuration with the vocabulary sizes of its dataset in its model, or as it is
     if it has no dataset. Raises DataMissing or IntegrityFailure for a dataset that is missing or
-    incomplete."""
+    incomplete, BadInput for several that differ in vocabulary."""
     if not config.data.dataset:
         return config
     return config.model_copy(
@@ -431,9 +432,9 @@ def with_vocabulary(config: RunConfig) -> RunConfig:
 @contextmanager
 def with_samples(config: RunConfig, iterations: int) -> Iterator[Work]:
     """Context manager: yield the Work that trains the configuration for `iterations` on its
-    dataset's training files, or else on random tokens. These, and the Work's scratch folder, are
-    removed at the end. Raises DataMissing or IntegrityFailure for a dataset that is missing or
-    incomplete."""
+    dataset's training files, or else on random tokens. The random tokens and the Work's scratch
+    folder are removed at the end. Raises DataMissing or IntegrityFailure for a dataset that is
+    missing or incomplete, BadInput for several that differ in vocabulary."""
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         facts = DatasetFacts.read(config.data.dataset) if config.data.dataset else None

@@ -29,11 +29,11 @@ LEFT_IN = "left_in.jsonl"
 def find_rare_ngrams(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: write to `rare.txt`, one a line and sorted, the test sets' n-grams that occur fewer
     than `frequent` times in documents that are not duplicates; all that occur there if `frequent`
-    is None. Settings: `counts`, documents of each shard that the token filters kept, and
-    `frequent`. Inputs: the folder of the pass `measure`, which has all shards, then the folder of
-    the decisions if duplicates were searched for. Returns `documents`, the number of those
-    documents that have test-set n-grams, and `common`, the number of n-grams that are too frequent
-    and not written."""
+    is None. Settings: `counts`, for each shard the number of documents that the token filters
+    kept, and `frequent`. Inputs: the folder of the pass `measure`, which has all shards, then the
+    folder of the decisions if duplicates were searched for. Returns `documents`, the number of
+    documents that are not duplicates and have test-set n-grams, and `common`, the number of n-grams
+    that are too frequent and not written."""
     measured, *decisions = inputs
     frequency: Counter[str] = Counter()
     documents = start = 0
@@ -59,12 +59,12 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
     The index, [documents, 6], locates each one, so that a slice reads no more of a shard than its
     own documents: 1 for a part, 0 for a whole document; start and end of its line; start and end of
     its tokens; its bytes. Settings: `is_written` (False if the shard is only compared with, and all
-    that is written is an empty list), `start` (the shard's first number in the corpus), `count`,
-    `deduplicate` (True if it was done), `decontaminate` (section or None), `tokenizer`,
-    `keep_dropped` (True if dropped documents are written too). Inputs: the shard after each pass,
-    then decisions, n-grams and tokenizer if the recipe has them. Returns `stages`, the stages'
-    ledger entries, the number of remaining `documents`, and `left_in`, the number of documents in
-    that list.
+    that is written is an empty list), `start` (the shard's first number in the corpus), `count`
+    (its documents after the token filters), `deduplicate` (True if it was done), `decontaminate`
+    (section or None), `tokenizer` (digest or None), `keep_dropped` (True if dropped documents are
+    written too). Inputs: the shard after each pass, then decisions, n-grams and tokenizer if the
+    recipe has them. Returns `stages`, the stages' ledger entries, the number of remaining
+    `documents`, where each part counts, and `left_in`, the number of lines in that list.
     """
     prepared, measured, *more = inputs
     section = settings["decontaminate"]

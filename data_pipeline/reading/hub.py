@@ -108,8 +108,8 @@ def asking_for(what: str) -> Iterator[None]:
             ) from error
         raise Interrupted(
             f"{what} could not be read from the Hugging Face hub:"
-            f" {str(error).partition(chr(10))[0]}; run the same command again: files that arrived"
-            " are kept"
+            f" {str(error).partition(chr(10))[0]}; correct what that names, or run the same command"
+            " again: files that arrived are kept"
         ) from error
 
 
@@ -212,8 +212,8 @@ class HubSource:
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
         """Stream each file of the splits to read into a local file, a task of `workspace` each, and
         yield the local files in Pieces of `shard_bytes`, the last of a file shorter. Raises
-        DataMissing if the hub does not have the corpus, Interrupted if it cannot be read, and
-        BadInput for a split that the corpus does not have."""
+        DataMissing if the hub does not have the corpus, Interrupted if it cannot be read or has no
+        such subset, and BadInput for a split that the corpus does not have."""
         with asking_for(self.name):
             streams = _open(self._location)
         choose_splits(self.name, [*streams], self._splits, is_whole=True)

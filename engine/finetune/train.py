@@ -126,8 +126,8 @@ class PairEncoder:
         self, question: str, context: str, length: int, longest: int = LONGEST_QUESTION
     ) -> Iterator[EncodedPair]:
         """Yield an EncodedPair for each window of the context: the question, then the window, at
-        most `length` tokens together with [CLS] and [SEP]. Consecutive windows overlap. An empty
-        context gives one window.
+        most `length` tokens together with [CLS] and [SEP]. Windows begin at most 128 tokens
+        (STRIDE) apart, and overlap. An empty context gives one window.
 
         The question is cut at `longest` tokens, or at half of the sequence if that is shorter.
         """
@@ -218,9 +218,9 @@ class FineTuner:
     with a new head. It is on this process's device alone, in fp32, and also scores examples and
     computes metrics.
 
-    The constructor raises BadInput if the checkpoint is not a BERT, has no tokenizer, or has a
-    vocabulary without room for the special tokens, and IntegrityFailure if the checkpoint is
-    damaged.
+    The constructor raises BadInput if there is no checkpoint, or if it is not a BERT, has no
+    tokenizer, or has a vocabulary without room for the special tokens, and IntegrityFailure if the
+    checkpoint is damaged.
     """
 
     def __init__(self, name: str, checkpoint: Path, recipe: FineTuneRecipe) -> None:
@@ -456,8 +456,9 @@ def finetune(
     """Fine-tune a BERT checkpoint, or the newest of a run, for the task `name`, a key of TASKS, by
     `recipe` on the set `train` of `sets`, a dict name → examples, evaluate it on the other sets,
     and return a FineTuned; the trained weights are not kept. Prints the cost and the progress to
-    standard error. Raises BadInput for a checkpoint that is not a BERT or has no tokenizer,
-    IntegrityFailure for a damaged one, and Diverged if a loss or gradient is not finite.
+    standard error. Raises BadInput if there is no checkpoint, or if it is not a BERT, has no
+    tokenizer or no room for the special tokens; IntegrityFailure for a damaged one, and Diverged if
+    a loss or gradient is not finite.
 
     `members` trainings are made, with seeds from the recipe's on. With several, the metrics are
     medians, as the 2019 paper's over five; the metrics of the members' mean scores are reported

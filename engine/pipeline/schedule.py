@@ -21,8 +21,8 @@ class Op(StrEnum):
 
 
 class Compute(NamedTuple):
-    """One forward or backward pass, as `op` says, of one microbatch through one stage of a rank;
-    `chunk` is the stage's index on that rank."""
+    """One forward or backward pass, as `op` says, of one microbatch through one stage of a rank.
+    `microbatch` is its number in the iteration, `chunk` the stage's on that rank, both from 0."""
 
     op: Op
     microbatch: int

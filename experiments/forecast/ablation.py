@@ -87,7 +87,8 @@ def searched_rates(
     A rate is the one that was found times the arm's `of_rate`, to four digits. Found is the best
     trial's rate (the lowest if all diverged), the finder's, where its smoothed loss was lowest, or
     the one found for the arm `rate_of`. `experiment` is a name, `datasets` are digests. Raises
-    IntegrityFailure if a trial or a finder's losses are not kept, or the finder's loss never fell.
+    IntegrityFailure if a trial is not kept or not as the ablation asks, or if a finder's losses are
+    not kept or never fell.
     """
     rates = {}
     searched = []
@@ -142,7 +143,7 @@ def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
     if searched_rates(name, ablation, trained, forecast.datasets)[0] != forecast.rates:
         raise IntegrityFailure(
             f"{FORECAST} of {folder.name} has other learning rates than the search that is kept"
-            " beside it gives: one of the two was changed"
+            " beside it gives: one of the two was changed, so restore both"
         )
     arms = {}
     for arm in ablation.arms:

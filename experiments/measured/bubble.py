@@ -151,7 +151,8 @@ def measure_schedules() -> list[Line]:
     """Run each of `SCHEDULES` with logical clocks and return a list of lines, dicts with a record's
     fields: the schedule's bubble fraction, its peak number of microbatches in flight on the first
     rank (a chunk counts as a fraction of a stage), that peak as a share of the stages, and the
-    default schedule's bubble over the interleaved one's. Starts processes."""
+    default schedule's bubble over the interleaved one's. Starts processes; raises RanksFailed if
+    one fails or takes 300 seconds."""
     announce("pipelines of 4 and 8 processes with logical clocks")
     numbers = []
     fractions = {}
@@ -177,7 +178,7 @@ def measure_schedules() -> list[Line]:
 def measure_bubbles(experiment: Experiment) -> list[Line]:
     """Run the experiment's pipelines of up to `MOST_RANKS` ranks with logical clocks and return a
     list of lines, dicts with a record's fields, with the bubble of each. Larger pipelines are left
-    out. Starts processes.
+    out. Starts processes; raises RanksFailed if one fails or takes 300 seconds.
 
     The schedule is 1F1B, and the bubble is (slowest rank's time) / (m · (t_f + t_b)) − 1 with m
     microbatches. For a part that computes a `bubble_share`, the schedule is GPipe's, and the same

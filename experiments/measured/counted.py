@@ -120,8 +120,9 @@ def measure_recipe() -> list[Line]:
 
 def measure_words() -> list[Line]:
     """Return a list of lines, dicts with a record's fields: the words T_o of WikiText-103's test
-    file, its sub-words T without the first, and T / T_o (2019 paper, Section 5.3). Raises
-    DataMissing if a file is missing, IntegrityFailure if the test file is not the official one."""
+    file, the sub-words T of its detokenized text without the first, and T / T_o (2019 paper,
+    Section 5.3). Raises DataMissing if a file is missing, IntegrityFailure if the test file is not
+    the official one."""
     text = read_official(
         find_test_set("wikitext103"),
         TEST_FILE_SHA256,

@@ -47,8 +47,9 @@ class Choice(NamedTuple):
 def read_model(model: str, overrides: Sequence[str] = ()) -> ResolvedRun:
     """Return the ResolvedRun of a shipped model's name or a TOML file. Its microbatch size, tp, pp
     and chunks are set to 1 before the overrides, texts KEY=VALUE. Raises NotCosted for a
-    `config.json`, which describes another program's model, and for a llama by name, and BadInput
-    for an unknown or unfit model."""
+    JSON file, which describes another program's model, and for a llama by name, and the errors of
+    `read_run`, such as BadInput for an unknown or unfit model and DataMissing for a dataset that
+    it names."""
     if model.endswith(".json"):
         raise NotCosted(
             f"{model} describes another program's model, which the simulator does not cost: name a"
@@ -97,8 +98,8 @@ def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterato
     layers over stages of one chunk may differ a little. Memory is not looked at.
 
     If the cluster fuses attention, selective recomputation is left out, sequence parallelism is on
-    where it divides, and with several data-parallel ranks ZeRO stage 1 is tried beside stage 0;
-    else stage 0 alone.
+    where it divides, and with several data-parallel ranks ZeRO stage 1 is tried beside stage 0.
+    If it does not, sequence parallelism is off and the stage is 0.
     """
     t = template
     is_modern = cluster.constants.fused_attention.value == 1
