@@ -205,8 +205,9 @@ def _torch_attention(qkv: Tensor, mask: DropoutMask) -> Tensor:
 def measure_rates(shape: KernelShape) -> list[Case]:
     """Measure on this process's GPU, in bf16, the rates of a layer's products at widths of 355m to
     175b over 1 to 8 ranks and of the forward pass of attention, in TFLOP/s, and of copying, in
-    bytes/s read and written; return a list of a Case for each of the three. `shape` gives the rows
-    of a product, s·b, and the shortest sequence; its other sizes are not used.
+    bytes/s read and written; return a list of a Case for each of the three. Attention is causal,
+    without dropout, and only products with keys that are seen count. `shape` gives the rows of a
+    product, s·b, and the shortest sequence; its other sizes are not used.
 
     The planner's constants are taken from them. Products for a weight's gradient are also measured
     with the sum into fp32, within the product and after it.

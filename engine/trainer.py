@@ -63,9 +63,9 @@ class Trainer:
     def __init__(self, run: ResolvedRun, directory: RunDirectory, mesh: ParallelMesh) -> None:
         """Build model, optimizer, inputs, checkpoint writer and guards of this rank for `run`, a
         ResolvedRun, whose `directory` must have been begun. Every rank calls it. No step is
-        computed and no checkpoint read before `prepare`. Raises BadInput if a token file of the
-        dataset is missing or has too little text for the model, IntegrityFailure if one is
-        damaged."""
+        computed and no checkpoint read before `prepare`. Raises BadInput as `build_step` does, and
+        if a token file of the dataset is missing or has too little text for the model;
+        IntegrityFailure if one is damaged."""
         self.run = run
         self.directory = directory
         self.mesh = mesh

@@ -36,7 +36,8 @@ class Generated:
     prompt: str
     continuation: str
     tokens: list[int]
-    """Ids of the continuation's tokens, with the end-of-text token if it was generated."""
+    """Ids of the continuation's tokens, with the end-of-text token if it was generated, which the
+    text `continuation` leaves out."""
     sampling: Sampling | None
     """Settings by which the tokens were drawn; None for greedy decoding."""
     checkpoint: str
@@ -51,7 +52,8 @@ def generate_text(
     document. Without `sampling` decoding is greedy.
 
     Every rank of the settings' layout calls it. Raises BadInput for data-parallel ranks and for a
-    checkpoint that is missing or cannot generate, and IntegrityFailure for a damaged one.
+    checkpoint that is missing or cannot generate, IntegrityFailure for a damaged one, and
+    HardwareMissing if transformers is to load one larger than memory.
     """
     if settings.layout.dp > 1:
         raise BadInput(

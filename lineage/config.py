@@ -97,8 +97,8 @@ def flatten(values: JSON, prefix: str = "") -> JSON:
 
 def parse_config(values: JSON, model: type[ConfigT], where: str) -> ConfigT:
     """Return the configuration with these plain values, a dict, as a validated instance of the
-    class `model`. Raises BadInput for values that `model` refuses, and for an integer of more than
-    63 bits, with a sentence that gives `where` as their origin."""
+    class `model`. Raises BadInput for values that `model` refuses or that are nested too deeply,
+    and for an integer of more than 63 bits, with a sentence that gives `where` as their origin."""
     try:
         if _is_too_large(values):
             raise BadInput(f"{where} has an integer of more than 63 bits")
@@ -120,8 +120,8 @@ def read_toml(path: Path, seen: tuple[Path, ...] = ()) -> JSON:
     that its key `extends` names: one beside it, or else one that this package ships. `seen` are the
     files that extend this one.
 
-    Raises BadInput for a file that is missing, unreadable, not TOML or nested too deeply, and for a
-    chain of `extends` that is too long or a circle.
+    Raises BadInput for a file that is missing, unreadable, not TOML or nested too deeply, for an
+    `extends` that is no text, and for a chain of them that is too long or a circle.
     """
     if len(seen) == LONGEST_CHAIN:
         raise BadInput(f"{seen[0]}: `extends` goes on for more than {LONGEST_CHAIN} files")

@@ -117,9 +117,10 @@ def by_digest(
 
 
 def content_digest(directory: Path, without: frozenset[str] | set[str]) -> str:
-    """Return one hexadecimal digest of a sealed directory's files without the files named in
-    `without`, from its completion marker: equal for equal content made at different times. The
-    files are not read. Raises IntegrityFailure if there is no readable marker."""
+    """Return one hexadecimal digest of a sealed directory's files, from its completion marker,
+    without the files whose paths in the directory are in `without`: equal for equal content made
+    at different times. The files are not read. Raises IntegrityFailure if there is no readable
+    marker."""
     return sha256_json(
         {name: entry for name, entry in sealed_files(directory).items() if name not in without}
     )
@@ -131,7 +132,7 @@ def check_seal(directory: Path, is_read: Callable[[str], bool] = lambda name: Tr
 
     A sealed directory inside is compared by its marker alone, and files for which `is_read`, given
     the path in the directory, returns False by size alone. Raises IntegrityFailure naming the first
-    file that is missing, added or changed, or if there is no readable marker.
+    file that is missing, added, changed or unreadable, or if there is no readable marker.
     """
     marker = _read_marker(directory)
     files: dict[str, JSON] = marker["files"]

@@ -76,7 +76,8 @@ class Reproduction:
 
 def newest_reproduction(runs: Path) -> Path:
     """Return the path of the complete `reproduce-*` directory in the folder `runs` that was begun
-    last; links are passed over. Raises BadInput if no reproduction is complete."""
+    last; links are passed over. Raises BadInput if no reproduction is complete, IntegrityFailure if
+    the manifest of a complete one is damaged."""
     reproductions = [
         path for path in sorted(runs.glob("reproduce-*")) if path.is_dir() and not path.is_symlink()
     ]

@@ -82,7 +82,8 @@ def run_layouts(asked: Asked, names: str, seed: int) -> LayoutsReport:
     """Run every probe of the program in `asked` on the layouts that `names` stands for, names with
     commas between or `all` for the program's usual ones. Print a table of the results with the
     findings, and return the report; the serial run, repeated, is the first layout in it. Raises
-    BadInput if the serial run cannot run or be repeated. Sets torch to one thread."""
+    BadInput for an unknown program, field or layout, and if the serial run cannot run or be
+    repeated. Sets torch to one thread."""
     # Ranks share the cores.
     torch.set_num_threads(1)
     with subject(asked, seed) as (kind, work, title, default):
@@ -150,11 +151,12 @@ def check(
     `layout` has the sizes `tp`, `pp`, `dp`, `fsdp`, `cp`, `ep`, all 1 for the serial run, which
     alone has no process group. `batch` are tensors, or a dict of them, with equally many rows, of
     float64 or integers; data-parallel ranks take their rows, each in `microbatches`. `loss(model,
-    rows)` is a mean over rows. `layouts` are names such as "tp2,fsdp2". `seed` draws the noise that
-    is added to weights whose elements are all equal, as in norms. Raises AssertionError with a line
-    for each cause and each layout that cannot run; BadInput if nothing is found and a layout cannot
-    run, and if the serial run cannot run or be repeated. Checkpoints that cannot be compared are
-    passed over.
+    rows)` is a mean over rows, by default the scalar or the `loss` that the model returns, or the
+    mean square of its output. A `Program` with its own `gradient` uses neither. `layouts` are names
+    such as "tp2,fsdp2". `seed` draws the noise that is added to weights whose elements are all
+    equal, as in norms. Raises AssertionError with a line for each cause and each layout that cannot
+    run; BadInput if nothing is found and a layout cannot run, and if the serial run cannot run or
+    be repeated. Checkpoints that cannot be compared are passed over.
     """
     sentences = []
     stopped = []
@@ -177,7 +179,8 @@ def probe(
     the reference, first outputs of modules. Without weights in `work` the training starts from the
     program's own, with noise where they are constant. If `draw` is not 0, weights are moved by up
     to a rounding before each iteration. Planted gradients and dropout masks are left out with an
-    empty reference. Every rank calls it; without weights in `work` there must be one rank alone."""
+    empty reference, planted gradients also if the engine's `counts_norm` is False. Every rank calls
+    it; without weights in `work` there must be one rank alone."""
     engine = kind(work, layout)
     seen = Computed()
     engine.show(engine.recorder(seen.initial.append), "", engine.parameters())
@@ -330,7 +333,8 @@ def _serially(kind: Kind, work: Work, reference: Reference = UNKNOWN, draw: int 
 
 def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examined]:
     """Yield an Examined, with the findings of all probes, for the serial run, repeated, and then
-    for each layout. A layout that cannot run gives one too.
+    for each layout. A layout that cannot run gives one too; a rank that is not done within SECONDS
+    counts as lost.
 
     Raises BadInput if the serial run gives other bits when it is repeated, or numbers that are not
     finite.
@@ -459,8 +463,8 @@ def _folded(
 
 def _first_output(outcome: Outcome, serial: Mapping[str, Array], weights: Weights) -> str:
     """Return a phrase, which begins with a comma, on which module's output is the first that
-    differs from the serial run's, and the multiple of its bias by which it does; "" where none is
-    known to differ.
+    differs from the serial run's, with the multiple of the module's bias that the difference is, if
+    it is one; "" where none is known to differ.
 
     Only outputs of the serial shape are compared. A layout with more ranks than tensor-parallel
     ones is not asked: it gives "" too.

@@ -18,7 +18,8 @@ def train(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     tokens: of words if `kind` is `words`, else byte-level BPE. It is trained on documents that the
     first pass kept, in the shards from the first to before the second of the two numbers in
     `shards`; the texts have `bytes` bytes in all, and of more than TRAINING_BYTES a sample is
-    taken. Returns no counts. Raises BadInput if the text is too small for that many tokens."""
+    taken. Inputs: the folder of the first pass. Returns no counts. Raises BadInput if the text is
+    too small for that many tokens."""
     make = Tokenizer.of_words if settings["kind"] == "words" else Tokenizer.train
     make(
         _sample(inputs[0], range(*settings["shards"]), settings["bytes"]), settings["vocab_size"]

@@ -72,13 +72,14 @@ def survey(
 ) -> tuple[str, list[int], list[Cut]]:
     """Return three values for the file at `path`, which is read once: its SHA-256; for an
     uncompressed file of lines, the list of the numbers of newlines before each grain of
-    GRAIN_BYTES; for one compressed by gzip or Zstandard, the list of its Cuts. A list is empty
-    where it does not apply; without `is_of_lines` both are. `advance` is called with the number of
-    bytes of each read.
+    GRAIN_BYTES, and last in the whole file; for one compressed by gzip or Zstandard, the list of
+    its Cuts. A list is empty where it does not apply; without `is_of_lines` both are. `advance` is
+    called with the number of bytes of each read.
 
     The first cut is the start of the file, the last its end; the others are starts of frames,
     CHUNK_BYTES or more of content apart. A file that has no such frame, such as one of a single
-    frame, has no cuts, nor has a damaged one.
+    frame, has no cuts, nor has a damaged one. Raises OSError if the file cannot be opened, for a
+    remote file the errors of Remote.
     """
     digest = hashlib.sha256()
     newlines = [0]

@@ -63,11 +63,12 @@ class Workspace:
         """Run one task, a call of `work`, for each of the `jobs`, a pair of settings and inputs,
         and yield the result of each, a Done, in order. Task number N, from 0, has the directory
         `path/STAGE/N`, `stage` with N in five digits, and one that is finished there is not done
-        again. Tasks run only while the results are read.
+        again. Tasks are begun only as the results are read.
 
-        At most `at_once` tasks are given to the executor at a time. Progress of `total` tasks is
-        shown under `title` on standard error; an empty title shows none. Raises the errors of the
-        tasks, and Interrupted if the executor loses them.
+        At most `at_once` tasks, by default the executor's own number, are given to the executor at
+        a time. Progress of `total` tasks is shown under `title` on standard error; an empty title
+        shows none. Raises the errors of the tasks and of the executor, such as Interrupted if it
+        loses tasks.
         """
         folder = self.path / stage
         tasks = (

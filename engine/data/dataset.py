@@ -104,8 +104,9 @@ class DatasetFacts:
     def resize(self, model: ModelConfig) -> ModelConfig:
         """Return a ModelConfig, a copy of `model` with `vocab_size` and `padded_vocab_size` of this
         dataset. A BERT's vocabulary has its special tokens too, after the dataset's entries unless
-        the tokenizer has them, and is padded anew. Raises BadInput if a Transformer-XL's cutoffs go
-        beyond the vocabulary, or if the tokenizer is missing that a BERT needs."""
+        the tokenizer has them, and is padded anew. Raises BadInput if a Transformer-XL's last
+        cutoff is not below `vocab_size`, or if the tokenizer is missing that a BERT needs, and
+        IntegrityFailure if it is damaged."""
         if (cutoffs := model.transformer_xl.cutoffs) and cutoffs[-1] >= self.vocab_size:
             raise BadInput(
                 f"model.transformer_xl.cutoffs = {list(cutoffs)} must all be below the size of the"

@@ -202,8 +202,9 @@ class FineTuneRecipe(Config):
 
 @dataclass(frozen=True)
 class FineTuneTask:
-    """A fine-tuning task: output width of the new head, function that reads a file of examples,
-    paths of the training and evaluation files below the data folder, and published recipe."""
+    """A fine-tuning task: output width of the new head, function that reads a file or a folder of
+    examples, paths of the training and evaluation files or folders below the data folder, and
+    published recipe."""
 
     outputs: int
     """Output width of the new head: the number of scores for a pair of texts, an option or a
@@ -241,8 +242,8 @@ def read_sets(name: str, data: Path) -> dict[str, Sequence[TaskExample]]:
     """Return a dict name of a set → sequence of its examples, from the published files of the task
     `name` below the folder `data`: first the evaluation sets, then `train`.
 
-    Raises DataMissing if a file is missing, BadInput if one is not readable or has no example, or
-    for an unknown task.
+    Raises DataMissing if a file is missing, BadInput if one is not readable, has another form or
+    has no example, or for an unknown task.
     """
     task = find_task(name)
     sets = {

@@ -118,7 +118,7 @@ def chunked(
 
     The gradients are computed along with the loss, and backward scales them in place, so it can run
     only once. On an axis of several ranks each block all-reduces one maximum and two sums per
-    position.
+    position, and the gradient of `hidden` is this rank's part of a sum.
     """
     return in_chunks(
         hidden,
@@ -152,8 +152,9 @@ def in_chunks(
     fp32, from hidden states [n, h] and this rank's rows of the output weight, [v/t, h], one block
     of logits at a time; rows at or above `vocab_size`, counted over all ranks, are padding, and no
     target may lie there or be negative. `loops` has a device's functions over the rows of a block.
-    Every rank of `axis` calls it, and backward can run only once. In fp16 the loss scale and 1/n
-    multiply the gradients in fp32."""
+    Every rank of `axis` calls it, and backward can run only once. If the axis is divided, the
+    gradient of `hidden` is this rank's part of a sum. In fp16 the loss scale and 1/n multiply the
+    gradients in fp32."""
     return _Chunked.apply(hidden, weight, targets, vocab_size, axis, loops)
 
 

@@ -32,7 +32,8 @@ class SelfAttention(nn.Module):
     """Causal multi-head attention with heads divided over the tensor-parallel axis: [s, b, h] → [s,
     b, h], with a cache [q, b, h], without the bias of the output projection. With sequence
     parallelism s is this rank's part. Attention weights are dropped by `dropout`; without it, and
-    with a cache, none are.
+    with a cache, none are. With `recompute` the backward pass runs the reference kernel again, and
+    its scores are not kept; other kernels keep none in any case.
 
     The rows of `query_key_value` are ordered [n, 3, d] (Megatron checkpoint versions 2 and 3), so
     that a contiguous slice holds whole heads. The layer adds the bias of `dense`. Positions are
@@ -98,7 +99,8 @@ class TransformerLayer(nn.Module):
     """x + attention(LN(x)), then x + MLP(LN(x)), each branch with dropout: [s, b, h] → [s, b, h],
     where s is this rank's part with sequence parallelism. Without `dropout` nothing is dropped.
     `layer` is the layer's number in the whole model, which names its dropout masks and its place in
-    the cache. All tensor-parallel ranks call it.
+    the cache, and `recompute_attention` is the `recompute` of SelfAttention. All tensor-parallel
+    ranks call it.
 
     With a cache, for evaluation only, the output is [q, b, h], at the cache's positions.
     """

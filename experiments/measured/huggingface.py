@@ -51,8 +51,9 @@ greedy continuation."""
 def measure_huggingface() -> list[Line]:
     """Divide a small GPT-2 of Hugging Face over several numbers of ranks and return a list of
     lines, dicts with a record's fields: the largest difference of its logits from the ones on one
-    rank, the percentages of equal greedy continuations and of merged files equal to the undivided
-    model's, and the number of a layer's collectives. Starts processes."""
+    rank, over all numbers of ranks and for each; the percentages of equal greedy continuations and
+    of merged files equal to the undivided model's; and the number of a layer's collectives. Starts
+    processes."""
     announce(
         f"a small model on {', '.join(map(str, WIDTHS))} processes, {TEXTS} texts of"
         f" {TOKENS + NEW_TOKENS} tokens"

@@ -42,9 +42,10 @@ def measure_released(experiment: Experiment, limit: int | None = None) -> list[L
     """Score every model of the experiment that is found, and return a list with a line, a dict with
     a record's fields, for each of its quantities; `limit` is the most windows or examples of each
     test, None for all. A number that comes from other weights than the released ones, or from a
-    part of a test, has the kind `scaled`, and its note says so.
+    part of a test, has the kind `scaled`, and its note begins with STAND_IN in either case.
 
-    Raises DataMissing if no model is found, or if a test file is missing.
+    Raises DataMissing if no model is found, or if a test file is missing, IntegrityFailure for a
+    damaged checkpoint, and BadInput for one that cannot be scored.
     """
     numbers = []
     for name, path, is_released in _found(experiment):
