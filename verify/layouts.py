@@ -417,16 +417,18 @@ def _findings(outcome: Outcome, serial: Serial) -> list[LayoutFinding]:
     layout = outcome.layout
     ranks = outcome.ranks
     beyond = outcome.beyond
-    initial = chain.from_iterable(rank.initial for rank in ranks)
-    is_exact = {part.value.dtype for part in initial} == {np.dtype(np.float64)}
+    initial = [rank.initial for rank in ranks]
+    weights = serial.work.initial or {}
+    dtypes = {part.value.dtype for part in chain.from_iterable(initial)}
+    is_exact = dtypes == {np.dtype(np.float64)}
     allowed = {key: value if is_exact else 0.0 for key, value in serial.reference.allowed.items()}
     firsts: dict[tuple[str, str], LayoutFinding] = {}
     for finding in (
-        *_unequal_copies(layout.name, "initial copies", [rank.initial for rank in ranks]),
-        *_equal_parts(layout.name, [rank.initial for rank in ranks], serial.work.initial or {}),
+        *_unequal_copies(layout.name, "initial copies", initial),
+        *_equal_parts(layout.name, initial, weights),
         *_unequal_copies(layout.name, "copies", [rank.parts for rank in ranks], allowed),
         *(_differs(layout.name, row) for row in beyond if row.iteration == beyond[0].iteration),
-        *_planted(layout.name, ranks, serial.work.initial or {}),
+        *_planted(layout.name, ranks, weights),
         *_masks(layout, ranks),
     ):
         firsts.setdefault((finding.probe, finding.parameter), finding)
@@ -502,11 +504,12 @@ def _differs(layout: str, row: TensorDifference) -> LayoutFinding:
     for a loss or an output, `gradient` for a gradient or the gradient norm, else `step`. Its
     `parameter` is the name of the parameter whose gradient, moment or weight the tensor is, or else
     the tensor's own name."""
-    probe = "gradient" if row.tensor.startswith("gradient") else "step"
-    name = parameter_of(row.tensor)
-    if "loss" in row.tensor or row.tensor.startswith("output"):
+    tensor = row.tensor
+    probe = "gradient" if tensor.startswith("gradient") else "step"
+    name = parameter_of(tensor)
+    if "loss" in tensor or tensor.startswith("output"):
         probe = "loss"
-        name = row.tensor
+        name = tensor
     return _finding(layout, probe, name, row.largest, row.tolerance, row.where)
 
 

@@ -190,6 +190,11 @@ class Builder:
             )
         torch.manual_seed(self.seed)
         model = Decoder(self.fields.tied)
+        if self.fields.tied and layout.tp * layout.pp > 1:
+            raise BadInput(
+                "torch's blocks with tp or pp cannot have the embedding as output head: leave"
+                " --with tied=True out, or layouts with tp and pp"
+            )
         if layout.pp > 1:
             return self.pipelined(model, layout)
         if layout != SERIAL:
@@ -214,11 +219,6 @@ class Builder:
             "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=stream),
             "head": ColwiseParallel(input_layouts=stream, output_layouts=Replicate()),
         }
-        if self.fields.tied:
-            raise BadInput(
-                "torch's blocks with tp cannot have the embedding as output head: leave --with"
-                " tied=True out, or layouts with tp"
-            )
         if sequence_parallel:
             plan["norm"] = SequenceParallel()
         for name in model.layers:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy import float32
 from torch import Tensor
 
 from mlm_repro.engine.compiled import (
@@ -23,8 +24,8 @@ from mlm_repro.engine.compiled import (
     store,
 )
 
-SLOPE = np.float32(2.0 * math.sqrt(2.0 / math.pi))
-CUBIC = np.float32(0.044715)
+SLOPE = float32(2.0 * math.sqrt(2.0 / math.pi))
+CUBIC = float32(0.044715)
 
 
 def reference(x: Tensor, bias: Tensor) -> Tensor:
@@ -64,12 +65,12 @@ def _rows(x: Tensor) -> Array:
 
 
 @inline
-def _odds(x: np.float32) -> np.float32:
+def _odds(x: float32) -> float32:
     """Return the number e^(−z), at most e⁸⁰, for an activation x with its bias added. z is the
     argument of σ, 2√(2/π)(x + 0.044715x³), so GeLU(x) is x / (1 + e^(−z))."""
     exponent = -SLOPE * (x + CUBIC * x * x * x)
     # `exponential` is right up to 88, and x / (1 + e⁸⁰) is nothing beside any other activation.
-    exponent = np.float32(80.0) if exponent > np.float32(80.0) else exponent
+    exponent = float32(80.0) if exponent > float32(80.0) else exponent
     return exponential(exponent)
 
 
@@ -80,14 +81,14 @@ def _bias_gelu(x: Array, bias: Array, output: Array) -> None:
         out = output[r]
         for i in range(row.size):
             value = load(row, i) + load(bias, i)
-            store(out, i, value / (np.float32(1.0) + _odds(value)))
+            store(out, i, value / (float32(1.0) + _odds(value)))
 
 
 @Compiled
 def _bias_gelu_gradient(
     x: Array, bias: Array, gradient: Array, to_x: Array, to_bias: Array
 ) -> None:
-    part = np.zeros(bias.size, dtype=np.float32)
+    part = np.zeros(bias.size, dtype=float32)
     for r in range(x.shape[0]):
         row = x[r]
         given = gradient[r]
@@ -95,8 +96,8 @@ def _bias_gelu_gradient(
         for i in range(row.size):
             value = load(row, i) + load(bias, i)
             odds = _odds(value)
-            share = np.float32(1.0) / (np.float32(1.0) + odds)
-            inner = SLOPE * (np.float32(1.0) + np.float32(3.0) * CUBIC * value * value)
+            share = float32(1.0) / (float32(1.0) + odds)
+            inner = SLOPE * (float32(1.0) + float32(3.0) * CUBIC * value * value)
             # σ′ = σ(1 − σ) = σ² · odds, which does not subtract numbers that are almost equal.
             slope = load(given, i) * (share + value * share * share * odds * inner)
             store(out, i, slope)
@@ -105,4 +106,4 @@ def _bias_gelu_gradient(
         if r % ROWS_TOGETHER == ROWS_TOGETHER - 1 or r == x.shape[0] - 1:
             for i in range(row.size):
                 to_bias[i] += part[i]
-                part[i] = np.float32(0.0)
+                part[i] = float32(0.0)

@@ -286,6 +286,10 @@ def test_an_architecture_with_fields_of_its_own_is_made_small_and_runs(kind: str
         (["torch", "--with", "reduce_dtype=half7"], "--with: reduce_dtype: 'half7' should be"),
         (["torch", "--with", "tie=True"], "--with: unknown key 'tie'; did you mean 'tied'?"),
         (
+            ["torch", "--with", "tied=True", "--layouts", "pp2"],
+            "pp2 cannot run: torch's blocks with tp or pp cannot have the embedding as output head",
+        ),
+        (
             ["torch", "--spec", "a:b"],
             "--spec is for the program megatron-core alone: leave it out with torch",
         ),
