@@ -27,13 +27,13 @@ LEFT_IN = "left_in.jsonl"
 
 
 def find_rare_ngrams(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write to `rare.txt`, one a line and sorted, the test sets' n-grams that occur fewer
-    than `frequent` times in documents that are not duplicates; all that occur there if `frequent`
-    is None. Settings: `counts`, for each shard the number of documents that the token filters
-    kept, and `frequent`. Inputs: the folder of the pass `measure`, which has all shards, then the
-    folder of the decisions if duplicates were searched for. Returns `documents`, the number of
-    documents that are not duplicates and have test-set n-grams, and `common`, the number of n-grams
-    that are too frequent and not written."""
+    """Task: write to `rare.txt`, one a line and sorted, the test sets' n-grams that occur in
+    documents that are not duplicates, fewer than `frequent` times in all of them together; all that
+    occur there if `frequent` is None. Settings: `counts`, for each shard the number of documents
+    that the token filters kept, and `frequent`. Inputs: the folder of the pass `measure`, which has
+    all shards, then the folder of the decisions if duplicates were searched for. Returns
+    `documents`, the number of documents that are not duplicates and have test-set n-grams, and
+    `common`, the number of n-grams that are too frequent and not written."""
     measured, *decisions = inputs
     frequency: Counter[str] = Counter()
     documents = start = 0

@@ -169,8 +169,8 @@ def _find_files(directory: Path) -> list[list[Path]]:
             ranks[key] = folder / FILE
     if not ranks:
         raise IntegrityFailure(
-            f"{directory} has neither mp_rank_* directories nor {METADATA}, one of which a"
-            " Megatron-LM checkpoint has"
+            f"{directory} has neither mp_rank_* directories nor {METADATA}, so it is no whole"
+            f" Megatron-LM checkpoint: copy it again, or name another iteration in {TRACKER}"
         )
     pp, tp = (max(key[i] for key in ranks) + 1 for i in (0, 1))
     for key in product(range(pp), range(tp)):

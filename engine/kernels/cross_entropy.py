@@ -286,9 +286,10 @@ def softmax_gradient(
     """Turn `logits` [n, v/t], where `log_sum` left exponentials, into `factor` × (softmax − 1 at
     the target), in place; padding, from `columns` on, stays 0.
 
-    `own_top` [n] is this rank's largest logit of each row; `top` [n] and `sums` [2, n], in which
-    `log_sum` wrote this rank's numbers, are now over all ranks. `targets` [n] are counted from this
-    rank's first column; another rank's target is negative or not below `columns`.
+    `own_top` [n] is this rank's largest logit of each row, `top` [n] that over all ranks. `sums`
+    [2, n] are, over all ranks too, Σ exp(logit − top), to which a rank adds the sum of `log_sum` ×
+    exp(own_top − top), and the target's logit. `targets` [n] are counted from this rank's first
+    column; another rank's target is negative or not below `columns`.
     """
     logits.mul_((own_top - top).exp_().mul_(factor).div_(sums[0]).unsqueeze(1))
     (rows,) = ((targets >= 0) & (targets < columns)).nonzero(as_tuple=True)

@@ -51,7 +51,8 @@ class _Bucket:
 @dataclass
 class GradientReducer:
     """Reducer of one rank's gradients: brings them from the model to the optimizer's flat groups,
-    by hooks that it registers on the parameters, and sums them over ranks.
+    by hooks that it registers on the parameters, and sums them over ranks. In each iteration
+    `begin` is called before the first backward pass and `finish` after the last.
 
     A parameter's first gradient in an iteration is copied into the flat gradient, and later
     microbatches are added; in mixed precision on a GPU the product that computes a weight's
