@@ -71,12 +71,15 @@ ABOUT = 0.1
 
 
 class Tolerance(Config):
-    """A tolerance of measurements: how much more than by rounding a measurement may differ from
-    claims, the ids of these claims, and the reason."""
+    """An entry of tolerances.toml: how far from the value of some claims, by their ids, a
+    measurement may lie, and the reason. It is not added to the rounding of the printed digits: the
+    wider of the two counts."""
 
     claims: tuple[str, ...]
     """Ids of claims; `*` stands for any characters."""
     tolerance: Annotated[str, Field(pattern=rf"^({TOLERANCE})$")]
+    """`digits`: by rounding alone; `exact`: not even by that; `±0.5`: in the claim's unit; `5%`: of
+    the value; `×2`: from half the value to twice it; `-1+2` or `-1%+2%`: below and above apart."""
     because: str = Field(min_length=1)
 
 

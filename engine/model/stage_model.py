@@ -121,10 +121,11 @@ class CausalModel(StageModel):
         A subclass defines this, and every tensor-parallel rank calls it."""
 
     def hidden_states_at(self, inputs: Tensor, positions: Tensor) -> Tensor:
-        """Run the whole model on `inputs`, token ids [b, s], without dropout, and return its
-        output, the input of `logits`, at positions [b, q] alone, [q, b, h]. It equals the whole
-        output there up to rounding. By default everything is computed; a subclass may compute
-        less."""
+        """Return the output of the last stage, the input of `logits`, without dropout and at
+        positions [b, q] alone: [q, b, h], equal to the whole output there up to rounding. `inputs`
+        are those of `forward`: token ids [b, s], or on a pipeline the previous stage's output; the
+        sequence must not be divided. By default everything is computed; a subclass may compute
+        less. Every tensor-parallel rank calls it."""
         return rows_at(self.forward(inputs), positions)
 
     @abstractmethod

@@ -112,8 +112,9 @@ class Kept:
         return trained
 
     def check_no_more(self) -> None:
-        """Raise IntegrityFailure if the folder keeps a training that the method `of` was never
-        asked for. Trials of learning rates may be kept."""
+        """Raise IntegrityFailure if the folder keeps a training, other than a trial of a learning
+        rate, whose configuration was never given to `of`. Call it after `of` was called with all
+        configurations; what was not asked for until then counts as too much."""
         if unrequested := [
             name
             for name, training in self.trained.items()

@@ -27,8 +27,9 @@ Number = TypeVar("Number", Constant, float)
 
 
 def unmeasured(value: float) -> Any:
-    """Return a pydantic field, of type Any, for a constant that a file may omit; its default is
-    `value`, which was not measured."""
+    """Return a pydantic field, of type Any, for a Constant that a file may omit. Its default is a
+    Constant of `value`, of the kind `counted` and with the source `not measured`; a model with
+    plain numbers in place of Constants has no default and raises pydantic's error."""
     return Field(
         {"value": value, "kind": "counted", "source": "not measured"}, validate_default=True
     )
