@@ -160,8 +160,9 @@ def all_layouts(ranks: int) -> Iterator[ParityLayout]:
 
 
 def misfit(layout: ParityLayout, config: RunConfig) -> str:
-    """Return in words the reason that the configuration cannot run on the layout; empty if it
-    can."""
+    """Return in words the reason that the layout is not compared here: it does not fit the
+    configuration, or it has cp, ep or fsdp, which `mlm-verify layouts` alone takes, even if the
+    configuration can run on it. Empty if it is compared."""
     if layout.cp * layout.ep * layout.fsdp > 1:
         return "layouts with cp, ep or fsdp are for `mlm-verify layouts` alone"
     try:

@@ -27,16 +27,20 @@ def end_of_schedule(train: TrainConfig) -> float:
 
 
 def learning_rate(train: TrainConfig, time: float) -> float:
-    """Return the learning rate at `time`, counted as the function `clock` does: linear warm-up,
-    then one fall towards the floor, `train.min_learning_rate`, or none (`constant`).
+    """Return the learning rate at `time`, which the function `clock` gives: the number of updates,
+    this one included, or, with `train.clock` = samples, that of the samples before it divided by
+    the global batch size. Linear warm-up, then one fall towards the floor,
+    `train.min_learning_rate`, or none (`constant`).
 
-    With w warm-up steps of N, n the time, and peak and floor rates; after N `clipped-cosine` and
-    `exponential` keep their last rate, and the others with a fall give the floor:
+    With w warm-up steps of N, all in this unit, n the time, and peak and floor rates; after N
+    `clipped-cosine` and `exponential` keep their last rate, and the others with a fall give the
+    floor:
 
     - `clipped-cosine`: max(peak/2·(1 + cos(π(min(n, N − w) − w)/N)), floor), the code of 2019.
     - `cosine`: floor + (peak − floor)/2·(1 + cos(π(n − w)/(N − w))), Megatron-LM since v2.
     - `linear`: a straight line from peak to floor, as for BERT.
-    - `inverse-square-root`: max(peak·√(w/n), floor), with w and n at least one update or sample.
+    - `inverse-square-root`: max(peak·√(w/n), floor), with w and n at least one update or, in this
+      unit, one sample.
     - `WSD`: the peak, and in the last d steps of N a fall by its own form. It and the one before
       follow `optimizer_param_scheduler.py` of Megatron-Core 0.16.
     - `exponential`: a rise from floor to peak by equal factors, without a warm-up.
