@@ -352,7 +352,7 @@ def our_names(model: Any, where: object) -> dict[str, Tensor]:
     `where` begins the messages.
 
     Raises IntegrityFailure if `model` is not a dict, for a name that no version of Megatron-LM's
-    GPT-2 had, for two names of one tensor, and for a value that is not a dense tensor on the CPU.
+    GPT-2 had, for two names of one tensor, and for a value that is not a dense tensor with values.
     """
     if not isinstance(model, dict):
         raise IntegrityFailure(f"{where}: its entry 'model' is not a dict of tensors")
@@ -375,7 +375,10 @@ def our_names(model: Any, where: object) -> dict[str, Tensor]:
             or value.layout != torch.strided
             or value.device.type != "cpu"
         ):
-            raise IntegrityFailure(f"{where}: {name!r} is not a dense tensor on the CPU")
+            raise IntegrityFailure(
+                f"{where}: the checkpoint's entry {name!r} is not a dense tensor with values, so it"
+                " cannot be imported: save the checkpoint again with one"
+            )
         tensors[ours] = value.detach()
     return tensors
 

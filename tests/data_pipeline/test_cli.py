@@ -110,7 +110,7 @@ def test_a_link_out_of_a_folder_is_not_followed(cli: Command) -> None:
             'language.keep="fr"',
             ("nothing is left of the corpus after the language stage", "language en: 12"),
         ),
-        ("sources.max_documents=1", ("too few",)),
+        ("sources.max_documents=1", ("needs two documents", "leave 1")),
     ],
 )
 def test_wrong_settings(cli: Command, override: str, parts: tuple[str, ...]) -> None:
