@@ -472,7 +472,9 @@ def load_claims(folder: Path) -> tuple[Claim, ...]:
 
 def read_rows(path: Path) -> list[dict[str, str]]:
     """Return a list of the rows of the CSV file at `path` as dicts of texts by column name; the
-    first line has the names. Raises BadInput if the file is missing or cannot be read."""
+    first line has the names. A row with too few cells has None under the last names, and one with
+    too many has a list of the others under the key None. Raises BadInput if the file is missing or
+    cannot be read."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             return list(csv.DictReader(file, skipinitialspace=True))

@@ -213,7 +213,8 @@ def report(run: Path) -> Comparisons:
     differs in a byte.
 
     A run that is missing or not sealed, or is `run` itself, gives a sentence and ends the
-    comparison. Without a report nothing is yielded.
+    comparison. Without a report nothing is yielded. Raises the errors of `Inputs.of_built` and
+    `assemble`.
     """
     if not (run / REPORT).is_dir():
         return

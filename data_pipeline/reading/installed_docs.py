@@ -206,8 +206,8 @@ def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: write the documents and malformed input of all installed documentation files, or of a
     random sample of them, in the order of the files, as JSON lines to `documents.jsonl`. Settings:
     `places`, triples as in `InstalledDocs.places`; `seed`; `max_documents` and `max_bytes`, which
-    limit a sample; `max_line_bytes`. Returns `files`, the number of files that gave a line, and
-    `sampled`, True if a limit was reached."""
+    limit a sample, each None for no limit; `max_line_bytes`. Returns `files`, the number of files
+    that gave a line, and `sampled`, True if a limit left a document out."""
     places = [(owner, inside, Path(path)) for owner, inside, path in settings["places"]]
     order = list(range(len(places)))
     if settings["max_documents"] or settings["max_bytes"]:

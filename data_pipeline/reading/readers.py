@@ -341,10 +341,11 @@ def document_of(piece: Piece, number: int, value: object) -> Document:
     JSON value, and `piece` has the keys of the text, the id and the metadata. A line without an id
     that is a text, not empty, or a number gets the piece's name and `number` as its id; another
     line has these as its source. A line of the kinds `documents` and `harvest` has its own `id`,
-    `source` and `metadata` instead, with `piece.owner` before the id if there is one.
+    `source` and `metadata` instead, with `piece.owner` before the id if there is one; metadata in a
+    text is read as JSON.
 
     Raises ValueError if `value` is not an object, has no text, or has metadata that is nested too
-    deeply; UnicodeDecodeError if the text is in bytes that are not UTF-8.
+    deeply or is a text but not JSON; UnicodeDecodeError if the text is in bytes that are not UTF-8.
     """
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")

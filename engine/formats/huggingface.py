@@ -310,14 +310,15 @@ def read_huggingface(
 ) -> Imported:
     """Return the model in a Hugging Face directory of a GPT-2 or BERT as an Imported. The tokenizer
     is the directory's or, for a GPT-2, the one in the directory `vocab` if it is given; a BERT may
-    have none, and `vocab` is not used for it. `heads`, if given, must be the model's number of
+    have none, and `vocab` is not used for it. `heads` may be None or the model's number of
     attention heads.
 
     Embedding rows beyond a GPT-2's entries are padding and become zeros, as do a BERT's heads that
     the directory lacks; all other values keep their bits. A BERT's other files are listed to be
-    copied into the folder `huggingface` of the checkpoint. Raises BadInput for another model,
-    without a GPT-2's vocabulary, and for a tokenizer.json of a BERT that cannot be used;
-    IntegrityFailure for other damaged files, naming the tensor or file.
+    copied into the folder `huggingface` of the checkpoint. Raises BadInput for another model, for
+    another number of heads, without a GPT-2's vocabulary, and for a tokenizer.json of a BERT that
+    cannot be used; IntegrityFailure for other damaged files, naming the tensor or file, and for a
+    tokenizer with more entries than the embedding has rows.
     """
     path = directory / CONFIG
     values = read_object(path)

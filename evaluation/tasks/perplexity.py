@@ -229,9 +229,9 @@ class PerplexityTask(Task):
         divisor), and beside it the number by every other convention. `scores` has the scores of
         `requests`.
 
-        For a text of too few words the numbers by words are None, the perplexity too if its divisor
-        is words, and a warning says why. Raises IntegrityFailure for a loss that is not finite or
-        too large for a perplexity.
+        For a text of too few words the numbers by words, except Megatron's own, are None, the
+        perplexity too if its divisor is words, and a warning says why. Raises IntegrityFailure for
+        a loss that is not finite or too large for a perplexity.
         """
         facts = self.facts(scores, provenance)
         text = self.running_text

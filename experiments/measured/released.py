@@ -41,8 +41,9 @@ protocol, the field of its result, and the factor that gives the claim's unit.""
 def measure_released(experiment: Experiment, limit: int | None = None) -> list[Line]:
     """Score every model of the experiment that is found, and return a list with a line, a dict with
     a record's fields, for each of its quantities; `limit` is the most windows or examples of each
-    test, None for all. A number that comes from other weights than the released ones, or from a
-    part of a test, has the kind `scaled`, and its note begins with STAND_IN in either case.
+    test, None for all. A model that is not found is left out with a printed line. A number that
+    comes from other weights than the released ones, or from a part of a test, has the kind
+    `scaled`; its note begins with STAND_IN for other weights, else with PARTIAL.
 
     Raises DataMissing if no model is found, or if a test file is missing, IntegrityFailure for a
     damaged checkpoint, and BadInput for one that cannot be scored.
