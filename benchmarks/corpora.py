@@ -159,9 +159,9 @@ def used(recipe: Path, runs: Path) -> tuple[int, int, float]:
 
 
 def _taken(runs: Path, process: int) -> int:
-    """Return the bytes of the files that a build's work takes below the folder `runs`, and of
-    nameless files there that the process, given by its id, has mapped; 0 if any cannot be read, as
-    files may go meanwhile."""
+    """Return the bytes of the files that the work of builds named `shape` takes below the folder
+    `runs`, and of nameless files there that the process, given by its id, has mapped; 0 if any
+    cannot be read, as files may go meanwhile."""
     try:
         size = sum(bytes_below(work) for work in runs.glob("shape-*/.work"))
         for line in Path(f"/proc/{process}/maps").read_text().splitlines():

@@ -123,8 +123,9 @@ def measure(
 ) -> Fixes:
     """Run the cases of the table `cases`, a TOML file, whose repository, `megatron` or
     `torchtitan`, has a clone's path in `clones`: all of them if `only` is empty, else the ones that
-    it names. Print a line for each, and return the Fixes. Rows that the JSON file `record` has for
-    cases of the table are kept and not run again; `record`, if given, is written after each case.
+    it names. Print a line for each, then one that counts all rows, and return the Fixes. Rows that
+    the JSON file `record` has for cases of the table are kept and not run again, also if `only`
+    does not name them; `record`, if given, is written after each case.
 
     Raises BadInput for an invalid table, an unknown case, a directory that is no repository, a
     repository that lacks a commit, or a tree that lacks the lines of an edit; Diverged if a tree

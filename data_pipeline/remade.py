@@ -265,8 +265,9 @@ def _amount(texts: list[str]) -> tuple[int, int]:
 
 def counted(run: Path, card: DataCard) -> Comparisons:
     """Yield comparisons, each a Remade, of the data card `card` with the ledger beside it in `run`,
-    and of the ledger's numbers with one another. No token files or documents are read. Raises
-    IntegrityFailure if the ledger is damaged."""
+    of the ledger's numbers with one another, and of its malformed lines with the quarantine, if
+    there is one. No token files or documents are read. Raises IntegrityFailure if the ledger is
+    missing or damaged."""
     ledger = read_document(run / LEDGER, Ledger)
     yield from _attrition(run, ledger)
     stages = {stage.name: stage.kept for stage in ledger.stages}

@@ -422,10 +422,11 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
 
 
 def _build_sample(values: JSON, local: list[FileSource], size: int, work: Path) -> Built:
-    """Write the first documents of the sources `local`, of `size` bytes in all or more, to the file
-    `WORK.jsonl` beside `work`, build the dataset `WORK.dataset` of them by the recipe `values`
-    without its sources, and return the measured cost as a Built. The other files of the tasks stay
-    in the new folder `work`. Sets `sources` in `values`. Raises the errors of a build."""
+    """Write the first documents of the sources `local` to the file `WORK.jsonl` beside `work`, at
+    least two and at least `size` bytes of lines, or all documents if they are fewer. Build the
+    dataset `WORK.dataset` of them by the recipe `values` without its sources, and return the
+    measured cost as a Built. The other files of the tasks stay in the new folder `work`. Sets
+    `sources` in `values`. Raises the errors of a build."""
     sample_file = work.with_suffix(".jsonl")
     with sample_file.open("wb") as file:
         documents = 0

@@ -74,11 +74,12 @@ class TrainingStep:
 
     def gradient(self, microbatches: Sequence[PipelineInput], signal: int = 0) -> Gradient:
         """Run forward and backward over this rank's microbatches, reduce the gradient, and return a
-        Gradient: its norm and the mean loss of the global batch, the same on every rank. The
-        weights stay; the gradient stays in the optimizer for `update`.
+        Gradient, the same on every rank: the mean loss of the global batch, the gradient's norm
+        before clipping, and the sum of `signal` over all ranks. The weights stay; the gradient
+        stays in the optimizer for `update`.
 
-        Every rank calls it, with equally many microbatches. `signal` is summed over all ranks with
-        the loss. The host waits for a GPU once in a step, at the end of this method.
+        Every rank calls it, with equally many microbatches. The host waits for a GPU once in a
+        step, at the end of this method.
         """
         mesh = self.mesh
         scale = self.loss_scale

@@ -152,10 +152,14 @@ def open_checkpoint(
     weights are laid out for one row at a time.
 
     Without a backend the engine computes checkpoints of this suite and of Megatron-LM, and of
-    others each GPT-2 that it can; transformers computes every other model. Raises BadInput for
-    files that are no checkpoint, a model that cannot be scored and settings that the backend does
-    not take, IntegrityFailure for damaged files, and HardwareMissing if transformers is to load a
-    model larger than memory.
+    others each GPT-2 that it can; transformers computes every other model, after a warning on
+    standard error if that is a GPT-2. If the checkpoint was removed meanwhile, its run's newest is
+    loaded.
+
+    Raises BadInput for files that are no checkpoint, a model that cannot be scored and settings
+    that the backend does not take; ExtraMissing, a BadInput, if transformers, or gguf for a GGUF
+    file, is needed and missing; IntegrityFailure for damaged files; and HardwareMissing if
+    transformers is to load a model larger than memory.
     """
     evaluated = _load(place, settings, row_by_row)
     try:

@@ -169,10 +169,12 @@ def score_shared(
 ) -> list[Scores]:
     """Score lists of requests and return a list with the Scores of each list, in order. A request
     in several lists is scored once; scores that an earlier evaluation stored are read, and new ones
-    are stored. Every rank of the model's mesh calls it. Without lists the result is empty. Raises
-    BadInput if no list has a request, or one is longer than the model's context, and
-    HardwareMissing if a GPU's memory lacks room for one request, or for a batch on ranks that
-    divide the model.
+    are stored. Every rank of the model's mesh calls it. Without lists the result is empty.
+
+    Raises RankLost if another rank ends, and the errors of `score`: BadInput if no list has a
+    request, or for a request longer than the model's context, an unknown token, or workers that do
+    not go with the device or ranks; UserError if a worker ends early; HardwareMissing if a GPU's
+    memory lacks room for one request, or for a batch on ranks that divide the model.
 
     Tokens that are `banned` do not count as answers in the column `greedy_allowed`. The cost is
     announced and the progress is shown under `title`, with `unit` as the plural noun for requests.

@@ -145,9 +145,9 @@ def _is_name_for(link: Path) -> bool:
 
 
 def _repeated(path: Path, where: str) -> Iterator[str]:
-    """Yield a sentence if the file `path`, JSON or lines of JSON, is not JSON, or if an object has
-    a key twice, because readers take only one of the values. `where` names the file in the
-    sentence."""
+    """Yield one sentence if the file `path` is not JSON, or has an object with a key twice, because
+    readers take only one of the values; otherwise yield nothing. A file whose name ends in `.jsonl`
+    has JSON in each line. `where` names the file in the sentence."""
 
     def once(pairs: list[tuple[str, Any]]) -> JSON:
         if len(values := dict(pairs)) < len(pairs):

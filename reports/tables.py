@@ -300,9 +300,10 @@ def with_error(value: float | None, error: float | None) -> str:
 
 
 def cells_of(result: Result) -> tuple[str, ...]:
-    """Return a tuple of the texts of an evaluation result's cells in a row of the page: four
-    perplexities and bits per byte or, for a last-word test, accuracy, correct answers,
-    log-likelihood and perplexity."""
+    """Return a tuple of the texts of an evaluation result's cells in a row of the page, with errors
+    where they are known: the perplexity of its own protocol, the ones per sub-word, per original
+    word and per lm-eval word, and bits per byte, as in CONVENTIONS; or, for a last-word test,
+    accuracy in percent, correct answers, log-likelihood in nats and perplexity, as in LAST_WORD."""
     first = with_error(result.perplexity, result.spread)
     error = result.log_perplexity_error
     if isinstance(result, PerplexityResult):

@@ -89,7 +89,9 @@ def fold(
     shares: Mapping[str, Sequence[Array]],
     output: str = "",
 ) -> list[LayoutFinding]:
-    """Return one finding for each cause, with the findings that follow from it folded into it.
+    """Return one finding for each cause, with the findings that follow from it folded into it:
+    first initial copies, initial shards and dropout, then the forward pass or the gradients in
+    order of `backward`, and last parameters that the norm does not count once.
 
     `backward` are parameters in the order in which a backward pass reaches them. The others are of
     the first iteration: `serial` has the serial run's gradient by parameter, `gradients` the parts

@@ -514,9 +514,11 @@ class MegatronCore(Engine):
         return builder(config.GPTDataset, [count, 0, 0], lambda: True, described).build()[0]
 
     def shards(self, named: Mapping[str, Tensor]) -> list[Shard]:
-        """Return this rank's shards of the given tensors, at the offsets that Megatron-Core's
-        checkpoints state. They have this suite's names if the samples come from token files, else
-        Megatron-Core's."""
+        """Return this rank's shards of the tensors `named`, which have the names and shapes of the
+        network's parameters or saved buffers, at the offsets that Megatron-Core's checkpoints
+        state. The shards' keys are this suite's names if the samples come from token files and the
+        suite has one, else Megatron-Core's. Raises BadInput for a parameter that these checkpoints
+        have no entry for."""
         shards = shards_of(self.gpt, named)
         if not self.work.tokens:
             return shards

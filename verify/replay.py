@@ -148,9 +148,10 @@ def _replay_segment(run: Path, segment: Segment) -> list[str]:
 
 def _train_again(run: Path, segment: Segment, root: Path) -> Path:
     """Train a segment again, from the run's checkpoint at its start, or from the beginning if it
-    starts at 0, to its end; return the new run directory below `root`. Raises IntegrityFailure if
-    the checkpoint is damaged, Interrupted if the training stopped before the end, and SystemExit
-    with a rank's code if ranks failed otherwise."""
+    starts at 0, to its end; return the new run directory below `root`. One rank trains in this
+    process, which keeps the segment's number of threads; several are started as processes. Raises
+    IntegrityFailure if the checkpoint is damaged, Interrupted if the training stopped before the
+    end, and SystemExit with a rank's code if ranks failed otherwise."""
     config = segment.config
     start = segment.start
     end = segment.end
@@ -210,9 +211,10 @@ def _compare_metrics(run: Path, again: Path, segment: Segment) -> Iterator[str]:
 
 
 def _compare_checkpoints(run: Path, again: Path, end: int) -> Iterator[str]:
-    """Yield a sentence for the first tensor that differs in the checkpoints of two runs at
-    iteration `end`, or else for the training's state; nothing if all are equal. Raises
-    IntegrityFailure if the seal of the first is broken."""
+    """Yield one sentence if the checkpoints of two runs at iteration `end` differ, on the first
+    tensor or memory file that does, or else on the training's state, whose seconds are not
+    compared; nothing if they are equal. Raises IntegrityFailure if the seal of the checkpoint in
+    `run` is broken, or a file of the other cannot be read."""
     theirs = checkpoint_path(run, end)
     ours = checkpoint_path(again, end)
     check_seal(theirs)

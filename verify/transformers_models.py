@@ -61,9 +61,10 @@ def training(texts: Mapping[str, str], seed: int, microbatches: int) -> Iterator
 
 
 def configured(transformers: Any, texts: Mapping[str, str]) -> Any:
-    """Return transformers' configuration of a small model; `texts` has fields of it as texts by
-    name, among them its architecture, `model_type`. Raises BadInput for a causal architecture or a
-    field that transformers does not have, and for an architecture that cannot be made small."""
+    """Return transformers' configuration of a small model without dropout; `texts` has fields of it
+    as texts by name, which replace its own: among them its architecture, `model_type`. Raises
+    BadInput if transformers has no causal architecture of that name, for a field that the
+    architecture does not have, and for an architecture that cannot be made small."""
     kind, sizes = sizes_of(transformers, texts)
     try:
         return type(transformers.CONFIG_MAPPING[kind]().get_text_config())(**sizes)

@@ -63,9 +63,10 @@ def checked_with_tables(
     same: Callable[[R, R], bool] = eq,
 ) -> Callable[[T], R]:
     """Return the function that `fast` builds from the arrays by name that `make` returns; but
-    `reference` if that function fails, or differs from it, by `same`, by default `==`, on one of
-    `samples`, which is announced on standard error with `name`. The arrays of an accepted function
-    are cached on disk: later processes do not call `make`, and compare no samples.
+    `reference` if `make`, `fast` or that function fails, or if that function differs from it, by
+    `same`, by default `==`, on one of `samples`, which is announced on standard error with `name`.
+    The arrays of an accepted function are cached on disk: later processes do not call `make`, and
+    compare no samples.
 
     `tables` is the name of the cached file without its ending, and the library's name. The cache is
     used as long as the library's files, the files beside this one, Python, numpy, the compiler and

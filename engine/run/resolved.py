@@ -233,8 +233,9 @@ class ResolvedRun:
     def check_not_longer(self, root: Path) -> None:
         """Raise BadInput if the run at `root`/name, this run's name, is complete and has the same
         settings but fewer iterations, in an error that names `--continue`; or if it is of another
-        kind, or has settings that this program refuses. Nothing is checked if this run continues
-        another, or if the one there is unfinished or missing. Nothing is returned."""
+        kind, or has settings that this program refuses. Raises IntegrityFailure if its manifest is
+        damaged. Nothing is checked if this run continues another, or if the one there is unfinished
+        or missing. Nothing is returned."""
         named = root / self.config.name
         train = self.config.train
         if not is_sealed(named) or train.continues or not (named / MANIFEST).is_file():
