@@ -438,8 +438,10 @@ def _schedule_flags(train: TrainConfig) -> dict[str, str]:
 
 def _flags(words: Iterable[str]) -> dict[str, list[str]]:
     """Return a dict flag → list of its values as texts, from the words of a command line. A flag
-    has its current name, without dashes before it. A switch has an empty list, and a repeated flag
-    its last values. Raises BadInput for a word before the first flag."""
+    has its current name, without dashes before it and with a hyphen for each underscore. Its values
+    are the text after `=`, if there is one, and the words up to the next flag. A switch has an
+    empty list, and a repeated flag its last values. Raises BadInput for a word before the first
+    flag."""
     flags = {}
     values = []
     for word in words:

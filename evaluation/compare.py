@@ -72,9 +72,13 @@ def read_results(path: Path) -> dict[str, Result]:
 
 def paired_difference(first: Result, second: Result) -> Difference:
     """Return the Difference of the second result minus the first, paired over the parts of a text:
-    difference of ln perplexity, for last-word tests also of accuracy, with standard errors,
-    interval and p value. Raises BadInput if the two results are of different protocols, or on
-    different texts or parts, or if a last-word result keeps no examples."""
+    difference of ln perplexity with its 95 % interval, for last-word tests also of accuracy, and
+    their standard errors. The p value is for the perplexities, in last-word tests for the
+    accuracies. With a single part the errors, the interval and a perplexity's p value are None.
+
+    Raises BadInput if the two results are of different protocols, or on different texts or parts,
+    or if a last-word result keeps no examples.
+    """
     if (first.task, first.data_digest) != (second.task, second.data_digest):
         raise BadInput(
             f"{first.task} of the first file and {second.task} of {second.checkpoint} are different"

@@ -57,13 +57,13 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         **settings: Any,
     ) -> None:
         """Load the checkpoint at the path or hub name `pretrained`, and print its warnings to
-        standard error. `batch_size` None or `auto` means as many rows as fit; `dtype` is a key of
-        FORMATS or its value, None for the default. `max_length` is a longest input other than the
-        context, in tokens; `settings` are settings of `mlm-eval` by name, as `--set` takes them,
-        with one rank as the default layout.
+        standard error. `batch_size` None or a text such as `auto` or `auto:4` means as many rows as
+        fit; `dtype` is a key of FORMATS or its value, None for the default. `max_length` is a
+        longest input other than the context, in tokens; `settings` are settings of `mlm-eval` by
+        name, as `--set` takes them, with one rank as the default layout.
 
         lm-evaluation-harness always passes a device and a largest batch size. The latter is
-        ignored, and so is the device `cuda` on a machine without a GPU. Raises BadInput for an
+        ignored, and so are `cuda` and `cuda:0` on a machine without a GPU. Raises BadInput for an
         unknown argument, number format or device, a `max_length` that the model does not take, or a
         checkpoint that is missing or cannot be scored, and IntegrityFailure for a damaged one.
         """

@@ -98,7 +98,8 @@ def _training_days_equation_4(row: Row, first: Row) -> Range:
 def _utilisation(row: Row, again: float) -> Range:
     """Return, as a Range, the percentage of the peak FLOP/s of its GPUs that the published row
     `row` reaches (2022 paper, Equation 7). `again` · Bs²h further operations a layer are counted
-    for recomputed attention; 0 counts none."""
+    for recomputed attention; 0 counts none. Raises BadInput if a cell of the row is not valid, the
+    engine refuses the workload, or no claim states the seconds of its iteration."""
     w = workload_of(row)
     config = checked_config(w)
     flops = flops_per_iteration(config.model, config.train, recompute=False)

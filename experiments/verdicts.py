@@ -197,8 +197,8 @@ class RunNumbers(NamedTuple):
 
 def runs_in(folders: Iterable[Path]) -> list[Path]:
     """Return a list of the directories with a file of records, resolved and each once: the folders
-    themselves, runs inside the folders, and runs of experiments inside these runs. Links inside a
-    folder are left out.
+    themselves, runs inside the folders, and runs named `experiment*` inside directories of the
+    folders. A run that is itself a link is left out, unless it is one of the folders.
 
     Raises BadInput if a folder does not exist.
     """

@@ -332,9 +332,11 @@ def config_class(fields: Mapping[str, Any]) -> Any:
 
 def values_of(work: Work, layout: ParityLayout) -> JSON:
     """Return all of Megatron-Core's settings for a rank, by its own names in groups such as
-    `config` and `optimizer`, from the work's configuration, the layout and the work's `fields`. A
-    field replaces the setting in every group that can have it, `schedule` excepted; one that no
-    group can have is ignored."""
+    `config` and `optimizer`, each a dict, from the work's configuration, the layout and the work's
+    `fields`. A field replaces the setting in every group that can have it, `schedule` excepted; one
+    that no group can have is ignored. Beside the groups are `seed` and `kind`, the name of the
+    configuration's class. Number formats are torch's dtypes, so the dict cannot be written as JSON.
+    """
     model = work.config.model
     train = work.config.train
     dtype = DTYPES[train.precision]
@@ -600,7 +602,8 @@ class MegatronCore(Engine):
 
     def update(self, iteration: int) -> tuple[float, float]:
         """Clip, update and step the scheduler; return the gradient norm before clipping and the
-        learning rate of this update. The first update has the rate of step 0."""
+        learning rate of this update. The first update has the rate of step 0; the scheduler counts,
+        and `iteration` is not used. Every rank calls it."""
         rate = float(self.optimizer.param_groups[0]["lr"])
         _, norm, _ = self.optimizer.step()
         # Its next forward pass would gather the weights, and they are compared before.

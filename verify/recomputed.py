@@ -144,8 +144,9 @@ class RunCheck:
         depart from the rules of its kind, and a Parent for each directory within that the caller
         checks in turn. Of a run with a manifest, also yield a sentence for records in another form
         than the suite writes, for each contradiction within the manifest or among it and the
-        checkpoints, and for a date in the future; and an Absent for each entry that is there but
-        unchecked, because no seal covers its files: hidden ones, logging libraries' folders."""
+        checkpoints, and for a date more than a day ahead; and an Absent for each entry that is
+        there but unchecked, because no seal covers its files: hidden ones, logging libraries'
+        folders."""
         assert self.kind
         values = read_object(place / MANIFEST) if self.manifest else {}
         yield from misfits(place, self.kind, values)

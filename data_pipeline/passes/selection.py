@@ -56,15 +56,18 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
     that were cut, with their tokens; and `left_in.jsonl`, a list of the documents that still hold
     n-grams too frequent to be cut out.
 
-    The index, [documents, 6], locates each one, so that a slice reads no more of a shard than its
-    own documents: 1 for a part, 0 for a whole document; start and end of its line; start and end of
-    its tokens; its bytes. Settings: `is_written` (False if the shard is only compared with, and all
-    that is written is an empty list), `start` (the shard's first number in the corpus), `count`
-    (its documents after the token filters), `deduplicate` (True if it was done), `decontaminate`
-    (section or None), `tokenizer` (digest or None), `keep_dropped` (True if dropped documents are
-    written too). Inputs: the shard after each pass, then decisions, n-grams and tokenizer if the
-    recipe has them. Returns `stages`, the stages' ledger entries, the number of remaining
-    `documents`, where each part counts, and `left_in`, the number of lines in that list.
+    The index, int64 [documents, 6], locates each one, so that a slice reads no more of a shard than
+    its own documents: 1 for a part, 0 for a whole document; start and end of its line, in bytes;
+    start and end of its tokens, in tokens; the bytes of its text. Lines and tokens of parts are in
+    the files that are written here, the others in the inputs' files.
+
+    Settings: `is_written` (False if the shard is only compared with, and all that is written is an
+    empty list), `start` (the shard's first number in the corpus), `count` (its documents after the
+    token filters), `deduplicate` (True if it was done), `decontaminate` (section or None),
+    `tokenizer` (digest or None), `keep_dropped` (True if dropped documents are written too).
+    Inputs: the shard after each pass, then decisions, n-grams and tokenizer if the recipe has them.
+    Returns `stages`, the stages' ledger entries, the number of remaining `documents`, where each
+    part counts, and `left_in`, the number of lines in that list.
     """
     prepared, measured, *more = inputs
     section = settings["decontaminate"]

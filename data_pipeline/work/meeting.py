@@ -167,7 +167,8 @@ def _differing(facts: dict[str, str], sign: Sign) -> list[str]:
 
 def read_signs(folder: Path, part: int | str = "*") -> dict[str, Sign]:
     """Return a dict file name → JSON content, as a dict, of the sign files in a folder: of the part
-    `part`, or of all parts. A file that is removed meanwhile is left out."""
+    `part`, or of all parts. A file that cannot be read, such as one that is removed meanwhile, is
+    left out. Raises ValueError if one is not JSON."""
     signs = {}
     for path in folder.glob(f"part-{part}-*.json"):
         with suppress(OSError):  # the first part has ended and removed it

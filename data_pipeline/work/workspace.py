@@ -62,8 +62,8 @@ class Workspace:
     ) -> Iterator[Done]:
         """Run one task, a call of `work`, for each of the `jobs`, a pair of settings and inputs,
         and yield the result of each, a Done, in order. Task number N, from 0, has the directory
-        `path/STAGE/N`, `stage` with N in five digits, and one that is finished there is not done
-        again. Tasks are begun only as the results are read.
+        `path`/`stage`/N, with N in five digits, and one that is finished there is not done again.
+        Tasks are begun only as the results are read.
 
         At most `at_once` tasks, by default the executor's own number, are given to the executor at
         a time. Progress of `total` tasks is shown under `title` on standard error; an empty title

@@ -247,8 +247,9 @@ class FlatOptimizer(ABC):
         """Return one state tensor of a parameter, such as a moment, in the shape of
         `parameter.local`, on the data-parallel rank `writer`. `part` is this owner's part of that
         state of the group, flat, and the parameter begins at element `start` of the whole. Other
-        owners send the writer their elements of `part`; every rank but the writer returns None.
-        Every owner calls it."""
+        owners send the writer their elements of `part`; of several owners the writer must be the
+        one that has the element `start`. Every rank but the writer returns None. Every owner calls
+        it."""
         owners = group.owners
         end = start + parameter.local.numel()
         shape = parameter.local.shape

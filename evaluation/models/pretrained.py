@@ -217,8 +217,9 @@ class PretrainedModel(nn.Module):
         )
 
     def forward(self, inputs: Tensor, cache: Any = None) -> Tensor:
-        """Turn token ids [b, s] into states [s, b, h]. With transformers' cache, to which they are
-        added, the tokens continue the cached ones."""
+        """Turn token ids [b, s] into states [s, b, h], of length `hidden_size`: the output layer's
+        inputs, or the logits themselves if `cuts` is False. With transformers' cache, to which they
+        are added, the tokens continue the cached ones."""
         settings = {} if cache is None else {"past_key_values": cache, "use_cache": True}
         states, logits = self._run(inputs, cuts=self.cuts, **settings)
         return (logits if states is None else states).transpose(0, 1)

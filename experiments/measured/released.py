@@ -78,7 +78,8 @@ def measure_released(experiment: Experiment, limit: int | None = None) -> list[L
 
 def _validation(path: Path, evaluated: EvaluatedCheckpoint) -> PerplexityTask:
     """Return the PerplexityTask of Megatron-LM's WikiText-103 recipe on the validation file `path`,
-    for the tokenizer and the context of the checkpoint `evaluated`."""
+    for the tokenizer and the context of the checkpoint `evaluated`. Raises BadInput if the file
+    cannot be read, IntegrityFailure if it is not the official one."""
     text = read_wikitext("wikitext103-valid", path, "wikitext103-valid")
     tokenizer = evaluated.tokenizer
     windows = megatron_windows(evaluated.model.seq_length)

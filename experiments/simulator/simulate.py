@@ -247,9 +247,10 @@ def _pipeline_seconds(
     walks: Sequence[Walk], layer: Passes, head: Passes, message_seconds: Floats
 ) -> Floats:
     """Return an array [n] with the seconds, for each workload, from the first forward to the last
-    backward pass. `layer` and `head` are the seconds of one layer and of the output head on a
-    microbatch. A stage's pass includes its message to the stage that comes after it in that pass,
-    forward or backward; both passes of the last stage include the output head."""
+    backward pass. `layer` and `head`, pairs of arrays [n], are the seconds of one layer and of the
+    output head on a microbatch, `message_seconds` [n] those of one message between stages. A
+    stage's pass includes its message to the stage that comes after it in that pass, forward or
+    backward; both passes of the last stage include the output head. `walks` has all workloads."""
     seconds = np.empty(len(message_seconds))
     for indices, order, layers in walks:
         forward, backward = (np.multiply.outer(times[indices], layers) for times in layer)
