@@ -85,8 +85,9 @@ class NgramIndex:
             count = again
 
     def _hashes(self, texts: Sequence[str]) -> Iterator[Numbers]:
-        """Yield, for each batch of texts, an array of the hashes of all runs of `words` words that
-        lie within a text."""
+        """Yield, for each batch of texts, a uint64 array of the hashes of all runs of `words` words
+        that lie within a text, in order, equal runs each time. The texts have the form that the
+        class asks for."""
         for first in range(0, len(texts), BATCH_TEXTS):
             batch = texts[first : first + BATCH_TEXTS]
             codes = _code_points(re.sub(r"[^\w ]", "", " ".join(batch)) + " ")
