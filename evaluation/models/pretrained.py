@@ -415,9 +415,11 @@ class Pretrained:
         )
 
     def _check_kind(self, library: Any, config: Any, stated: JSON) -> None:
-        """Raise BadInput if a model of transformers' configuration `config` does not predict each
-        token from the ones before it. If the content of its config.json, `stated`, names modeling
-        code, which is never run, add a warning to this object's `warnings` and `checked`."""
+        """Raise BadInput if transformers has no causal language model of the type of `config`, its
+        configuration, or if `config` is an encoder-decoder's. That the model sees earlier tokens
+        alone is not checked. If the content of its config.json, `stated`, names modeling code,
+        which is never run, add a warning to this object's `warnings` and `checked`. `library` is
+        the module transformers."""
         names = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         if config.model_type not in names or config.is_encoder_decoder:
             kind = f"{self.directory} is a {config.model_type}"

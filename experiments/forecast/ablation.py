@@ -122,9 +122,10 @@ def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
     """Return a pair: a list of the Findings and a list of the Records of an ablation, derived from
     the forecast and the trainings in its directory, `folder`. The findings' own records come last.
 
-    Raises IntegrityFailure if the forecast belongs to another experiment, has other rates than its
-    search gives, or does not ask for exactly the kept trainings, trials aside, with their settings,
-    seeds and data: then the forecast was changed, or written after the trainings.
+    Raises IntegrityFailure if a file is missing or damaged, or if the forecast belongs to another
+    experiment, has other rates than its search gives, or does not ask for exactly the kept
+    trainings, trials aside, with their settings, seeds and data: then the forecast was changed, or
+    written after the trainings. Raises BadInput if the forecast's ablation is not valid.
     """
     manifest = read_document(folder / MANIFEST, Manifest)
     forecast = read_document(folder / FORECAST, EffectForecast)
