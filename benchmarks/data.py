@@ -316,7 +316,7 @@ def run_pipeline(
     """Run `mlm-data run` on `corpus`, a .jsonl file, by `workers` workers in a new directory inside
     `folder`; return the processor seconds of all its processes, the seconds by the clock, and the
     dataset's directory. `vocabulary` is the text of the recipe's section `tokenizer`, and `more`
-    that of a further key.
+    has further lines of the recipe before its first section.
 
     Raises UserError with the program's last line if it fails.
     """

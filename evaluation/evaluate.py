@@ -75,8 +75,9 @@ def evaluate(
     A task whose data is missing, or that needs memory and finds a model without it or several
     ranks, is left out, and stands with the reason under `missing`. Raises DataMissing or NoMemory
     if no task is left, BadInput for a checkpoint that cannot be scored or a `window` that it or a
-    task does not take, IntegrityFailure for a damaged checkpoint or an implausible loss, and
-    HardwareMissing if memory does not suffice.
+    task does not take, IntegrityFailure for a damaged checkpoint or an implausible loss,
+    ExtraMissing if transformers is needed and missing, and HardwareMissing if memory does not
+    suffice.
     """
     started = time.monotonic()
     ready = {}

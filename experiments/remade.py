@@ -203,9 +203,10 @@ def _counted_again(
 def records(run: Path) -> Comparisons:
     """Yield comparisons of the scores and records of the reproduction in the directory `run` with
     those that are derived again from its files; a key of scores.json that the schema lacks or reads
-    as another value is yielded as a sentence. The published claims' source and note are not
-    compared. If the run keeps no metrics, its own records along a curve are not compared, and an
-    Absent says so."""
+    as another value is yielded as a sentence. Without scores.json no scores are compared. The
+    published claims' source and note are not compared. If the run keeps no metrics, its own records
+    along a curve are not compared, and an Absent says so. Raises IntegrityFailure if a file is
+    missing or damaged, BadInput if it is the file of records."""
     summary = _summary(run)
     if (run / SCORES).is_file():
         scores = read_document(run / SCORES, ReproductionScores)

@@ -311,10 +311,11 @@ def totals(verdicts: Iterable[Verdict], by_paper: bool = False) -> Table:
 
 def counted(verdicts: Sequence[Verdict], outcome: Outcome) -> str:
     """Return a count of the verdicts with this outcome as a text: independent facts and, in
-    brackets, claims, as in `3 (5)`; empty if there are none.
+    brackets, claims, as in `3 (5)`; empty if there are no such verdicts.
 
-    The outcome `predicted` is counted among all predictions, `predicted` or `missed`, as in
-    `3 of 4 (5 of 7)`; a fact with a missed claim is not among the 3.
+    The outcome `predicted` is counted among all predictions, `predicted` or `missed`, as in `3 of 4
+    (5 of 7)`; a fact with a missed claim is not among the 3. This text is empty only if nothing is
+    `missed` either.
     """
     mine = [verdict for verdict in verdicts if verdict.outcome == outcome]
     facts = len({verdict.fact for verdict in mine})

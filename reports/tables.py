@@ -342,9 +342,10 @@ def by_protocol(
 def evaluations_tables(
     evaluations: Mapping[str, Result], order: Sequence[str], labels: Mapping[str, str]
 ) -> list[Table]:
-    """Return a list of the page's Tables of perplexities by convention and of last-word tests, with
-    the models in the order of `order` and under their `labels`, those that have one; a table
-    without results is left out. Results are given by file stem, the model's name and the task."""
+    """Return a list of the page's Tables of perplexities by convention and of last-word tests; a
+    table without results is left out. Rows are sorted by protocol, then by the model's position in
+    `order`; other models come last. A model stands under its label in `labels`, or else its own
+    name. Results are given by file stem, the model's name and the task."""
     tables = []
     for title, heads, is_cloze in (
         ("Perplexity", CONVENTIONS, False),

@@ -75,8 +75,9 @@ class Judged:
     first checkpoint, that rounding does not explain."""
 
     def __init__(self, run: RecordedRun, start: Start, native: SerialReplay | None = None) -> None:
-        """Build the replays of `run` from `start` on; `native` is the replay in the run's own
-        format, if that of another run serves."""
+        """Build the replays of `run` from `start` on: one in float64, and one in the run's own
+        format, unless `native` is given. This is such a replay that another Judged has already, of
+        a run with the same settings from the same start."""
         self.run = run
         self.start = start
         begun = start.iteration
@@ -159,8 +160,9 @@ class Judged:
 
     def beyond(self, iteration: int, numbers: Numbers) -> Iterator[Beyond]:
         """Yield a `Beyond` for each recorded number of an iteration that is farther from `numbers`,
-        which have the names of the recorded ones, than rounding explains. `iterate` must have been
-        called for that iteration already."""
+        which have the names of the recorded ones, than rounding explains. That is measured up to
+        `SEEN_AHEAD` iterations later, so `iterate` must have been called for these iterations
+        already, as far as the replay has them."""
         recorded = self.run.numbers(iteration)
         bounds = self.bounds[min(iteration + SEEN_AHEAD, self.last)]
         for name in [name for name in numbers if name in recorded]:

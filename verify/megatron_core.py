@@ -84,7 +84,8 @@ class OnCpu(TorchFunctionMode):
 
 def make_it_run_on_cpus() -> None:
     """Change torch and Megatron-Core in this process, for the rest of its life, so that they run on
-    CPUs. The process must be a rank that was forked for Megatron-Core alone."""
+    CPUs, and silence all Python warnings. The process must be a rank that was forked for
+    Megatron-Core alone."""
     warnings.filterwarnings("ignore")
     logging.getLogger("megatron.core").setLevel(logging.ERROR)
     torch.compiler.set_stance("force_eager")

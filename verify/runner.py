@@ -104,11 +104,11 @@ def train(
     draw: int = 0,
     at_the_end: bool = False,
 ) -> Computed:
-    """Train on one rank, from the weights of `work` or else the engine's own, and compare every
-    tensor with the reference, or with `at_the_end` the final weights alone. Return a Computed: the
-    numbers of each iteration and the differences, or the tensors themselves if the reference is
-    empty. If `draw` is not 0, weights are moved by up to a rounding before each iteration. Every
-    rank calls it."""
+    """Train as one rank of a layout, from the weights of `work` or else the engine's own, and
+    compare this rank's part of every tensor with the reference, or with `at_the_end` the final
+    weights alone. Return a Computed of this rank: the numbers of each iteration and the
+    differences, or the tensors themselves if the reference is empty. If `draw` is not 0, weights
+    are moved by up to a rounding before each iteration. Every rank of the layout calls it."""
     engine = kind(work, layout)
     computed = Computed()
     if work.initial:

@@ -85,8 +85,9 @@ class NgramIndex:
             count = again
 
     def _hashes(self, texts: Sequence[str]) -> Iterator[Numbers]:
-        """Yield, for each batch of texts, an array of the hashes of all runs of `words` words that
-        lie within a text."""
+        """Yield, for each batch of texts, a uint64 array of the hashes of all runs of `words` words
+        that lie within a text, in order, equal runs each time. The texts have the form that the
+        class asks for."""
         for first in range(0, len(texts), BATCH_TEXTS):
             batch = texts[first : first + BATCH_TEXTS]
             codes = _code_points(re.sub(r"[^\w ]", "", " ".join(batch)) + " ")
@@ -192,8 +193,9 @@ def _scramble(value: np.uint64) -> np.uint64:
 
 @compiled
 def _find_key(key: np.uint64, table: Numbers) -> np.uint64:
-    """Return the slot of a key in a hash table with open addressing or, if the table lacks it, the
-    free slot that it would take."""
+    """Return the slot of a key, which is not 0, in a hash table with open addressing or, if the
+    table lacks it, the free slot that it would take. The table has a power of two of slots; a free
+    one has 0, and at least one must be free."""
     last = np.uint64(len(table) - 1)
     slot = (key >> HALF) & last
     while table[slot] != 0 and table[slot] != key:

@@ -51,10 +51,10 @@ def count_overlap(texts: Iterable[str], test_set: Path, words: int) -> tuple[int
 
 
 def overlap(found: set[str], test_set: Path, words: int) -> JSON:
-    """Return the statistic of the test-set file `test_set` as a dict, from the n-grams of it, of
-    `words` words each, that were `found` in all shards. `percent` and `occurrences` count every
-    n-gram in the test set, as the papers do: `occurrences` has how many there are, `ngrams`, and
-    how many of them were found, `found`; `percent` is 0 if there are no n-grams.
+    """Return the statistic of the test-set file `test_set` as a dict. `found` has its n-grams, of
+    `words` words each, that are in any shard. `percent` and `occurrences` count every n-gram in the
+    test set, as the papers do: `occurrences` has how many there are, `ngrams`, and how many of them
+    were found, `found`; `percent` is 0 if there are no n-grams.
 
     `distinct` has these two numbers for different n-grams, and `documents` the pair [ngrams, found]
     for each document of the test set, in order. Raises BadInput if the test set cannot be read.

@@ -403,8 +403,9 @@ class FileSource:
 
 
 def _cut_frames(piece: Piece, shard_bytes: int, cuts: list[Cut]) -> Iterator[Piece]:
-    """Yield pieces of a compressed file, cut at the starts of frames in `cuts`, whose last entry is
-    the end of the file: each piece but the last has at least `shard_bytes` of content."""
+    """Yield pieces of a compressed file, cut at the starts of frames in `cuts`. The first entry of
+    `cuts` is where the first piece begins, and the last is the end of the file. Each piece but the
+    last has at least `shard_bytes` of content."""
     first = cuts[0]
     for cut in cuts[1:]:
         if (size := cut.content - first.content) >= shard_bytes or cut is cuts[-1]:

@@ -210,12 +210,13 @@ def _trim(
 
 @compiled
 def _map_samples(sizes: Any, documents: Any, longest: int, draws: Any, index: Any) -> int:
-    """Write the samples of one pass over the file to `index` in order, each as its first sentence,
-    the sentence after its last and its target length, at most `longest`, and return their number:
-    Megatron-LM's build_mapping (megatron/core/datasets/helpers.cpp) with its generator's `draws`,
-    one for each sentence and document. `sizes` are the tokens of each sentence, `documents` the
-    first sentences of documents, then the number of sentences. A document of one sentence has no
-    sample."""
+    """Write the samples of one pass over the file to the first rows of `index` in order, each as
+    its first sentence, the sentence after its last and its target length, at most `longest`, and
+    return their number: Megatron-LM's build_mapping (megatron/core/datasets/helpers.cpp) with its
+    generator's `draws`, one for each sentence and document. `index` [rows, 3] must have room for
+    all: a sample has at least two sentences, except a document's last one, which may have one.
+    `sizes` are the tokens of each sentence, `documents` the first sentences of documents, then the
+    number of sentences. A document of one sentence has no sample."""
     targets = np.where(draws % SHORT_EVERY == 0, 2 + draws % (longest - 1), longest)
     count = 0
     drawn = 0

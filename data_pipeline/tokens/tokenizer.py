@@ -368,7 +368,8 @@ def load_once(directory: Path, digest: str) -> Tokenizer:
 
 def _named_end(directory: Path) -> str | None:
     """Return the text of the end-of-text token that tokenizer_config.json in `directory` names, or
-    else special_tokens_map.json there; None if neither names one."""
+    else special_tokens_map.json there; None if neither names one. Raises the errors of `read_json`,
+    and others for JSON of another form."""
     for name in (CONFIG_NAME, "special_tokens_map.json"):
         if (directory / name).is_file() and (token := read_json(directory / name).get("eos_token")):
             return str(token["content"] if isinstance(token, dict) else token)

@@ -87,10 +87,11 @@ shorter."""
 
 
 class Division(NamedTuple):
-    """Division of a parameter over the ranks, in the way that `how` names: by `columns`, `rows`,
-    `heads` or `vocabulary`, or `summed`. The parameter consists of `pieces` equal pieces side by
-    side along `dim`, and each piece is divided along `dim`. A `summed` one is whole on every rank,
-    and its gradient is summed."""
+    """Division of a parameter over the ranks, in the way that `how` names: by `columns`, the
+    outputs of its layer, by `rows`, the inputs of its layer, by `heads` or by `vocabulary`; or
+    `summed`. The parameter consists of `pieces` equal pieces side by side along `dim`, and each
+    piece is divided along `dim`, as evenly as it goes. A `summed` one is whole on every rank, and
+    its gradient is summed."""
 
     how: Literal["columns", "rows", "heads", "vocabulary", "summed"]
     dim: int = 0
@@ -359,8 +360,8 @@ def _check(directory: Path, model: nn.Module, tp: int) -> str:
 
 def some_tokens(model: nn.Module) -> dict[str, Tensor]:
     """Return a transformers model's keyword arguments for a forward pass as a dict: `input_ids`
-    and, for an encoder-decoder, `decoder_input_ids`, the same tensor [2, n] of random token ids,
-    equal in every call. n is 24, or the model's context if that is shorter."""
+    and, for an encoder-decoder, `decoder_input_ids`, the same int64 tensor [2, n] of random token
+    ids on the CPU, equal in every call. n is 24, or the model's context if that is shorter."""
     config: Any = model.config
     length = min(TOKENS, getattr(config, "max_position_embeddings", None) or TOKENS)
     tokens = torch.randint(

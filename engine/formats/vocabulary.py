@@ -80,7 +80,7 @@ def read_vocabulary(directory: Path) -> tuple[Tokenizer, list[Path]]:
     read, tokenizer.json if it exists, else vocab.json and merges.txt.
 
     Raises BadInput if the directory lacks them or tokenizer.json lacks the token that ends a text,
-    IntegrityFailure if a file is damaged.
+    IntegrityFailure if a file is damaged or refused, or if vocab.json lacks `<|endoftext|>`.
     """
     path = directory / FILE_NAME
     if path.is_file():

@@ -242,8 +242,9 @@ def _softmax_gradient(
 ) -> None:
     """Turn the scores in `weights`, not yet multiplied by `scale`, into weights after dropout, and
     the gradient of these weights in `slopes` into the gradient of the unscaled scores, both in
-    place, [heads, queries, keys] in fp32 or bits of bf16. The block begins at head `first_head`,
-    counted over all sequences of `n` heads each, and query `first_query`.
+    place, [heads, queries, keys] in fp32 or bits of bf16; both become 0 at keys after the query.
+    The block begins at head `first_head`, counted over all sequences of `n` heads each, and query
+    `first_query`.
 
     `sums` [b·n, s] has the log of each row's sum of exponentials, from `_softmax`; `inner` [b·n, s]
     each query's output times the output's gradient. `keys`, with a dropout key per sequence, and

@@ -147,9 +147,10 @@ class PretrainedModel(nn.Module):
     @torch.inference_mode()
     def pack_weights(self) -> None:
         """Put float32 weights of this model's plain linear layers, except the output layer, into
-        oneDNN's order, in place, on a CPU with AVX-512 and oneDNN. If the model then fails,
-        because it reads a weight itself, all weights stay as they were. Products of several rows
-        get faster, products of a single row slower. The last bits change."""
+        oneDNN's order, in place, and run the model once. Weights on a GPU, or on a CPU without
+        AVX-512 or oneDNN, keep their order. If the model then fails with a RuntimeError, because it
+        reads a weight itself, all weights stay as they were. Products of several rows get faster,
+        products of a single row slower. The last bits change."""
         modules = [
             layer
             for layer in self.theirs.modules()
@@ -415,9 +416,11 @@ class Pretrained:
         )
 
     def _check_kind(self, library: Any, config: Any, stated: JSON) -> None:
-        """Raise BadInput if a model of transformers' configuration `config` does not predict each
-        token from the ones before it. If the content of its config.json, `stated`, names modeling
-        code, which is never run, add a warning to this object's `warnings` and `checked`."""
+        """Raise BadInput if transformers has no causal language model of the type of `config`, its
+        configuration, or if `config` is an encoder-decoder's. That the model sees earlier tokens
+        alone is not checked. If the content of its config.json, `stated`, names modeling code,
+        which is never run, add a warning to this object's `warnings` and `checked`. `library` is
+        the module transformers."""
         names = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         if config.model_type not in names or config.is_encoder_decoder:
             kind = f"{self.directory} is a {config.model_type}"

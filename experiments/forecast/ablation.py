@@ -122,9 +122,10 @@ def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
     """Return a pair: a list of the Findings and a list of the Records of an ablation, derived from
     the forecast and the trainings in its directory, `folder`. The findings' own records come last.
 
-    Raises IntegrityFailure if the forecast belongs to another experiment, has other rates than its
-    search gives, or does not ask for exactly the kept trainings, trials aside, with their settings,
-    seeds and data: then the forecast was changed, or written after the trainings.
+    Raises IntegrityFailure if a file is missing or damaged, or if the forecast belongs to another
+    experiment, has other rates than its search gives, or does not ask for exactly the kept
+    trainings, trials aside, with their settings, seeds and data: then the forecast was changed, or
+    written after the trainings. Raises BadInput if the forecast's ablation is not valid.
     """
     manifest = read_document(folder / MANIFEST, Manifest)
     forecast = read_document(folder / FORECAST, EffectForecast)
@@ -171,10 +172,11 @@ def doubts_of(
     each of its two arms; empty if nothing does. `arms` has each arm's trainings by its name;
     `ablation` has the rates that were tried, `forecast` the chosen ones.
 
-    The first reason that holds counts: a training of the arm diverged; its rate is the lowest or
-    the highest of a grid; the forecast kept no count of bigrams; or the arm is claimed to be better
-    and does not end, on average, below the loss of bigrams counted in its own training text. An arm
-    that is claimed to be worse may learn as little as it will.
+    The first reason that holds counts: a training of the arm diverged; its rate, found by trials
+    and before its multiplier, is the lowest or the highest of its grid; the forecast kept no count
+    of bigrams; or the arm is claimed to be better and does not end, on average, below the loss of
+    bigrams counted in its own training text. An arm that is claimed to be worse may learn as little
+    as it will.
     """
     doubts = []
     by_name = {arm.name: arm for arm in ablation.arms}

@@ -311,10 +311,11 @@ def describe_job(job: Job) -> str:
 
 def write_launch_files(job: Job, out: Path) -> tuple[Path, Path]:
     """Write `slurm.sh` and `torchrun.sh` into the folder `out`, and `jobset.yaml` if the job has a
-    container, replacing earlier ones. Return the paths of the two scripts, in this order.
+    container, replacing earlier ones. Return the paths of the two scripts, in this order. `out`
+    stays reserved for this command until it ends.
 
-    Raises BadInput if they cannot be written, if `slurm.sh` is there and is no Slurm script, or for
-    a job that no script can carry.
+    Raises BadInput if they cannot be written, if another command has reserved `out`, if `slurm.sh`
+    is there and is no Slurm script, or for a job that no script can carry.
     """
     slurm = out / "slurm.sh"
     torchrun = out / "torchrun.sh"
