@@ -275,7 +275,7 @@ def held_out(
 ) -> HeldOut:
     """Return a structured array with a record (fold, measured over predicted time, and measured
     over the time by the other rows' median share of the peak) of each row that has a key, in the
-    rows' order. The last number of a row whose quantity is in RATIOS takes the peak itself, and
+    rows' order. For a quantity in RATIOS the last number refers to the time at the peak itself, and
     such rows do not count in the median.
 
     The rows of one key are a fold: they are predicted by the machine that `refit` returns for all

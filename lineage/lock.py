@@ -67,7 +67,7 @@ def _take(path: Path, held: str) -> int:
 
     Does not wait: raises BadInput with the sentence `held` if another process, or this one already,
     has locked it, NoLocks if the file system cannot lock, and OSError if the file is a link or
-    cannot be opened.
+    cannot be made or opened.
     """
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
