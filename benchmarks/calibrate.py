@@ -275,9 +275,13 @@ def held_out(
 ) -> HeldOut:
     """Return a structured array with a record (fold, measured over predicted time, and measured
     over the time by the other rows' median share of the peak) of each row that has a key, in the
-    rows' order. The rows of one key are a fold: they are predicted by the machine that `refit`
-    returns for all other rows, including those without a key. `keys` has each row's key, None for
-    none; `title` is shown with the progress."""
+    rows' order. For a quantity in RATIOS the last number refers to the time at the peak itself, and
+    such rows do not count in the median.
+
+    The rows of one key are a fold: they are predicted by the machine that `refit` returns for all
+    other rows, including those without a key. `keys` has each row's key, None for none; `title` is
+    shown with the progress.
+    """
     held = np.zeros(len(rows), HELD_OUT)
     ratio = np.array([row.quantity in RATIOS for row in rows])
     every = dict.fromkeys(key for key in keys if key is not None)

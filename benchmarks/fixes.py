@@ -258,8 +258,9 @@ def _answer(tree: Path, case: Case, beside: Path, send: Connection) -> None:
     """Run `mlm-verify layouts` as a case asks, on the package below the directory `tree`, with
     programs named by path from the folder `beside`, and send one pair (state, list of sentences)
     through `send`: `finding` with the findings alone, if there are any; else `cannot run` with the
-    reasons, if a layout or all could not run; else `silent` with no sentence. For a process of its
-    own: its imports, stdout and stderr are changed."""
+    reasons, if a layout or all could not run; else `silent` with no sentence. Any error but a
+    UserError is passed on, and nothing is sent. For a process of its own: its imports, stdout and
+    stderr are changed."""
     sys.path.insert(0, str(tree))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     program = str(beside / case.program) if ".py:" in case.program else case.program

@@ -124,8 +124,9 @@ class Pipeline:
         """Run the first pass over all shards, which are lists of Pieces, enter it in the ledger,
         and return the finished stage, a Finished. The first `compared` shards, which are only
         compared with, pass no filters, and of them the ledger counts malformed and blank lines
-        alone. Raises BadInput if too many files are damaged, too many lines are malformed, or no
-        document is left; prints to standard error a warning of fewer damaged files."""
+        alone. Raises BadInput if too many files are damaged, no document is left, or too many
+        lines are malformed, which are then all copied to `RUN.quarantine.jsonl` beside the run's
+        directory RUN; prints to standard error a warning of fewer damaged files."""
         filters = self._filters(TEXT_FILTERS)
         names = [name for name, _ in filters["filters"]]
         limit = self.config.sources.max_bad_files

@@ -65,8 +65,9 @@ def _take(path: Path, held: str) -> int:
     """Open the file `path`, made with its folders if it is missing, lock it and return its file
     descriptor.
 
-    Does not wait: raises BadInput with the sentence `held` if another process has locked it, and
-    NoLocks if the file system cannot lock.
+    Does not wait: raises BadInput with the sentence `held` if another process, or this one already,
+    has locked it, NoLocks if the file system cannot lock, and OSError if the file is a link or
+    cannot be made or opened.
     """
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)

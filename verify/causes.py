@@ -177,7 +177,9 @@ def _gradients(
     one's ratio to the serial gradient, and the kind of fault in words. `names` are the parameters
     with a wrong gradient, `backward` all parameters, both in the order of the backward pass. By
     parameter, `serial` has the serial run's gradient and `shares` that gradient as accumulated
-    after each microbatch; `gradients` has the parts of gradients on each rank."""
+    after each microbatch; `gradients` has the parts of gradients on each rank. The ratio is None
+    if the parts do not make the serial shape, a number is not finite or the serial gradient is
+    0."""
     if not names:
         return
     explained = {}

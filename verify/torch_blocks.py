@@ -210,10 +210,7 @@ class Builder:
     def divide(self, model: Decoder, mesh: Any, sequence_parallel: bool) -> None:
         """Divide a model's layers in place over the tensor-parallel ranks of `mesh` as torchtitan
         does. Every parameter becomes a DTensor, except the norms of the hidden state without
-        sequence parallelism.
-
-        Raises BadInput if the output head is the embedding.
-        """
+        sequence parallelism. The output head must not be the embedding. Every rank calls it."""
         stream = Shard(1) if sequence_parallel else Replicate()
         plan: dict[str, Any] = {
             "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=stream),

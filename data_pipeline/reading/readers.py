@@ -460,7 +460,8 @@ def _batches(piece: Piece) -> Iterator[Any]:
 def open_arrow(file: Any) -> tuple[Any, Iterator[Any]]:
     """Return the schema of a table and an iterator of its record batches, from the open binary file
     of a table in Arrow's stream format, which `save_to_disk` writes, or in its file format. The
-    file must be at its start, and stay open until the batches are read."""
+    file must be at its start, and stay open until the batches are read. Raises pyarrow's errors,
+    such as ArrowInvalid, for other content, also while the batches are read."""
     import pyarrow
 
     if file.read(len(ARROW_FILE)) == ARROW_FILE:

@@ -417,9 +417,9 @@ def read_weights(
     directory: Path, prefix: str, buffers: str
 ) -> tuple[dict[str, Tensor], list[Path]]:
     """Read all weights of a Hugging Face directory, from model.safetensors or, without it, from the
-    files that the index names. Return a pair: a dict name without `prefix` → tensor, and the list
-    of the paths read, the index first. Names that the regular expression `buffers` matches are left
-    out.
+    files that the index names. Return a pair: a dict name without `prefix` → tensor, on the CPU,
+    and the list of the paths read, the index first. A name that matches the regular expression
+    `buffers` from end to end, after the prefix is taken off, is left out.
 
     Raises IntegrityFailure if a file is missing, damaged or disagrees with the index, or if a name
     comes twice.

@@ -236,7 +236,8 @@ def _read_config(
     the number of heads, dropout and `init_std` from the first file's arguments. Where these lack
     one, `heads` gives the heads, and dropout and `init_std` are 0.1 and 0.02.
 
-    Raises BadInput if neither states the heads or the tensor-parallel ranks do not divide them, and
+    Raises BadInput if neither states the heads or the tensor-parallel ranks do not divide them,
+    IntegrityFailure if a file of the first stage lacks the embedding of words or of positions, and
     BadInput or IntegrityFailure if tensors, arguments, `heads` and tokenizer contradict each other.
     """
     first = files[0][0]

@@ -190,12 +190,14 @@ def _softmax(
     sums: Array,
 ) -> None:
     """Turn `scores`, a block of scores [heads, queries, keys] in fp32 or bits of bf16, not yet
-    multiplied by `scale`, into exponentials in place, 0 for a key after the query and for a dropped
-    weight. The block begins at head `first_head`, counted over all sequences of `n` heads each, and
-    query `first_query`, in sequences of `s` positions.
+    multiplied by `scale`, in place into the exponentials of their distances from the row's largest
+    score, 0 for a key after the query and for a dropped weight. The block begins at head
+    `first_head`, counted over all sequences of `n` heads each, and query `first_query`, in
+    sequences of `s` positions.
 
     `factor` [heads, queries] receives the number that turns a row of exponentials into weights
-    after dropout, and `sums` [b·n, s] the log of each row's sum of exponentials before dropout.
+    after dropout, and `sums` [b·n, s] the log of each row's sum of exp(score · scale), before
+    dropout and without a largest score taken off.
     `keys`, with a dropout key per sequence, and the three arguments after it are the mask as
     `mask_keys` gives it; without dropout `keys` is empty.
     """

@@ -137,9 +137,10 @@ def _wanted(name: str, described: Any) -> list[str]:
 
 
 def _parse(name: str) -> tuple[str, str, str | None]:
-    """Split a model's name on the hub, `owner/name@revision`, into a triple: the repository
-    `owner/name`, the short name without owner, and the revision, which is None if the name has
-    none. Raises BadInput if it is not a name on the hub."""
+    """Split a model's name on the hub, `owner/name@revision`, where owner and revision may be left
+    out, into a triple: the repository, which is the name without revision, the short name without
+    owner, and the revision or None. Raises BadInput for a name of another form; the hub is not
+    asked."""
     if not (match := HUB_NAME.fullmatch(name)):
         raise BadInput(
             f"{name} is not a name on the Hugging Face hub, such as gpt2 or"

@@ -86,9 +86,9 @@ def searched_rates(
 
     A rate is the one that was found times the arm's `of_rate`, to four digits. Found is the best
     trial's rate (the lowest if all diverged), the finder's, where its smoothed loss was lowest, or
-    the one found for the arm `rate_of`. `experiment` is a name, `datasets` are digests. Raises
-    IntegrityFailure if a trial is not kept or not as the ablation asks, or if a finder's losses are
-    not kept or never fell.
+    the one found for the arm `rate_of`. `experiment` is a name, `datasets` are digests. `trained`
+    counts the trials as asked for. Raises IntegrityFailure if a trial is not kept or not as the
+    ablation asks, or if a finder's losses are not kept or never fell.
     """
     rates = {}
     searched = []

@@ -126,9 +126,10 @@ def checked_config(
     in the configuration only with it. `precision` replaces the run's.
 
     Raises BadInput with the engine's own reason if it would refuse the run, such as sizes that do
-    not divide; also for more passes than are simulated (MOST_COMPUTATIONS), ZeRO stage 2, stage 3
-    with tp or pp, and memory or head width for another family than Transformer-XL. Raises NotCosted
-    for a family that is not costed.
+    not divide; also for a size below 1, `gpus` other than tp × pp × dp, more passes than are
+    simulated (MOST_COMPUTATIONS), ZeRO stage 2, stage 3 with tp or pp, `ffn_hidden` that tp does
+    not divide, and memory or head width for another family than Transformer-XL. Raises NotCosted
+    for a family that is not costed, and for a GPT-2 with `ffn_hidden` other than 4 · hidden.
     """
     w = workload
     for name in ("gpus", "dp", "tp", "vocab"):  # the engine's configuration checks the others
