@@ -171,11 +171,13 @@ def reproduce(plan: Plan, runs: Path) -> Path:
 
 def keep_training(training: RunDirectory) -> KeptRun:
     """Return the KeptRun, a line of runs.jsonl, that a reproduction keeps of a training: its
-    manifest, seal and summary, and as metrics its validations and means over blocks of iterations,
-    by iteration.
+    manifest, seal and summary, and as metrics its validations and means over roughly CURVE_POINTS
+    blocks of iterations, by iteration. Lines of metrics.jsonl from a damaged one on are left out.
+    Raises IntegrityFailure if another of these files is damaged or a line does not fit its schema,
+    and BadInput without a manifest.
 
-    Losses, rates, norms and seconds are means over the block that ends at `iteration`; tokens/s and
-    TFLOP/s are the block's work over its time.
+    Losses, rates, norms, loss scales and seconds are means over the block that ends at `iteration`;
+    tokens/s and TFLOP/s are the block's work over its time.
     """
     steps = read_steps(training.path)
     block = max(len(steps) // CURVE_POINTS, 1)
