@@ -214,7 +214,8 @@ def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Rec
     model without kept metrics has none along its curve. Nothing is written.
 
     A run of an earlier version, which has no scores.json, gets neither bits per byte nor
-    log-likelihoods nor means over seeds. Raises IntegrityFailure if a result is missing.
+    log-likelihoods nor means over seeds. Raises IntegrityFailure if a result is missing or has
+    another form than its protocol's, or if one of the run's files is damaged.
     """
     records = list(
         published_records(tuple(dict.fromkeys(model.series for model in summary.models)))
@@ -270,7 +271,8 @@ def derived_scores(run: RunDirectory, summary: ReproductionSummary) -> Reproduct
     """Return a ReproductionScores, the paired differences between models that are neighbours in
     size, derived from the WikiText-103 evaluations that a reproduction keeps. The summary must have
     the models smallest first. A text of one article gives no differences. Raises IntegrityFailure
-    if a result is missing."""
+    if a result of any protocol is missing or has another form than its protocol's, or if a file of
+    results is damaged."""
     by_size = defaultdict(list)
     results = results_of(run.path, summary)
     for model in summary.models:
