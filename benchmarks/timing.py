@@ -133,8 +133,8 @@ def ratio(
 ) -> Ratio:
     """Return the Ratio called `name` of a benchmark's record: in `rounds` the ratios of numerators
     to denominators, which have one number a round, in which a slow round cancels, and as its value
-    the median of these. `goal` is the least value wanted, or the greatest with `less_is_better`, or
-    None."""
+    the median of these; all are rounded to six significant digits. `goal` is the least value
+    wanted, or the greatest with `less_is_better`, or None."""
     rounds = [a / b for a, b in zip(numerators, denominators, strict=True)]
     return Ratio(
         name=name,

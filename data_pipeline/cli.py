@@ -268,7 +268,7 @@ def _cells(amount: "Amount", sign: str = "") -> tuple[str, ...]:
 def _open(dataset: Path) -> Path:
     """Return the path of `dataset`, without links in it: a complete directory that `run`, `import`
     or a verb wrote. Raises BadInput if `dataset` is no run or one of another kind, IntegrityFailure
-    if it is not complete."""
+    if it is not complete or its manifest is damaged."""
     from mlm_repro.lineage.digest import is_sealed
     from mlm_repro.lineage.run import RunDirectory
 

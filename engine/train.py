@@ -95,7 +95,8 @@ def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirector
 def begun_on_ranks(run: ResolvedRun, root: Path) -> Iterator[tuple[RunDirectory, ParallelMesh]]:
     """Context manager: yield a pair of the run's directory, a RunDirectory begun below `root` if it
     is new, and the ParallelMesh of the started ranks. No other command trains in the directory
-    meanwhile; a complete run is not locked.
+    meanwhile; a complete run is not locked. With several ranks torch uses one thread on each, and
+    keeps to it after the block.
 
     Raises BadInput, on every rank, if ranks were given different work or another command trains the
     run already, RanksMissing if one does not come, RankLost if one ends or hangs, in the block too,

@@ -282,8 +282,9 @@ class Arithmetic(Config):
         and `power` give one number without a range, `place` 0 if the largest number has no x.
         `says` is the class of the claim that it answers.
 
-        Of several results, the classes "at least" and "for all" take the least, other classes the
-        largest.
+        With `percent`, a quotient or difference q becomes 100 · (q − 1) if it is "more", 100 ·
+        (1 − q) if it is "less". Of several results, the classes "at least" and "for all" take the
+        least, other classes the largest.
         """
         pick = min if SAYS[says]["of_a_set"] == "least" else max
         numbers, others = (

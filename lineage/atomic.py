@@ -154,7 +154,7 @@ def write_json(path: Path, value: Any, replaces: bool = True) -> bool:
 @contextmanager
 def new_directory(path: Path, durable: bool = True, claims: bool = False) -> Iterator[Path]:
     """Context manager: yield the path of an empty temporary sibling that becomes the directory
-    `path` when the block ends without an error.
+    `path` when the block ends without an error. Missing parents of `path` are made, and stay.
 
     An existing directory at `path` is replaced only then. If this call `claims` the name, it makes
     an empty `path` at once, and raises FileExistsError if there is one, or if another command has

@@ -21,7 +21,7 @@ from mlm_repro.lineage.environment import user_cache
 def digest_of(*places: Path, facts: object = ()) -> str:
     """Return a cache key: the hexadecimal SHA-256 of this Python's version, the text of `facts`,
     and the names and contents of all files below the folders `places`, `__pycache__` excepted. An
-    unreadable file counts by its error."""
+    unreadable file counts by its error, a folder that is missing or unreadable as an empty one."""
     digest = hashlib.sha256(f"{sys.version} {facts}".encode())
     for root in places:
         for folder, inner, files in os.walk(root):

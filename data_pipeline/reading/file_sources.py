@@ -314,9 +314,10 @@ class FileSource:
             )
 
     def _written_by_a_verb(self, path: Path) -> Files:
-        """Return a list of pairs, the name and Path of each file of documents in the directory
-        `path` that mlm-data wrote. Raises BadInput if it has none, IntegrityFailure if it is not
-        complete."""
+        """Return a list of pairs, in order of path, for the files of documents in the directory
+        `path` that mlm-data wrote: the name, which is the path below the directory, and the Path.
+        Raises BadInput if there is no such directory, if it has no such file, or for a link that
+        leads out of it or to nothing, and IntegrityFailure if it is not complete."""
         if not path.is_dir():
             raise BadInput(
                 f"source {self.name}: there is no such directory; a source `documents:PATH`, and a"

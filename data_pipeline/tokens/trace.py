@@ -56,7 +56,8 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
     complete while its batch still grows, with a metrics.jsonl that is unreadable or miscounts
     samples, or with a dataset that lacks a file; DataMissing if its dataset is missing or has
     changed; IntegrityFailure if a line of metrics.jsonl lacks a field, or another file of the run
-    or the dataset is damaged.
+    or the dataset is damaged. Errors of reading the dataset's texts in `documents`, such as
+    ValueError for a damaged line, are passed on.
     """
     manifest = RunDirectory.open(run, "training").manifest
     config = parse_document(manifest["config"], _Config, f"{run / MANIFEST}")
@@ -106,7 +107,8 @@ def _places(path: Path, documents: set[int]) -> dict[int, str]:
     """Return a dict from each number in `documents`, indices in a token file, to a text on that
     document's origin: its id, its source and its line in the file at `path`, the JSON lines or
     Parquet file with the token file's documents. Documents that this file lacks are left out, and
-    all are if there is no file."""
+    all are if there is no file. `documents` is not empty. Errors of reading a damaged file, such as
+    ValueError, are passed on."""
     origins = {}
     rows = written_documents(path) if path.is_file() else iter(())
     for number, row in enumerate(islice(rows, max(documents) + 1)):

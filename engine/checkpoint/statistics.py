@@ -137,7 +137,8 @@ def check_written(
     with the ones in `before`, which `measure` took in memory. A tensor named in `parameters` is
     this rank's part of that parameter; any other is whole.
 
-    Raises IntegrityFailure naming the first tensor that differs.
+    Raises IntegrityFailure naming the first tensor that differs. Errors of safetensors are passed
+    on, such as SafetensorError for a file that is damaged or lacks a tensor.
     """
     with safe_open(file, framework="pt") as opened:
         for name, numbers in before.items():

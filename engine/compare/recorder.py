@@ -216,10 +216,10 @@ class Recorder:
         return self.names.ours(name, self.names.parameters, self.place.first_layer)
 
     def parameter(self, kind: str, name: str, value: Tensor) -> None:
-        """Record `value`, which belongs to one of the engine's parameters, such as its gradient, in
-        our layout, as the part that this rank holds of the whole. Its name is the prefix `kind`,
-        such as "gradient of ", then our name for the parameter. Do nothing if the map lacks the
-        parameter."""
+        """Bring `value`, a parameter of the engine or a tensor laid out like it, such as its
+        gradient, into our layout, and record it as the part that this rank holds of the whole. The
+        recorded name is the prefix `kind`, such as "gradient of ", then our name for the engine's
+        parameter `name`. Do nothing if the map lacks the parameter."""
         if (ours := self.ours(name)) is not None:
             value = self.names.in_our_order(ours, value.detach(), self.heads)
             self.show(f"{kind}{ours}", value, self.start(ours, value))

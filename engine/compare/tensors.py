@@ -191,8 +191,8 @@ class TensorDifference(NamedTuple):
 def compare(part: TensorPart, whole: Array, rank: str, tolerance: float) -> TensorDifference:
     """Return a TensorDifference: the largest difference of an element between a TensorPart,
     computed on the rank that is called `rank`, and the reference's array of the same tensor,
-    `whole`, with the given tolerance. It is infinite for a NaN, and for a part that lies outside
-    the whole tensor."""
+    `whole`, with the given tolerance. It is infinite for a NaN or an infinity in either, also if
+    both are equal, and for a part that lies outside the whole tensor."""
     expected = (
         whole[tuple(map(slice, part.start, part.end))]
         if len(part.start) == whole.ndim

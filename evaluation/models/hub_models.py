@@ -60,8 +60,8 @@ def fetch_model(name: str, out: Path) -> Path:
     Files that an earlier fetch left there unchanged are not downloaded again. fetched.json has the
     repository, the commit and every other file of the folder with its SHA-256. Raises BadInput for
     a name of another form or several GGUF files, DataMissing if the hub does not have the model or
-    gates it, Interrupted if the hub cannot be reached or stops answering, and IntegrityFailure for
-    a file with another digest than the hub's.
+    gates it, Interrupted if the download fails otherwise, OSError for a full or failing disk, and
+    IntegrityFailure for a file with another digest than the hub's.
     """
     repository, short, revision = _parse(name)
     _, described = _download(name, repository, revision, local_dir=out / short)
@@ -88,7 +88,7 @@ def _download(name: str, repository: str, revision: str | None, **where: Any) ->
     described commit's. `name` is the model's name in errors.
 
     Raises DataMissing if the hub does not have the model or gates it, Interrupted if the download
-    fails otherwise, and BadInput for several GGUF files.
+    fails otherwise, but OSError for a full or failing disk, and BadInput for several GGUF files.
     """
     from huggingface_hub import HfApi, snapshot_download
 

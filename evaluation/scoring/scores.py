@@ -405,8 +405,8 @@ def plan_batches(
     """Return a list of batches, each a list of indices of requests: requests of similar length and
     similar number of scored tokens together, the longest first.
 
-    `rows(width)` is the number of requests of at most `width` inputs in a batch. Requests of at
-    most `switch` inputs are not grouped with longer ones.
+    `rows(width)` is the largest number, at least 1, of requests of at most `width` inputs in a
+    batch. Requests of at most `switch` inputs are not grouped with longer ones.
     """
     order = sorted(
         range(len(requests)), key=lambda i: (-len(requests[i].tokens), -requests[i].num_scored)

@@ -207,8 +207,8 @@ def _bits_per_nat(datasets: Sequence[Path]) -> list[float]:
     """Return a list with, for each dataset's directory, the bits per byte that one nat per token of
     its validation text amounts to; 0 if it has no split `valid`.
 
-    Raises BadInput unless the splits of all datasets have as many documents and bytes: those of the
-    same text do.
+    Raises BadInput unless all datasets have splits of the same names with as many documents and
+    bytes: datasets of the same text do. Raises IntegrityFailure if a dataset.json cannot be read.
     """
     cards = [read_document(path / DATASET, DataCard) for path in datasets]
     texts = {

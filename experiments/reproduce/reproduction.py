@@ -171,11 +171,13 @@ def reproduce(plan: Plan, runs: Path) -> Path:
 
 def keep_training(training: RunDirectory) -> KeptRun:
     """Return the KeptRun, a line of runs.jsonl, that a reproduction keeps of a training: its
-    manifest, seal and summary, and as metrics its validations and means over blocks of iterations,
-    by iteration.
+    manifest, seal and summary, and as metrics its validations and means over roughly CURVE_POINTS
+    blocks of iterations, by iteration. Lines of metrics.jsonl from a damaged one on are left out.
+    Raises IntegrityFailure if another of these files is damaged or a line does not fit its schema,
+    and BadInput without a manifest.
 
-    Losses, rates, norms and seconds are means over the block that ends at `iteration`; tokens/s and
-    TFLOP/s are the block's work over its time.
+    Losses, rates, norms, loss scales and seconds are means over the block that ends at `iteration`;
+    tokens/s and TFLOP/s are the block's work over its time.
     """
     steps = read_steps(training.path)
     block = max(len(steps) // CURVE_POINTS, 1)
@@ -212,7 +214,8 @@ def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Rec
     model without kept metrics has none along its curve. Nothing is written.
 
     A run of an earlier version, which has no scores.json, gets neither bits per byte nor
-    log-likelihoods nor means over seeds. Raises IntegrityFailure if a result is missing.
+    log-likelihoods nor means over seeds. Raises IntegrityFailure if a result is missing or has
+    another form than its protocol's, or if one of the run's files is damaged.
     """
     records = list(
         published_records(tuple(dict.fromkeys(model.series for model in summary.models)))
@@ -268,7 +271,8 @@ def derived_scores(run: RunDirectory, summary: ReproductionSummary) -> Reproduct
     """Return a ReproductionScores, the paired differences between models that are neighbours in
     size, derived from the WikiText-103 evaluations that a reproduction keeps. The summary must have
     the models smallest first. A text of one article gives no differences. Raises IntegrityFailure
-    if a result is missing."""
+    if a result of any protocol is missing or has another form than its protocol's, or if a file of
+    results is damaged."""
     by_size = defaultdict(list)
     results = results_of(run.path, summary)
     for model in summary.models:
