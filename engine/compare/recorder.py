@@ -236,12 +236,13 @@ class Recorder:
 
 
 def moved(value: Tensor, name: str, draw: int) -> Tensor:
-    """Return a copy of a weight w, a tensor on the CPU, perturbed to w(1 + δ), with its shape and
-    number format. Each δ is drawn uniformly from ± the unit round-off of this format. The weight's
+    """Return a copy of a weight w on its device, perturbed to w(1 + δ), with its shape and number
+    format. Each δ is drawn uniformly from ± the unit round-off of this format. The weight's
     name, shape and format and the number of the draw alone decide them."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {draw}".encode()))
     moves = torch.rand(value.shape, generator=generator, dtype=torch.float64).mul_(2).sub_(1)
-    return (value.double() * (1 + torch.finfo(value.dtype).eps / 2 * moves)).to(value.dtype)
+    factor = 1 + torch.finfo(value.dtype).eps / 2 * moves.to(value.device)
+    return (value.double() * factor).to(value.dtype)
 
 
 def whole_gradients(optimizer: FlatOptimizer) -> Iterator[tuple[ShardedParameter, Tensor]]:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from mlm_repro.engine.compare.recorder import RankPlace, Recorder, read_names
+from mlm_repro.engine.compare.recorder import RankPlace, Recorder, moved, read_names
 from mlm_repro.engine.compare.tensors import TensorPart, assemble
 from mlm_repro.lineage.errors import IntegrityFailure
 
@@ -150,3 +150,11 @@ def test_the_example_of_the_documentation_compares_a_module_of_others() -> None:
     assert isinstance(found, dict)
     assert found[0, "output of layers.0"].shape == (4, 2, 24)
     assert found[0, "gradient of layers.0.self_attention.query_key_value.weight"].shape == (72, 24)
+
+
+def test_a_weight_is_perturbed_on_its_own_device() -> None:
+    """The random numbers are the CPU's, so that a GPU's weights move as a CPU's do."""
+    assert moved(torch.ones(3, device="meta"), "a", 1).device.type == "meta"
+    weight = torch.linspace(0.5, 1, 9)
+    apart = (moved(weight, "a", 1) - weight) / weight
+    assert 0 < apart.abs().max() <= torch.finfo(torch.float32).eps
