@@ -609,9 +609,9 @@ def _union(ends: Floats) -> tuple[float, float]:
 def files(fit: Fit, machine: Machine, intervals: Mapping[str, ErrorInterval]) -> dict[str, str]:
     """Return a dict of the texts of the fitted TOML files by their path below `FITTED`: the
     software's constants, intervals and reach, and the cluster's constants if any was fitted.
-    `machine` has the fitted constants, `intervals` those that the function `intervals` of this
-    module returns, and more. The cluster's and the software's own files extend them. Nothing is
-    written.
+    `machine` has the fitted constants. Each of `intervals` becomes a section `intervals.NAME`: the
+    ones that the function `intervals` of this module returns, and `extrapolated`. The cluster's and
+    the software's own files extend them. Nothing is written.
 
     The H100 fit also gives the constants that are transferred to clusters without measurements.
     """

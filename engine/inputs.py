@@ -37,7 +37,8 @@ class TrainingInputs:
         """Make the order of the samples of `iterations` iterations from `parts`, token files with
         their weights, and an empty memory of streams. A BERT also reads `tokenizer`, the directory
         of the files' tokenizer; None stands for random tokens. Raises BadInput if a token file has
-        no whole sample for the model."""
+        no whole sample for the model or the tokenizer is missing, IntegrityFailure if it is
+        damaged."""
         self._config = config
         self._mesh = mesh
         self._batches = family_of(config.model).training_order(config, parts, iterations, tokenizer)

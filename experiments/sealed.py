@@ -41,7 +41,8 @@ def seal_numbers(
     Records.
 
     `ending` is appended to the run's name. A complete run with the same numbers is returned as it
-    is. The run's mode is "measure" if any number is measured or counted, else "scaled".
+    is. The run's mode is "measure" if any number is measured or counted, else "scaled". Raises
+    BadInput and IntegrityFailure as `RunDirectory.begin` does.
     """
     about: Line = {"experiment": experiment.name, "source": ""}
     records = [Record(**about | line) for line in numbers]

@@ -66,8 +66,9 @@ def sweep(
     Returns a list with a SweptRecipe for each combination without its seed, best first; complete
     trainings of other parts count. A training of this part that diverges is a result; one of
     another part counts as not trained. Raises BadInput for a recipe or a setting that cannot be
-    trained, and DataMissing or IntegrityFailure for its dataset, before the first training, and
-    StepFailed for a training that fails otherwise.
+    trained or has no dataset with a validation split, and DataMissing or IntegrityFailure for its
+    dataset, before the first training, and StepFailed for a training that fails otherwise or is
+    stopped.
     """
     trainings = [(words, read_run(recipe, [*fixed, *words])) for words in combinations(vary)]
     for _, run in trainings:

@@ -104,9 +104,10 @@ def memory_bytes() -> int | None:
 @cache
 def list_gpus() -> list[JSON]:
     """Return a list of a dict with `name` and `memory_bytes` for each NVIDIA GPU that this process
-    may use, as nvidia-smi reports them and `CUDA_VISIBLE_DEVICES` chooses; an empty list if
-    nvidia-smi is missing or fails. A GPU whose memory nvidia-smi does not tell is left out. Read
-    once for each process."""
+    may use, as nvidia-smi reports them: the ones that `CUDA_VISIBLE_DEVICES` names, in its order
+    and up to its first unknown name, or all if it is not set. The list is empty if nvidia-smi is
+    missing or fails. A GPU whose memory nvidia-smi does not tell is left out. Read once for each
+    process."""
     if shutil.which("nvidia-smi") is None:
         return []
     rows = _output(

@@ -158,8 +158,9 @@ def _origins(path: Path) -> list[Origin]:
 
 
 def _newest(folder: Path) -> list[Path]:
-    """Return a list of the directories of the newest runs of experiments and engines in a folder:
-    the links to them, and each run of whose name there is no link."""
+    """Return a list of directories in a folder whose names begin as runs of experiments or
+    comparisons of engines do: first the links, which lead to the newest runs, then each directory
+    whose name, up to its last hyphen, no link has."""
     here = []
     for start in ("experiment-*", f"{EXPERIMENTS}*", f"{AGAINST}-*"):
         here += [path for path in sorted(folder.glob(start)) if path.is_dir()]

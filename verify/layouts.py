@@ -82,8 +82,9 @@ def run_layouts(asked: Asked, names: str, seed: int) -> LayoutsReport:
     """Run every probe of the program in `asked` on the layouts that `names` stands for, names with
     commas between or `all` for the program's usual ones. Print a table of the results with the
     findings, and return the report; the serial run, repeated, is the first layout in it. Raises
-    BadInput for an unknown program, field or layout, and if the serial run cannot run or be
-    repeated. Sets torch to one thread."""
+    BadInput for an unknown program, field or layout, for a module that cannot be imported, for a
+    number of microbatches that does not divide 8, and if the serial run cannot run or be repeated.
+    Sets torch to one thread."""
     # Ranks share the cores.
     torch.set_num_threads(1)
     with subject(asked, seed) as (kind, work, title, default):
@@ -155,8 +156,9 @@ def check(
     mean square of its output. A `Program` with its own `gradient` uses neither. `layouts` are names
     such as "tp2,fsdp2". `seed` draws the noise that is added to weights whose elements are all
     equal, as in norms. Raises AssertionError with a line for each cause and each layout that cannot
-    run; BadInput if nothing is found and a layout cannot run, and if the serial run cannot run or
-    be repeated. Checkpoints that cannot be compared are passed over.
+    run; BadInput if nothing is found and a layout cannot run, if `layouts` has an unknown name, and
+    if the serial run cannot run or be repeated. Checkpoints that cannot be compared are passed
+    over.
     """
     sentences = []
     stopped = []
@@ -201,9 +203,10 @@ def probe(
 
 
 def _keep(outputs: dict[str, Array], name: str, *called: Any) -> None:
-    """Put a copy of the tensor that a call of the module `name` returned, or of the first of
-    several, into `outputs`, in fp32, if it is the module's first call; another output is passed
-    over. The output is the last of `called`, as torch gives it to a hook."""
+    """Put a copy of the tensor that a call of the module `name` returned, or of the first one in a
+    tuple, into `outputs` under that name, as an fp32 numpy array, unless the name is there already;
+    another output is passed over. The output is the last of `called`, as torch gives it to a
+    hook."""
     first = called[-1][0] if isinstance(called[-1], tuple) else called[-1]
     if type(first) is torch.Tensor and name not in outputs:
         outputs[name] = first.detach().float().numpy().copy()

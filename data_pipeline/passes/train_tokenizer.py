@@ -44,8 +44,8 @@ def copy(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 def _sample(prepared: Path, shards: range, size: int) -> Iterator[str]:
     """Yield the texts of the documents in the shards with the numbers `shards`, in order;
     `prepared` is the folder of the first pass. If `size`, their bytes in all, exceeds
-    TRAINING_BYTES, only texts with a low checksum are taken, about TRAINING_BYTES of them, so that
-    sharding changes nothing."""
+    TRAINING_BYTES, only texts with a low checksum are taken, about TRAINING_BYTES bytes in all, so
+    that sharding changes nothing."""
     below = (TRAINING_BYTES << 32) // max(size, 1)
     for shard in shards:
         for document in DocumentShard(prepared / f"{shard:05d}"):

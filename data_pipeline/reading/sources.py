@@ -89,8 +89,8 @@ class OpenedSources:
 
     @property
     def total_bytes(self) -> int:
-        """Approximate number of bytes of text to read from all sources, within the recipe's limits;
-        the datasets to compare with are not counted."""
+        """Approximate number of bytes of text to read from all sources together. The recipe's
+        limits count for each source on its own; the datasets to compare with are not counted."""
         config = self.config
         total = 0
         for size in (source.total_bytes for source in self.sources):

@@ -56,8 +56,10 @@ def write_checkpoint(out: Path, imported: Imported) -> str:
     are replaced by fp32 ones. Prints the progress to standard error.
 
     There is no optimizer state, so no run can resume from it. Raises IntegrityFailure naming a
-    tensor that is missing, unexpected, misshapen or not floating-point, and BadInput if `out`
-    exists or cannot be made. A failure leaves no part of `out`.
+    tensor that is missing, unexpected, misshapen or not floating-point, or that was written
+    otherwise than it was in memory. Raises BadInput if `out` exists, lies in a sealed directory, is
+    reserved by another command or cannot be written, or if a file to copy cannot be read. A failure
+    leaves no part of `out`.
     """
     parameters = {p.name: p for p in parameters_of(imported.model)}
     check_tensors(

@@ -60,9 +60,9 @@ class Place:
         `asked` is its path, its name on the hub, or `smollm2`.
 
         `vocab` is a folder with a vocabulary, for files without one. Raises BadInput or
-        IntegrityFailure if there is no checkpoint, a file of it or, for an adapter, peft is
-        missing, its weights are several GGUF files or its configuration cannot be read, and
-        Interrupted if the hub stops answering.
+        IntegrityFailure if there is no checkpoint, if a file of it is missing, if its weights are
+        several GGUF files, if its configuration cannot be read, and for an adapter without peft or
+        with a model in its own directory. Raises Interrupted if the hub stops answering.
         """
         from mlm_repro.lineage.chain import resolve_checkpoint
         from mlm_repro.lineage.files import read_object

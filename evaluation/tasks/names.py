@@ -56,8 +56,8 @@ def build_task(
     name: str, evaluated: "EvaluatedCheckpoint", window: int | None = None, path: Path | None = None
 ) -> "Task":
     """Return the Task of the protocol `name`, a key of TASKS, for a checkpoint, on the test file at
-    `path` or else the published one. If the published file is missing, return the task that stands
-    in for it, under a name of its own.
+    `path` or else the published one, which is downloaded if this machine lacks it. If that fails,
+    return the task that stands in for it, under a name of its own.
 
     `window` is the longest input in tokens, by default the smaller of the context and the
     protocol's usual window, if it has one; the name of a protocol's own task tells a requested one.

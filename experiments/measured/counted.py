@@ -65,8 +65,8 @@ def measure_transformer_xl() -> list[Line]:
     Transformer-XL with byte pairs, in millions, the percentage by which byte pairs lengthen
     WikiText-103, and the percentages of its words that are unknown.
 
-    Lengths are counted in the validation file as it is, unknown words in the test file too. Raises
-    DataMissing if a file is missing.
+    Lengths are counted in the validation file as it is, unknown words in the test file too. Files
+    that this machine lacks are downloaded. Raises DataMissing if that fails.
     """
     text, test = (
         find_test_set(name).read_text(encoding="utf-8")

@@ -49,8 +49,8 @@ def train_step(plan: Plan, config: RunConfig, dataset: Path, runs: Path) -> Step
 def evaluation_step(plan: Plan, task: str, checkpoint: Path, out: Path) -> Step:
     """Return a list of the words of the `mlm-eval` command that evaluates a checkpoint, given by
     its path, on a task, `wikitext103` or `lambada`, and writes the result to the file `out`. If the
-    `plan` is of twins, a part of the task is scored, as long as the plan's size states. Nothing is
-    run."""
+    `plan` is of twins, only as many windows or examples are scored as the plan's size states.
+    Nothing is run."""
     limits = {"wikitext103": plan.size.windows, "lambada": plan.size.examples} if plan.size else {}
     limit = ["--limit", str(limits[task])] if task in limits else []
     return ["mlm-eval", task, "--ckpt", shown(checkpoint), "--json", shown(out), *limit]
