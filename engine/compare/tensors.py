@@ -106,8 +106,8 @@ def assemble(parts: Iterable[TensorPart]) -> dict[Key, Array]:
     its TensorParts on all ranks. If several ranks computed the same part, the last one counts. A
     tensor is taken to end where its parts end.
 
-    Raises IntegrityFailure if the parts of a tensor overlap or leave a hole between them; parts
-    that are missing at its end are not noticed.
+    Raises IntegrityFailure if the parts of a tensor overlap, leave a hole between them or have
+    different numbers of dims; parts that are missing at its end are not noticed.
     """
     by_tensor: dict[Key, dict[Box, Array]] = {}
     for part in parts:
