@@ -41,7 +41,7 @@ class Amount:
 
     def add(self, documents: int, size: int | None, tokens: int | None) -> None:
         """Add the given numbers of documents, bytes and tokens to this amount, in place. None
-        counts as 0."""
+        counts as 0, in this amount too, whose bytes and tokens are numbers afterwards."""
         self.documents += documents
         self.bytes = (self.bytes or 0) + (size or 0)
         self.tokens = (self.tokens or 0) + (tokens or 0)
@@ -90,14 +90,16 @@ class StageAttrition(FileSchema, frozen=False):
 
     def enter(self, size: int | None, tokens: int | None = 0, documents: int = 1) -> None:
         """Add to the amounts that came into the stage: `documents` further documents, one by
-        default, with `size` bytes and `tokens` tokens in all. None counts as 0."""
+        default, with `size` bytes and `tokens` tokens in all. None counts as 0, in these amounts
+        too."""
         self.documents_in += documents
         self.bytes_in = (self.bytes_in or 0) + (size or 0)
         self.tokens_in = (self.tokens_in or 0) + (tokens or 0)
 
     def keep(self, size: int | None, tokens: int | None = 0, documents: int = 1) -> None:
         """Add to the amounts that came out of the stage: `documents` further documents, one by
-        default, with `size` bytes and `tokens` tokens in all. None counts as 0."""
+        default, with `size` bytes and `tokens` tokens in all. None counts as 0, in these amounts
+        too."""
         self.documents_out += documents
         self.bytes_out = (self.bytes_out or 0) + (size or 0)
         self.tokens_out = (self.tokens_out or 0) + (tokens or 0)

@@ -123,9 +123,10 @@ def build_dataset(
     machine does that part of the tasks, and other machines with the same call and `root` do the
     rest. After bad input, a run that this call began leaves nothing but a list of malformed lines,
     if there were too many. `executor` is "local" or "ray". Raises BadInput for input or a root that
-    cannot be used, and for a part that differs from one that is at work; DataMissing for missing
-    input; IntegrityFailure for input from another dataset that is not as it was sealed; Interrupted
-    when stopped, and for a lost worker, a full disk or a server that does not answer.
+    cannot be used, for "ray" if it is not installed, and for a part that differs from one that is
+    at work; DataMissing for missing input; IntegrityFailure for input from another dataset that is
+    not as it was sealed; Interrupted when stopped, and for a lost worker, a full disk or a server
+    that does not answer.
     """
     stated = config.model_dump(mode="json", exclude=WITHOUT)
     begin = partial(
@@ -158,11 +159,11 @@ def run_stage(
 def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDirectory:
     """Measure which share of the n-grams of the test sets that `config.overlap` names the sources
     of `config` contain, write it to `overlap.json` in `out`, and return the RunDirectory; if it is
-    complete there, print a note to standard error and return it at once. `executor` is "local" or
-    "ray". Raises DataMissing for a test set or a source that cannot be found, BadInput for input or
-    a directory that cannot be used, IntegrityFailure for input from a dataset that is not as it was
-    sealed, Interrupted when stopped, and for a lost worker, a full disk or a server that does not
-    answer."""
+    complete there, print a note to standard error and return it at once. The cost is printed there
+    first. `executor` is "local" or "ray". Raises DataMissing for a test set or a source that cannot
+    be found, BadInput for input or a directory that cannot be used and for "ray" if it is not
+    installed, IntegrityFailure for input from a dataset that is not as it was sealed, Interrupted
+    when stopped, and for a lost worker, a full disk or a server that does not answer."""
     test_sets = {name: find_test_set(name).resolve() for name in config.overlap.test_sets}
     sources, _ = announce_cost(config, 0)
     digests = {f"test set {name}": sha256_file(path) for name, path in test_sets.items()}

@@ -120,8 +120,9 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
 
         A string is scored whole, in disjoint windows after the token that begins a document. An
         object with `text` and `stride` is scored in Megatron-LM's sliding windows, without its
-        first token, and raises BadInput if it has no other. The answers also go into
-        lm-evaluation-harness's cache.
+        first token, and raises BadInput if it has no other or if the stride, which is for a window
+        of 1024 tokens, is longer than the window. The answers also go into lm-evaluation-harness's
+        cache.
         """
         requests_of_texts = [self._windows(request.args[0]) for request in requests]
         scored = iter(self._score([windows for windows in requests_of_texts if windows]))
@@ -177,7 +178,8 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         """Return a list of the requests of a text: rolling windows for a string, none for an empty
         one; for an object with `text` and `stride`, Megatron-LM's sliding windows of at most 1024
         tokens, which begin a stride apart. The stride is for windows of 1024, and shorter in
-        proportion in a shorter context."""
+        proportion in a shorter context. Raises BadInput for an object with fewer than two tokens or
+        a stride that is longer than the window."""
         context = self._loaded.model.seq_length
         if isinstance(text, str):
             return Request.rolling(self.tok_encode(text, False), self.prefix_token_id, context)
@@ -204,9 +206,11 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
     def _generate(self, prompts: Sequence[Sequence[int]], settings: JSON) -> list[str]:
         """Return a list of the continuation of each prompt, given as token ids, as text, without
         end-of-text and cut before its first stop. `settings` of one request hold for all prompts:
-        the stops in `until`, the number of new tokens in `max_gen_toks`, by default 256, and
-        `temperature`, `top_k` and `top_p`; without a temperature decoding is greedy. All prompts
-        have one length."""
+        the stops in `until`, a text or a list; the most new tokens in `max_gen_toks`, by default
+        256; and `temperature`, `top_k` and `top_p`. Without a temperature, or with 0, decoding is
+        greedy and the last two are ignored; otherwise each call draws from the same seed. All
+        prompts have one length. Raises BadInput for settings that leave no distribution and for a
+        model that cannot generate."""
         until = settings.get("until") or []
         end = self.eot_token_id
         temperature = float(settings.get("temperature") or 0.0)

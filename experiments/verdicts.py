@@ -217,7 +217,9 @@ def parts_of(path: Path) -> Iterator[RunNumbers]:
     """Yield a RunNumbers, manifest and records, for the run in a sealed directory or, if it is a
     study, for each run that the study keeps; published records are left out.
 
-    Raises IntegrityFailure if a record belongs to a run that the study does not keep.
+    Raises BadInput if there is no run, or if its records are missing or have a line that is no
+    record; IntegrityFailure if a manifest or the study's list of runs is damaged, or if a record
+    belongs to a run that the study does not keep.
     """
     manifest = RunDirectory.open(path).manifest
     own = [record for record in read_records(path / RECORDS) if record.kind != "published"]

@@ -34,7 +34,8 @@ def size_bytes(value: int | None) -> str:
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return a list of one line of text for each row of cells. Columns are padded to equal width,
-    two spaces apart; the last column is not padded."""
+    two spaces apart; the last column is not padded, and no line ends with spaces. Raises ValueError
+    if the rows have different numbers of cells."""
     widths = [max(map(len, column), default=0) for column in zip(*rows, strict=True)][:-1]
     return ["  ".join(map(str.ljust, row, (*widths, 0))).rstrip() for row in rows]
 
@@ -61,7 +62,9 @@ def exact(value: float | int | None) -> str:
 
 
 def compact(value: float) -> str:
-    """Return a number as a short text for the ticks of an axis: `1,500`, `150k`, `2.5M`."""
+    """Return a number as a short text for the ticks of an axis, rounded to six significant digits:
+    with commas below 10,000, such as `1,500`, and from there on in thousands, millions, billions
+    or trillions, such as `150k`, `2.5M`, `8.3B` and `1T`."""
     for limit, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= limit:
             return f"{value / (1e3 if letter == 'k' else limit):g}{letter}"

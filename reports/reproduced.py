@@ -148,8 +148,8 @@ def ledger_exhibit(ledger: Ledger, command: str = "") -> Exhibit:
 
 def _labelled(records: Sequence[Record], reproduction: Reproduction) -> list[Layer]:
     """Return a list of curves, a Layer for each pair of series and kind of number, from the records
-    that have a value on the x axis. Labels that include their sizes replace the names of trained
-    models, but not of published ones."""
+    that have a value on the x axis: published ones first, then in the reproduction's order. Labels
+    that include their sizes replace the names of trained models, but not of published ones."""
     labels = reproduction.summary.labels
     return [
         layer

@@ -232,8 +232,8 @@ class Engine:
         """Set the gradient to 1 in one parameter and to 0 elsewhere, for each of `tensors` in turn,
         and return by name the norms that the program's own step finds.
 
-        Every rank calls it, with the names of whole parameters. The weights may change as in
-        `norm`.
+        Every rank calls it, with the names of whole parameters, and only if `counts_norm` is True.
+        The weights may change as in `norm`.
         """
         shards = self.shards(dict(self.parameters()))
         norms = {}
@@ -276,7 +276,8 @@ class Engine:
     ) -> list[StepResult]:
         """Train the iterations from number `begun`, counted from 0, to the work's last, and return
         a StepResult for each; with a recorder, record their tensors. If `draw` is not 0, weights
-        are moved by up to a rounding before each iteration, another way for each draw."""
+        are moved by up to a rounding before each iteration, another way for each draw. Every rank
+        calls it."""
         steps = []
         for iteration in range(begun, self.work.iterations):
             if draw:

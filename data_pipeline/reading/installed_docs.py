@@ -228,9 +228,10 @@ def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 def extract(place: Place, max_line_bytes: int = MAX_LINE_BYTES) -> list[Document | Malformed]:
     """Return a list of the documents in one file, `place` (distribution, path inside it, path on
-    disk): one of a Python module, a package description or plain text, one for each topic of the
-    module with the topics of `help()`; none for a file without text. A file that cannot be read,
-    has more than `max_line_bytes` or is not UTF-8 gives one record of malformed input."""
+    disk): one of a Python module, with its triple-quoted strings and whole-line comments alone, of
+    a package description, without its header, or of plain text; one for each topic of the module
+    with the topics of `help()`; none for a file without text. A file that cannot be read, has more
+    than `max_line_bytes` or is not UTF-8 gives one record of malformed input."""
     owner, inside, path = place
     name = mend_surrogates(f"{owner}:{inside}")
     try:

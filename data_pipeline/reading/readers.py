@@ -216,10 +216,10 @@ def _check_stamp(piece: Piece) -> None:
 def read_sound(
     pieces: Iterable[Piece], max_line_bytes: int, goes_on: bool, damaged: list[str]
 ) -> Iterator[Item]:
-    """Yield what `read_pieces` yields of the pieces. With `goes_on`, a damaged file ends early: a
-    sentence on its damage is appended to `damaged`, and a Malformed with line 0 is yielded for it.
-    Without, Damaged is raised. The other errors of `read_pieces`, such as Interrupted for a changed
-    file, are raised either way."""
+    """Yield what `read_pieces` yields of the pieces. With `goes_on`, a piece of a damaged file ends
+    at the damage: a sentence on it is appended to `damaged`, a Malformed with line 0 is yielded,
+    and the next piece is read. Without, Damaged is raised. The other errors of `read_pieces`, such
+    as Interrupted for a changed file, are raised either way."""
     for piece in pieces:
         try:
             yield from read_pieces([piece], max_line_bytes)

@@ -145,8 +145,8 @@ def probe(model: ScoringModel, weights: str) -> tuple[ScoringModel, dict[str, st
     it. Raises the probes' BadInput.
 
     The outcomes are cached under the digest `weights` and everything else on which scores depend;
-    rank 0's cache decides for all ranks. A model smaller than SHORTEST is not probed and has no
-    outcomes.
+    rank 0's cache decides for all ranks. A model with a context or a vocabulary of fewer than
+    SHORTEST tokens is not probed and has no outcomes.
     """
     checked: dict[str, str] = {}
     if min(model.seq_length, model.vocab_size) < SHORTEST:

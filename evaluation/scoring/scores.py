@@ -388,8 +388,9 @@ def _is_first_best(
     """Return a boolean tensor [n], True for each target that has the highest logit on all ranks of
     `axis`; of several such tokens only the first counts. Every rank of the axis calls it.
 
-    `logits` are this rank's, whose first is that of the token `start`. `target`, the logit of each
-    target, and `highest`, the highest one of each row, both [n], are of all ranks.
+    `logits` [n, columns] are this rank's, one column at least and none of padding; the first is
+    that of the token `start`. `target`, the logit of each target, and `highest`, the highest one of
+    each row, both [n], are of all ranks, and `targets` [n] are ids of the whole vocabulary.
     """
     is_best = target == highest
     rows = is_best.nonzero().squeeze(1)

@@ -69,7 +69,7 @@ def ranked_layouts(run: ResolvedRun, cluster: Cluster, gpus: int) -> list[Choice
     yields, and return a list of a Choice, the workload and its prediction, for each that can run
     and fits into memory, shortest `expected_seconds` first; the batch is the run's.
 
-    Raises HardwareMissing with a reason if no layout can run.
+    Raises HardwareMissing with a reason if no layout can run and fits into memory.
     """
     template = Workload.of_run(run.config, 1)
     workloads = list(possible_layouts(template, cluster, gpus))

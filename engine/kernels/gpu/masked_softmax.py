@@ -15,8 +15,8 @@ from mlm_repro.engine.kernels.gpu.masks import Context, warps
 class _MaskedSoftmax(torch.autograd.Function):
     """Autograd function (scores [b, n, s, k], scale, visible) → softmax over the keys of scores ×
     scale, in the scores' shape and dtype: causal without `visible`, with the last query seeing
-    every key, else over the keys where that is True. A query that sees no key gives 0. It keeps the
-    scores for backward, and not the weights, which are rounded."""
+    every key, else over the keys where `visible` [b, 1, s or 1, k] is True. A query that sees no
+    key gives 0. It keeps the scores for backward, and not the weights, which are rounded."""
 
     @staticmethod
     def forward(
