@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -32,7 +32,7 @@ class Model(nn.Module):
         self.head = nn.Linear(HIDDEN, WORDS, bias=False)
 
 
-def loss(model: Model, rows: torch.Tensor) -> torch.Tensor:
+def loss(model: Model, rows: Tensor) -> Tensor:
     """Return one number, the mean loss over all rows and positions of the next words, in nats, by
     torchtitan's ChunkedCELoss, which takes hidden states chunk by chunk through the head and back.
     `rows` are token ids [b, s + 1]: all but the last of each row go in, and all but the first are
@@ -41,7 +41,7 @@ def loss(model: Model, rows: torch.Tensor) -> torch.Tensor:
     by_chunks = chunked(chunked.Config())
     by_chunks.set_lm_head(model.head)
     words = rows[:, 1:]
-    mean: torch.Tensor = by_chunks(model.embed(rows[:, :-1]), words, words.numel())
+    mean: Tensor = by_chunks(model.embed(rows[:, :-1]), words, words.numel())
     return mean
 
 

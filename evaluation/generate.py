@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mlm_repro.engine.costs import parameter_count
 from mlm_repro.engine.launch.mesh import telling_of_lost_ranks
@@ -148,9 +149,7 @@ def _new_cache(network: GPT2 | PretrainedModel, context: int) -> Any:
     )
 
 
-def _choose(
-    logits: torch.Tensor, sampling: Sampling | None, generator: torch.Generator | None
-) -> torch.Tensor:
+def _choose(logits: Tensor, sampling: Sampling | None, generator: torch.Generator | None) -> Tensor:
     """Return the id of the next token of each prompt, an int64 tensor [b, 1], from logits [b, v]:
     the likeliest without `sampling`, else one that is drawn with the generator."""
     if sampling is None:

@@ -232,10 +232,12 @@ def read_sound(
 
 def check_damaged(damaged: Sequence[str], limit: int) -> None:
     """Print to standard error a warning of damaged files if there are any; `damaged` has a sentence
-    on each. Raises BadInput if they are more than `limit`, the recipe's `max_bad_files`."""
+    on each damaged piece, and a file of several counts once. Raises BadInput if more files than
+    `limit`, the recipe's `max_bad_files`, are damaged."""
     if damaged:
-        summary = f"{len(damaged)} of the files are damaged: {'; '.join(damaged)}"
-        if len(damaged) > limit:
+        files = {sentence.partition(" cannot be read ")[0] for sentence in damaged}
+        summary = f"{len(files)} of the files are damaged: {'; '.join(damaged)}"
+        if len(files) > limit:
             raise BadInput(
                 f"{summary}; sources.max_bad_files = {limit} allows fewer: replace the damaged"
                 " files, or raise that number to leave out the text after the damage"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy import float32
 from torch import Tensor
 
 from mlm_repro.engine.compiled import (
@@ -78,7 +79,7 @@ class _Blocked(torch.autograd.Function):
         # Zen 3; it is kept as bf16.
         by_head = _by_head(qkv).contiguous()
         query, key, value = widened(by_head)
-        arguments = n, s, np.float32(1.0 / math.sqrt(d)), *mask_keys(mask)
+        arguments = n, s, float32(1.0 / math.sqrt(d)), *mask_keys(mask)
         context = qkv.new_empty(s, b * n, d)
         sums = torch.empty(b * n, s)
         for heads, queries, keys in _blocks(s, b * n, query.element_size()):
@@ -181,11 +182,11 @@ def _softmax(
     first_query: int,
     n: int,
     s: int,
-    scale: np.float32,
+    scale: float32,
     keys: Array,
     first_row: int,
     threshold: np.int32,
-    keep_scale: np.float32,
+    keep_scale: float32,
     factor: Array,
     sums: Array,
 ) -> None:
@@ -211,17 +212,17 @@ def _softmax(
             query = first_query + r
             seen = query + 1
             top = largest(row, seen) * scale
-            total = np.float32(0.0)
+            total = float32(0.0)
             if keys.size > 0:
                 random_bits(keys[sample], first_row + head * s + query, seen, bits)
             for i in range(seen):
                 value = exponential(load(row, i) * scale - top)
-                keep = np.float32(1.0) if np.int32(bits[i]) >= threshold else np.float32(0.0)
+                keep = float32(1.0) if np.int32(bits[i]) >= threshold else float32(0.0)
                 # Before dropout, because dropout is on weights that sum to one.
                 total += value
                 store(row, i, value * keep)
             for i in range(seen, count):
-                store(row, i, np.float32(0.0))
+                store(row, i, float32(0.0))
             factor[g, r] = keep_scale / total
             sums[first_head + g, query] = top + np.log(total)
 
@@ -234,11 +235,11 @@ def _softmax_gradient(
     first_query: int,
     n: int,
     s: int,
-    scale: np.float32,
+    scale: float32,
     keys: Array,
     first_row: int,
     threshold: np.int32,
-    keep_scale: np.float32,
+    keep_scale: float32,
     sums: Array,
     inner: Array,
 ) -> None:
@@ -271,9 +272,9 @@ def _softmax_gradient(
                 # From the sum's logarithm, so that a query keeps one number instead of a maximum
                 # and a sum.
                 weight = exponential(load(row, i) * scale - log_sum)
-                keep = keep_scale if np.int32(bits[i]) >= threshold else np.float32(0.0)
+                keep = keep_scale if np.int32(bits[i]) >= threshold else float32(0.0)
                 store(slope, i, weight * (load(slope, i) * keep - mean) * scale)
                 store(row, i, weight * keep)
             for i in range(seen, count):
-                store(row, i, np.float32(0.0))
-                store(slope, i, np.float32(0.0))
+                store(row, i, float32(0.0))
+                store(slope, i, float32(0.0))

@@ -17,8 +17,12 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from mlm_repro.data_pipeline.reading.file_sources import _cut_table
+from mlm_repro.data_pipeline.reading.pieces import Piece
+from mlm_repro.data_pipeline.reading.readers import check_damaged, read_sound
 from mlm_repro.data_pipeline.stages.clean import Clean
 from mlm_repro.lineage.digest import check_seal, sha256_file
+from mlm_repro.lineage.errors import BadInput
 from tests.commands import Command, Program, call
 from tests.data_pipeline.builds import PASSAGE, files_of, mixed_texts, write_mixed
 from tests.data_pipeline.conftest import leftovers, sentences, write_jsonl
@@ -589,3 +593,28 @@ def test_ctrl_c_is_heard_while_one_word_is_cut_into_tokens(tmp_path: Path) -> No
     code, seconds = command.interrupt_at(4, timeout=60)
     assert code == 7
     assert seconds < 5
+
+
+def test_a_file_of_two_damaged_pieces_is_one_damaged_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A table is cut into its row groups, and two damaged ones counted as two files."""
+    path = tmp_path / "a.parquet"
+    table = pyarrow.table({"text": [sentences(30, n) for n in range(200)]})
+    parquet.write_table(table, path, row_group_size=50, compression="zstd", use_dictionary=False)
+    content = bytearray(path.read_bytes())
+    for group in (1, 2):
+        column = parquet.read_metadata(path).row_group(group).column(0)
+        middle = column.data_page_offset + column.total_compressed_size // 2
+        content[middle : middle + 64] = bytes(64)
+    path.write_bytes(content)
+    pieces = list(_cut_table(Piece("parquet", "a", str(path), "", len(content)), 1))
+    damaged: list[str] = []
+    assert len(pieces) == 4
+    assert len(list(read_sound(pieces, 1 << 20, True, damaged))) > 100
+    assert len(damaged) == 2
+    check_damaged(damaged, 1)
+    assert "warning: 1 of the files are damaged" in capsys.readouterr().err
+    other = damaged[0].replace("a.parquet", "b.parquet")
+    with pytest.raises(BadInput, match="2 of the files are damaged"):
+        check_damaged([*damaged, other], 1)
