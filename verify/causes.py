@@ -91,7 +91,10 @@ def fold(
 ) -> list[LayoutFinding]:
     """Return one finding for each cause, with the findings that follow from it folded into it:
     first initial copies, initial shards and dropout, then the forward pass or the gradients in
-    order of `backward`, and last parameters that the norm does not count once.
+    order of `backward`, and last parameters that the norm does not count once. All others, such as
+    of weights, moments and checkpoints, follow from the forward pass or the first gradient. If
+    neither differs, the first of them is a cause without a `kind`, before those of the norm; the
+    gradient norm alone follows from the first of those, if there is one.
 
     `backward` are parameters in the order in which a backward pass reaches them. The others are of
     the first iteration: `serial` has the serial run's gradient by parameter, `gradients` the parts

@@ -152,11 +152,11 @@ class FlatOptimizer(ABC):
 
     @abstractmethod
     def update(self, group: FlatGroup, step: AdamStep) -> None:
-        """Update a group's moments, master weights and their copy in the model, this owner's slices
-        alone, in place from its gradient; every optimizer defines this, and it returns nothing.
+        """Update a group's moments and `master` in place from its gradient, this owner's slices
+        alone, and copy `master` to `own_copy` unless that is None; every optimizer defines this.
         `step` has the learning rate and the other numbers of the step. The gradient is yet to be
         multiplied by `step.clipping`, and to be divided by `group.divisor` unless it is read as
-        `own_gradient`."""
+        `own_gradient`. Every rank calls it; the caller gathers the other owners' weights."""
 
     def gradient_norm(self) -> Tensor:
         """Return the norm of the whole gradient, before clipping, over all ranks, counting shared
