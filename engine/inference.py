@@ -69,7 +69,7 @@ def load_for_inference(
     if len(index) < config.num_layers:
         raise IntegrityFailure(
             f"{directory}: {INDEX} has {len(index)} weights, fewer than the {config.num_layers}"
-            f" layers that {CONFIG} states"
+            f" layers that {CONFIG} states: the checkpoint is damaged, so copy or save it again"
         )
     stage = split_layers(config.num_layers, mesh.layout.pp, chunks=1)[mesh.pp.rank]
     check_entries(

@@ -42,8 +42,8 @@ class Point:
 
     @classmethod
     def mean(cls, x: float, values: Sequence[float]) -> "Point":
-        """Return the Point at `x` of at least one number: their mean, with minimum and maximum; a
-        single number has no interval."""
+        """Return the Point at `x` of at least one number: their mean, with the least and the
+        greatest of them as its interval, `low` and `high`. A single number has no interval."""
         low, high = (min(values), max(values)) if len(values) > 1 else (None, None)
         return cls(x, fmean(values), low, high, len(values))
 

@@ -145,8 +145,10 @@ def check(
     microbatches: int = 1,
     seed: int = 1234,
 ) -> None:
-    """Compare a torch model on each layout with its own serial run, in float64 on gloo ranks of
-    this machine.
+    """Train a torch model for three iterations on each layout, from the weights of its own serial
+    run, and compare losses, gradients, moments and weights with that run, in float64 on gloo ranks
+    of this machine. The model itself must reduce its gradients unless a `Program` has a `gradient`.
+    AdamW updates the weights if `build` gives neither an optimizer nor a `step`.
 
     `build(layout)` returns the model of this rank, a model and its optimizer, or a `Program`;
     `layout` has the sizes `tp`, `pp`, `dp`, `fsdp`, `cp`, `ep`, all 1 for the serial run, which

@@ -140,7 +140,10 @@ def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None =
     shape = tuple(map(max, ends)) if whole is None else whole
     for box in boxes:
         if any(not 0 <= low <= high <= size for low, high, size in zip(*box, shape, strict=True)):
-            raise IntegrityFailure(f"a part of {what} lies outside the whole tensor")
+            raise IntegrityFailure(
+                f"a part of {what} lies outside the whole tensor: its checkpoint is damaged, so"
+                " copy or save it again"
+            )
     held = sum(math.prod(b - a for a, b in zip(*box, strict=True)) for box in boxes)
     size = math.prod(shape)
     if held < size:

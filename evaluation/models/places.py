@@ -129,8 +129,9 @@ def _is_native(directory: Path) -> bool:
 
 
 def _base(directory: Path) -> Path:
-    """Return the path of the model that the PEFT adapter in `directory` belongs to: a directory
-    inside of it, or else the path or hub name that adapter_config.json gives.
+    """Return the path of the model that the PEFT adapter in `directory` belongs to, which
+    adapter_config.json names. The name is a path from `directory` on if a directory is there; else
+    it is returned as it stands, a path or a name on the hub.
 
     Raises BadInput if the configuration names no model, if peft is missing, or if the directory
     also holds a model, and IntegrityFailure if the configuration cannot be read.
