@@ -9,6 +9,7 @@ from typing import Any
 
 from mlm_repro.data_pipeline.files import DataCard, Ledger, NearDuplicates
 from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult, Result
+from mlm_repro.experiments.files import PARTIAL
 from mlm_repro.experiments.reproduce.files import ReproducedModel
 from mlm_repro.lineage.config import flatten, read_toml
 from mlm_repro.lineage.numbers import MISSING, compact, exact, percent, show, size_bytes
@@ -128,9 +129,7 @@ def cell_of(records: Sequence[Record], text: Callable[[float], str]) -> str:
             " seeds)"
         )
     return (
-        f"{shown}, partial"
-        if any(record.note.startswith("partial") for record in records)
-        else shown
+        f"{shown}, partial" if any(record.note.startswith(PARTIAL) for record in records) else shown
     )
 
 
