@@ -63,8 +63,8 @@ def train(
     case: Only = None,
     json: Json = None,
 ) -> None:
-    """Time training on one core beside nanoGPT, stock and tuned, and the core's limit; also
-    kernels.
+    """Time training on one core beside nanoGPT, stock and tuned, and the core's limit; also two
+    processes beside one, and kernels.
 
     Takes about half an hour a round. Ends with code 3 if a contender's losses show that it computed
     something else.

@@ -1,5 +1,5 @@
-"""Programs that train a model on made-up tokens, each in a process of its own: this engine and
-nanoGPT.
+"""Programs that train a model on made-up tokens, each in processes of its own: this engine in a
+layout, and nanoGPT.
 
 nanoGPT has fused attention, one loss over all logits, a tied head; biases everywhere, as GPT-2 has.
 Shapes: b batch, s sequence, h hidden, n heads, d head dim, v vocabulary; activations are [b, s, h].
@@ -8,11 +8,12 @@ Shapes: b batch, s sequence, h hidden, n heads, d head dim, v vocabulary; activa
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -22,10 +23,11 @@ from mlm_repro.engine.formats.huggingface import FORMATS, named_as_theirs
 from mlm_repro.engine.guard.memory import PeakMemory
 from mlm_repro.engine.launch.forked import run_forked
 from mlm_repro.engine.launch.local import keep_large_buffers
-from mlm_repro.engine.launch.mesh import local_device
+from mlm_repro.engine.launch.mesh import build_mesh, local_device
 from mlm_repro.engine.launch.threads import RanksFailed
 from mlm_repro.engine.model.gpt2 import GPT2
 from mlm_repro.engine.model.microbatch import PipelineInput
+from mlm_repro.engine.parallel.layout import Layout
 from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.engine.rng import Dropout
 from mlm_repro.engine.step import TrainingStep, build_step
@@ -120,15 +122,22 @@ class Timed:
 
 @dataclass(frozen=True)
 class OurLayout:
-    """This suite's engine on one rank, as a contender in a timed training."""
+    """This suite's engine, as a contender in a timed training: on one rank, or on several in a
+    layout."""
 
     name: str
     microbatches: int = 1
-    """Number of microbatches that an iteration's batch is divided into."""
+    """Number of microbatches that a data-parallel rank's share of the batch is divided into."""
     is_captured: bool = False
     """True if the first step captures its microbatches as CUDA graphs."""
     is_tuned: bool = True
     """True if this process's allocator is set to keep large buffers before the training."""
+    ranks: int = 1
+    """Number of processes that train; ranks that neither pipeline nor tensor parallelism needs are
+    data parallel."""
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    is_separate: bool = False
+    """True if every process trains the whole model by itself at the same time as the others."""
 
     def build(self, size: TrainingSize) -> Step:
         """Build a new model of `size` with its optimizer on this rank's device. Return a function
@@ -137,9 +146,15 @@ class OurLayout:
         return self.steps(self.training(size), size)
 
     def training(self, size: TrainingSize) -> TrainingStep:
-        """Return the TrainingStep of a new model of `size` with its optimizer, on this rank's
-        device, without parallelism."""
-        return build_step(size.model, size.train, ParallelConfig(), serial_mesh(local_device()))[1]
+        """Return the TrainingStep of this rank's part of a new model of `size` with its optimizer,
+        on this rank's device."""
+        tp, pp = self.parallel.tp, self.parallel.pp
+        mesh = (
+            serial_mesh(local_device())
+            if self.is_separate
+            else build_mesh(Layout(tp, pp, self.ranks // (tp * pp)))
+        )
+        return build_step(size.model, size.train, self.parallel, mesh)[1]
 
     def steps(self, training: TrainingStep, size: TrainingSize) -> Step:
         """Return a function that is given an iteration and a dropout probability, trains the
@@ -149,12 +164,14 @@ class OurLayout:
         `training.model.graphs` being None, if they cannot be captured or give other numbers."""
         train = size.train
         mesh = training.mesh
-        microbatch = train.global_batch_size // self.microbatches
+        share = train.global_batch_size // mesh.dp.size
+        first = mesh.dp.rank * share
+        microbatch = share // self.microbatches
 
         def step(iteration: int, dropout: float) -> float:
             batch = torch.from_numpy(size.batch(iteration)).to(mesh.device)
             inputs = []
-            for start in range(0, train.global_batch_size, microbatch):
+            for start in range(first, first + share, microbatch):
                 masks = (
                     Dropout(dropout, train.seed, iteration, tuple(range(start, start + microbatch)))
                     if dropout
@@ -272,7 +289,8 @@ def time_contender(
     training: TrainingStep | None = None,
 ) -> Timed:
     """Train a contender for the iterations of `size`, one round, the warm-up first; `dropout` is
-    the dropout probability. Return a Timed: the seconds by `clock` of each iteration after the
+    the dropout probability. Every rank of the contender calls it, and all begin and end an
+    iteration together. Return a Timed: the seconds by `clock` of each iteration after the
     warm-up, all losses and the peak memory. An OurLayout goes on with the already built `training`,
     if given; without it, and for a Peer, a new model is built before the clock runs. A tuned
     contender changes this process's allocator."""
@@ -284,11 +302,14 @@ def time_contender(
         if training and isinstance(contender, OurLayout)
         else contender.build(size)
     )
+    together: Callable[[], object] = dist.barrier if dist.is_initialized() else lambda: None
     seconds = []
     losses = []
     for iteration in range(size.train.iterations):
+        together()
         start = clock()
         losses.append(step(iteration, dropout))
+        together()
         seconds.append(clock() - start)
     return Timed(seconds[size.warm_up :], losses, memory.bytes())
 
@@ -309,12 +330,12 @@ def in_turn(
     return taken
 
 
-def apart(name: str, function: Callable[..., T], *arguments: Any) -> T:
-    """Call `function` with the arguments in a new process that is forked from this one and sees no
-    GPU, and return its result, which must be picklable; it may take ten minutes. Raises UserError
-    if the function fails or takes longer; `name` begins the message."""
+def apart(name: str, function: Callable[..., T], *arguments: Any, ranks: int = 1) -> T:
+    """Call `function` with the arguments in each of `ranks` new processes that are forked from this
+    one and see no GPU, and return the first one's result, which must be picklable; it may take ten
+    minutes. Raises UserError if the function fails or takes longer; `name` begins the message."""
     try:
-        (result,) = run_forked(function, 1, *arguments, timeout_seconds=600.0)
+        results: list[T] = run_forked(function, ranks, *arguments, timeout_seconds=600.0)
     except RanksFailed as error:
         raise UserError(f"{name} could not be measured: {error.sentence}") from error
-    return result
+    return results[0]

@@ -1,4 +1,5 @@
-"""Training on one core beside nanoGPT and the core's limit; CPU kernels beside references."""
+"""Training on one core beside nanoGPT and the core's limit, on two beside one; CPU kernels beside
+references."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -28,10 +29,11 @@ from benchmarks.timing import (
     ratio,
     series,
 )
-from mlm_repro.engine.config import ModelConfig, Precision, TrainConfig
+from mlm_repro.engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
 from mlm_repro.engine.costs import flops_per_token
 from mlm_repro.engine.kernels.registry import KERNELS
 from mlm_repro.engine.optim.precision import DTYPES
+from mlm_repro.engine.parallel.layout import split_layers
 from mlm_repro.engine.run.resolved import read_run_config
 from mlm_repro.experiments.benchmark import Benchmark, Case
 from mlm_repro.lineage.errors import BadInput
@@ -42,6 +44,8 @@ OURS = "serial"
 STOCK = "stock nanoGPT"
 TUNED = "tuned nanoGPT"
 LIMIT = "limit"
+SEPARATE = "two separate processes"
+LAYOUT_CASE = "two processes, tiny fp32"
 KERNEL_CASES = "kernels"
 TOLERANCES: dict[Precision, float] = {"fp32": 1e-3, "bf16": 3e-2}
 """The largest allowed difference of losses without dropout, by number format."""
@@ -66,6 +70,11 @@ NOTES = [
     (
         "The limit is the rate of square matrix products of width 1024 in the same number format,"
         " by the operations of a token's products (attention halved for causality)."
+    ),
+    (
+        "Two processes are timed by the clock, beside one. Two separate processes train a model"
+        " each at the same time: no layout can gain more on this machine, whose cores may share a"
+        " cache and memory. A pipeline's ideal is all operations over those of its largest stage."
     ),
     (
         "Kernels run forward and backward at the shapes of GPT-2 124M, beside their references in"
@@ -106,6 +115,14 @@ ROWS = (
 )
 ALONE: tuple[Contender, ...] = (OurLayout(OURS), Peer(STOCK, is_tuned=False), Peer(TUNED))
 """Contenders on one core, in the order in which every round measures them."""
+TOGETHER = (
+    OurLayout(OURS),
+    OurLayout("tp2", ranks=2, parallel=ParallelConfig(tp=2)),
+    OurLayout("pp2", microbatches=2, ranks=2, parallel=ParallelConfig(pp=2)),
+    OurLayout("dp2", ranks=2),
+    OurLayout(SEPARATE, ranks=2, is_separate=True),
+)
+"""Contenders of the case of two processes, in the order in which every round measures them."""
 
 
 def read_size(name: str, precision: Precision = "fp32") -> TrainingSize:
@@ -169,12 +186,12 @@ def gemm_gflops(precision: Precision) -> float:
 
 
 def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
-    """Measure the cases in `names`, trainings by name or `kernels`, by default all, `rounds` times
-    and in processes of their own; return the Benchmark, the record. Its `disagreements` name
-    contenders whose losses in any round differ by more than is allowed from ours in the first;
-    nothing is raised for them. Raises BadInput for an unknown name, UserError if a measurement
-    fails."""
-    every = [*(row.name for row in ROWS), KERNEL_CASES]
+    """Measure the cases in `names`, trainings by name, `two processes, tiny fp32` or `kernels`, by
+    default all, `rounds` times and in processes of their own; return the Benchmark, the record. Its
+    `disagreements` name contenders whose losses in any round differ by more than is allowed from
+    ours in the first; nothing is raised for them. Raises BadInput for an unknown name, UserError if
+    a measurement fails."""
+    every = [*(row.name for row in ROWS), LAYOUT_CASE, KERNEL_CASES]
     if unknown := set(names or ()) - {*every}:
         raise BadInput(f"no case is called {sorted(unknown)[0]!r}; there are: {', '.join(every)}")
     chosen = set(names or every)
@@ -194,6 +211,11 @@ def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
             measurements[row.name, contender.name] = partial(
                 apart, contender.name, time_contender, *how
             )
+    tiny = read_size("tiny")
+    for layout in TOGETHER if LAYOUT_CASE in chosen else ():
+        measurements[LAYOUT_CASE, layout.name] = partial(
+            apart, layout.name, time_contender, layout, tiny, ranks=layout.ranks
+        )
     taken = in_turn("train", rounds, measurements)
     cases = []
     disagreements = []
@@ -202,6 +224,10 @@ def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
         cases.append(summarize(row, sizes[row.name], measured, taken[row.name, LIMIT]))
         allowed = MASKED if row.dropout else TOLERANCES[row.precision]
         disagreements += differing_losses(row.name, measured, allowed)
+    if LAYOUT_CASE in chosen:
+        together = {layout.name: taken[LAYOUT_CASE, layout.name] for layout in TOGETHER}
+        cases.append(summarize_layouts(tiny, together))
+        disagreements += differing_losses(LAYOUT_CASE, together, TOLERANCES["fp32"])
     if KERNEL_CASES in chosen:
         for precision in TOLERANCES:
             cases += apart("kernels", measure_kernels, precision, rounds, KERNEL_SHAPE)
@@ -247,6 +273,40 @@ def summarize(row: Row, size: TrainingSize, measured: Measured, gflops: Sequence
         losses=first_losses(measured),
         setting=size.setting,
     )
+
+
+def summarize_layouts(size: TrainingSize, measured: Measured) -> Case:
+    """Return the Case of two processes from the rounds of one process, of layouts on two and of two
+    separate ones, `measured`: rates in tokens per second of wall clock, of the separate processes
+    together, and their ratios to one process, the pipeline's as a share of its ideal."""
+    speed = rates(size, measured)
+    speed[SEPARATE] = [2 * rate for rate in speed[SEPARATE]]
+    one = speed[OURS]
+    ideal = pipeline_ideal(size.model, 2)
+    return Case(
+        name=LAYOUT_CASE,
+        series=[series(name, "rate", "tokens/s", *many) for name, many in speed.items()],
+        ratios=[
+            ratio("tp2, × one process", speed["tp2"], one, 1.85),
+            ratio("dp2, × one process", speed["dp2"], one, 1.75),
+            ratio("pp2, of the ideal", speed["pp2"], [ideal * rate for rate in one], 0.90),
+            ratio(f"{SEPARATE}, × one process", speed[SEPARATE], one),
+        ],
+        losses=first_losses(measured),
+        setting=size.setting | {"pp2_ideal": ideal},
+    )
+
+
+def pipeline_ideal(model: ModelConfig, stages: int) -> float:
+    """Return how many times as fast as one process a pipeline of `stages` stages could be without
+    a bubble: the operations of the whole model over those of its largest stage, a float."""
+    h = model.hidden_size
+    layer = 12 * h**2 + model.seq_length * h
+    operations = [
+        len(stage.layers) * layer + model.vocab_size * h * stage.is_last
+        for stage in split_layers(model.num_layers, stages, 1)
+    ]
+    return sum(operations) / max(operations)
 
 
 def measure_kernels(precision: Precision, rounds: int, shape: KernelShape) -> list[Case]:
