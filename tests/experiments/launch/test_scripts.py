@@ -71,7 +71,8 @@ def diverge(job: Job) -> None:
         ),
         (lose_data, "", 5, 1, "not tried again: rank [01] on .*: DataMissing: "),
         (damage_data, "", 6, 1, "not tried again: rank [01] on .*: IntegrityFailure: "),
-        (None, "killed=25", 0, 2, ""),
+        # The checkpoint of 20 iterations is written beside training, and whole before that of 40.
+        (None, "killed=45", 0, 2, ""),
         (
             None,
             "killed=5",
