@@ -7,10 +7,10 @@ cuts each shard's documents, and `gather` writes them in their final order.
 
 import math
 import shutil
-import time
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
+from time import monotonic
 from typing import Self
 
 import numpy as np
@@ -288,11 +288,11 @@ class Pipeline:
             ("decontaminate", self._decontaminate),
         ):
             if name in self.stages:
-                start = time.monotonic()
+                start = monotonic()
                 decided.append(decide(prepared, measured, list(decided)))
                 stage = self.ledger.stage(name)
                 stage.seconds = (
-                    time.monotonic()
+                    monotonic()
                     - start
                     + sum(task_counts["seconds"].get(name, 0) for task_counts in measured.counts)
                 )
@@ -459,7 +459,7 @@ class Pipeline:
         """Write the slices of the splits by tasks, the `jobs`, enter those of the stages `split`
         and `tokenize` that the recipe has in the ledger, with equal shares of the time, and return
         the finished stage, a Finished."""
-        start = time.monotonic()
+        start = monotonic()
         slices = self.workspace.all("gather", gather_slice, jobs)
         for name in ("split", "tokenize"):
             if name in self.stages:
@@ -468,7 +468,7 @@ class Pipeline:
                     counted = (amount["bytes"], amount["tokens"], amount["documents"])
                     stage.enter(*counted)
                     stage.keep(*counted)
-                stage.seconds = (time.monotonic() - start) / len(
+                stage.seconds = (monotonic() - start) / len(
                     {"split", "tokenize"} & set(self.stages)
                 )
         return slices

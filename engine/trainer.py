@@ -2,12 +2,12 @@
 directory."""
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from itertools import chain
 from operator import attrgetter
+from time import monotonic, sleep
 from typing import Literal
 
 import numpy as np
@@ -96,7 +96,7 @@ class Trainer:
         """List of the run's Validations, in order, filled by `run_to_end`; the one on the whole
         split is not added. Ranks other than the first have only this session's."""
         self.stop_requested = False
-        self.saved = time.monotonic()
+        self.saved = monotonic()
         self.is_save_due = self.is_ready = False
 
     def prepare(self) -> None:
@@ -193,7 +193,7 @@ class Trainer:
         train = self.config.train
         first = self.state.iteration
         # Earlier sessions count, because the summary states the time of the whole training.
-        begun = time.monotonic() - self.state.seconds
+        begun = monotonic() - self.state.seconds
         progress = Progress(
             self.config.name,
             train.iterations,
@@ -214,7 +214,7 @@ class Trainer:
             self._saving(),
         ):
             progress.start_at(first)
-            self.saved = time.monotonic()
+            self.saved = monotonic()
             announce(self._estimate(first))
             self.validations = read_validations(self.directory.path) if self.mesh.is_first else []
             if first == 0:
@@ -243,7 +243,7 @@ class Trainer:
                 self.state = TrainingState(
                     done,
                     self.step.optimizer.steps,
-                    time.monotonic() - begun,
+                    monotonic() - begun,
                     asdict(self.step.scaler) if self.step.scaler else None,
                     tuple(self.recent.seen),
                     self.state.ancestors,
@@ -309,15 +309,16 @@ class Trainer:
         the training's. Every rank calls it, and waits for the first, which starts mlm-eval. A
         scoring that fails gives a warning through `progress`. Sets `saved`, so that
         `checkpoint_minutes` count anew. Raises Interrupted if a rank is asked to stop meanwhile."""
-        start = time.monotonic()
+        start = monotonic()
         run = self.directory.path
         checkpoint = checkpoint_path(run, iteration)
         for protocol in self.config.record.evaluate:
+            progress.say(f"{self.config.name}: scores iteration {iteration:,} by {protocol}")
             process = start_scoring(checkpoint, protocol) if self.mesh.is_first else None
             status = None
             while status is None:
                 # A message now and then, because a rank that waits for minutes counts as lost.
-                time.sleep(POLL_SECONDS)
+                sleep(POLL_SECONDS)
                 own = process.poll() if process else 0
                 states = self.mesh.world.gather_objects(STOP if self.stop_requested else own)
                 status = states[0]
@@ -330,7 +331,7 @@ class Trainer:
                     )
             if status:
                 progress.note(f"warning: no scores by {protocol}: mlm-eval {ended_by(status)}")
-        self.saved = time.monotonic()
+        self.saved = monotonic()
         return self.saved - start
 
     def _estimate(self, first: int) -> str:
@@ -362,14 +363,14 @@ class Trainer:
         """
         for guard in self.guards:
             guard.before(number)
-        start = time.monotonic()
+        start = monotonic()
         train = self.config.train
         rate = self.rate()
         microbatches = self.inputs.of(number)
         scale = self.step.loss_scale
         minutes = self.config.record.checkpoint_minutes or math.inf
         ranks = self.mesh.world.size
-        is_due = self.mesh.is_first and time.monotonic() >= self.saved + 60 * minutes
+        is_due = self.mesh.is_first and monotonic() >= self.saved + 60 * minutes
         # Three counts of ranks in one sum, in base `ranks + 1`. They travel with the loss, so that
         # a stop, a due checkpoint and a finished write cost no collective.
         base = ranks + 1
@@ -385,7 +386,7 @@ class Trainer:
         # Skipped samples do not move the schedule's clock, as in Megatron-LM.
         self.updated_samples += is_updated * iteration.batch_size
         self.inputs.streams.commit()
-        seconds = time.monotonic() - start
+        seconds = monotonic() - start
         model = self.config.model
         size = iteration.batch_size
         flops = flops_per_iteration(model, train) * size / train.global_batch_size
@@ -488,7 +489,7 @@ class Trainer:
         self.writer.begin(
             self.directory.path, self.config, self.state, self.dataset.tokenizer, probe
         )
-        self.saved = time.monotonic()
+        self.saved = monotonic()
 
     def _go_on_saving(self) -> None:
         if ancestor := self.writer.go_on():

@@ -18,7 +18,7 @@ from mlm_repro.engine.compare.tensors import UNIT_FP32
 from mlm_repro.engine.step import NotFinite
 from mlm_repro.lineage.config import flatten
 from mlm_repro.lineage.errors import BadInput, Diverged
-from mlm_repro.lineage.progress import announce
+from mlm_repro.lineage.progress import Progress, announce
 from mlm_repro.verify.replay import other_tensors
 from mlm_repro.verify.serial_replay import (
     KnownFault,
@@ -387,12 +387,15 @@ def _replayed(
     )
     ours = Judged(first, first.start_at(common))
     judged = [ours, Judged(second, second.start_at(common), ours.native if shares else None)]
-    for number in range(max(first.iterations.stop, second.iterations.stop)):
-        for replayed in judged:
-            if number in replayed.iterations:
-                replayed.iterate(number)
-        if any(replayed.is_over for replayed in judged):
-            break
+    total = sum(len(replayed.iterations) for replayed in judged)
+    with Progress("replay", total, "iterations") as progress:
+        for number in range(max(first.iterations.stop, second.iterations.stop)):
+            for replayed in judged:
+                if number in replayed.iterations:
+                    replayed.iterate(number)
+                    progress.advance()
+            if any(replayed.is_over for replayed in judged):
+                break
     for replayed in judged:
         replayed.end()
     return judged

@@ -1,10 +1,10 @@
 """The first pass over a shard: reads documents and applies the stages that need only their text."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from time import perf_counter
 
 from mlm_repro.data_pipeline.document import Document, Drop, Malformed, Unfit, json_line, size_bytes
 from mlm_repro.data_pipeline.files import StageAttrition
@@ -46,7 +46,7 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
         bad += item.line > 0  # a damaged file is reported as line 0 and is not a malformed line
         quarantine.write(json_line(item))
 
-    start = time.perf_counter()
+    start = perf_counter()
     with DocumentWriter(directory) as documents, (directory / QUARANTINE).open("wb") as quarantine:
         for item in read_sound(
             settings["pieces"], settings["max_line_bytes"], settings["goes_on"], damaged
@@ -63,7 +63,7 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
                     continue
                 if document is not None:
                     documents.append(document)
-    entries[0].seconds = time.perf_counter() - start - sum(entry.seconds for entry in entries[1:])
+    entries[0].seconds = perf_counter() - start - sum(entry.seconds for entry in entries[1:])
     return {
         "stages": [entry.model_dump(mode="json") for entry in entries],
         "documents": len(documents),
@@ -99,9 +99,9 @@ def _filter(
     outcomes: list[str | Drop] = [document.text]
     for text_filter, entry in zip(filters, entries[1:], strict=True):
         if isinstance(text := outcomes[-1], str):
-            start = time.perf_counter()
+            start = perf_counter()
             outcomes.append(text_filter.apply(text))
-            entry.seconds += time.perf_counter() - start
+            entry.seconds += perf_counter() - start
     size = size_bytes(document.text)
     entries[0].enter(size)
     entries[0].keep(size)

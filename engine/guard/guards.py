@@ -1,13 +1,13 @@
 """The guards of a training run: for non-finite values, spikes and memory, and for ranks that are
 slow or whose replicas drift apart."""
 
-import math
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain
+from math import isfinite
 from statistics import fmean, median, stdev
 from typing import Any
 
@@ -77,7 +77,7 @@ class RecentIterations:
         """
         # An fp16 run overflows while its loss scale is found; remembered, such an iteration would
         # hide every later spike.
-        if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
+        if not (isfinite(loss) and isfinite(gradient_norm)):
             return {}
         values = {"loss": loss, "gradient_norm": gradient_norm}
         columns = zip(*self.seen, strict=True) if len(self.seen) >= LEAST else ()
@@ -130,7 +130,7 @@ class FiniteGuard(Guard):
         gradient = iteration.gradient
         # In fp16 an infinite norm is ordinary and halves the scale; an infinite loss is not, for
         # the scale is applied after it.
-        if gradient.is_finite or (self._step.scaler and math.isfinite(gradient.loss)):
+        if gradient.is_finite or (self._step.scaler and isfinite(gradient.loss)):
             return False
         where = diagnose(self._step, iteration.microbatches)
         raise NotFinite(
@@ -170,7 +170,7 @@ def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
         step.gradient(microbatches)
     samples = list[int]()
     for microbatch in microbatches:
-        if not math.isfinite(mesh.pp.all_reduce(model.evaluate([microbatch])).item()):
+        if not isfinite(mesh.pp.all_reduce(model.evaluate([microbatch])).item()):
             samples += microbatch.places
     reports = mesh.world.gather_objects(
         (mesh.dp.rank, mesh.pp.rank, outputs[:1], gradients[:1], samples)

@@ -4,9 +4,9 @@ The protocol decides the scored windows (`Stream`); each divisor of the summed l
 the result.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import exp, fsum, log
 from typing import Any, Literal
 
 import numpy as np
@@ -236,7 +236,7 @@ class PerplexityTask(Task):
         facts = self.facts(scores, provenance)
         text = self.running_text
         stream = self.stream
-        nll = math.fsum(scores.nll)
+        nll = fsum(scores.nll)
         num_scored = len(scores.log_probabilities)
         share = self._share(scores)
         loss = nll / num_scored
@@ -265,9 +265,9 @@ class PerplexityTask(Task):
             return None if too_few else perplexity(dividend, divisor)
 
         by_subwords = self._divisor in ("sub-words", "transformers labels")
-        megatron = {"avg loss": loss, "ppl": math.exp(min(MEGATRON_LARGEST_EXPONENT, loss))}
+        megatron = {"avg loss": loss, "ppl": exp(min(MEGATRON_LARGEST_EXPONENT, loss))}
         if token_ratio is not None:
-            adjusted = math.exp(min(MEGATRON_LARGEST_EXPONENT, loss * token_ratio))
+            adjusted = exp(min(MEGATRON_LARGEST_EXPONENT, loss * token_ratio))
             megatron |= {"adjusted ppl": adjusted, "token ratio": token_ratio}
         return PerplexityResult(
             **facts,
@@ -282,7 +282,7 @@ class PerplexityTask(Task):
             lm_eval_word_perplexity=by(lm_eval_words),
             token_ratio=token_ratio,
             megatron=megatron,
-            bits_per_byte=nll / math.log(2) / (text.num_bytes * share),
+            bits_per_byte=nll / log(2) / (text.num_bytes * share),
             num_windows=len(self.requests),
             blocks=blocks,
             window=stream.window,
@@ -295,15 +295,15 @@ class PerplexityTask(Task):
         `requests`."""
         if self._divisor == "transformers labels":
             labels = scores.num_scored - np.array([index > 0 for index in self.chosen])
-            return math.fsum(scores.nll / scores.num_scored * labels), float(labels.sum())
+            return fsum(scores.nll / scores.num_scored * labels), float(labels.sum())
         if self._divisor == "sub-words":
-            return math.fsum(scores.nll), float(len(scores.log_probabilities))
+            return fsum(scores.nll), float(len(scores.log_probabilities))
         words = (
             self.running_text.num_lm_eval_words
             if self._divisor == "lm-eval words"
             else self._num_original_tokens
         )
-        return math.fsum(scores.nll), words * self._share(scores)
+        return fsum(scores.nll), words * self._share(scores)
 
     def _share(self, scores: Scores) -> float:
         """Return the share of the whole text's targets that `scores` has, above 0 and at most 1."""

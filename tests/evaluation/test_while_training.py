@@ -258,6 +258,9 @@ def test_a_scoring_that_fails_is_a_warning(
     assert not (run.path / "scores").exists()
     lines = capfd.readouterr().err.splitlines()
     assert lines.count("warning: no scores by lambada: mlm-eval ended with exit code 1") == 2
+    name = asking(data).name
+    announced = [line for line in lines if ": scores iteration" in line]
+    assert announced == [f"{name}: scores iteration {n} by lambada" for n in (2, 4)]
 
 
 def test_the_wait_is_no_second_of_the_training(data: Path, stand_in: Path, tmp_path: Path) -> None:
