@@ -227,7 +227,8 @@ class PretrainedModel(nn.Module):
 
     def hidden_states_at(self, inputs: Tensor, positions: Tensor) -> Tensor:
         """Run the model on token ids [b, s] and return the states [q, b, h] at the indices
-        `positions` [b, q] of inputs."""
+        `positions` [b, q] of inputs: the output layer's inputs or, if `cuts` is False, the logits
+        themselves."""
         return rows_at(self.forward(inputs), positions)
 
     def new_cache(self) -> Any:
