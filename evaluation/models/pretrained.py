@@ -426,8 +426,8 @@ class Pretrained:
         if config.model_type not in names or config.is_encoder_decoder:
             kind = f"{self.directory} is a {config.model_type}"
             raise BadInput(
-                f"{kind}, which does not predict tokens from earlier ones: give a causal language"
-                " model"
+                f"{kind}, which does not predict tokens from the earlier ones alone: give a causal"
+                " language model"
             )
         if stated.get("auto_map"):
             own = (
