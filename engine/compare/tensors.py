@@ -157,7 +157,7 @@ def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None =
             is_held[tuple(map(slice, start, end))] = True
         if held > size or not is_held.all():
             raise IntegrityFailure(
-                f"the parts of {what} overlap: together they hold {held} elements, and the whole"
+                f"{what} has parts that overlap: together they hold {held} elements, and the whole"
                 f" tensor has {size}; its checkpoint is damaged, so copy or save it again"
             )
 
