@@ -158,7 +158,8 @@ def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None =
         if held > size or not is_held.all():
             raise IntegrityFailure(
                 f"{what} has parts that overlap: together they hold {held} elements, and the whole"
-                f" tensor has {size}; its checkpoint is damaged, so copy or save it again"
+                f" tensor has {size}; if a checkpoint lists them, it is damaged: copy or save it"
+                " again"
             )
 
 
