@@ -276,7 +276,7 @@ class Split(FileSchema):
 
     @property
     def bits_per_nat(self) -> float:
-        """Bits per byte that a loss of one nat per token amounts to."""
+        """Bits per byte that a loss of one nat per token amounts to on the text of this split."""
         return self.tokens / self.bytes / math.log(2)
 
 

@@ -301,8 +301,8 @@ class ReproductionScores(FileSchema):
 
 
 class EffectForecast(FileSchema):
-    """forecast.json of an ablation. It is written before the trainings, whose seeds it gives, and
-    states the effects that are judged."""
+    """forecast.json of an ablation: the ablation with the effects that are judged, its datasets and
+    learning rates. It is written before the trainings; their seeds are words of its SHA-256."""
 
     experiment: str
     ablation: JSON

@@ -67,7 +67,8 @@ def read_document(path: Path, model: type[SchemaT]) -> SchemaT:
 
 
 def write_lines(path: Path, lines: Iterable[FileSchema]) -> None:
-    """Replace the file `path` by one line of JSON for each document in `lines`."""
+    """Replace the file `path` by a line of JSON for each FileSchema of `lines`, in order, without
+    the fields that were not given. Raises ValueError for a number that is not finite."""
     write_text(path, "".join(line.to_line() for line in lines))
 
 

@@ -72,7 +72,8 @@ def reference_detection(text: str) -> Detection:
 def _detection() -> Callable[[str], Detection]:
     """Return the function from a text to its language and the probability of each language: the
     fast one, or `reference_detection`, which calls langdetect, if the fast one fails or differs on
-    one of `SAMPLES`. If the fast one is returned, langdetect's own tables are freed."""
+    one of `SAMPLES`, which is announced on standard error. If the fast one is returned, its tables
+    are cached on disk, and langdetect's own are freed."""
     detection = checked_with_tables(
         "language detection",
         ("languages", "langdetect"),

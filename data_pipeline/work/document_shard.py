@@ -17,9 +17,9 @@ BUFFER_BYTES = 1 << 18
 
 
 class DocumentWriter:
-    """Context manager that writes a shard of documents into a directory that exists:
-    `documents.jsonl`, their JSON lines, and `documents.npy`, the byte at which each line starts,
-    then the size of the file. Both are complete when the block ends."""
+    """Context manager that writes a shard of documents, each given to `append`, into a directory
+    that exists: `documents.jsonl`, their JSON lines, and `documents.npy`, the byte at which each
+    line starts, then the size of the file. Both are complete when the block ends."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

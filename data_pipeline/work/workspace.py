@@ -18,7 +18,7 @@ Executor = LocalExecutor | RayExecutor | PartExecutor
 @dataclass(frozen=True)
 class Finished:
     """The finished tasks of a stage: the stage's directory, and the digest and the counts of each
-    task, in order; task `n` left its files in `path/n`, written with five digits."""
+    task, in order; task `n`, from 0, left its files in `path/n`, written with five digits."""
 
     path: Path
     digests: list[str]

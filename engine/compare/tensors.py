@@ -157,8 +157,9 @@ def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None =
             is_held[tuple(map(slice, start, end))] = True
         if held > size or not is_held.all():
             raise IntegrityFailure(
-                f"the parts of {what} overlap: together they hold {held} elements, and the whole"
-                f" tensor has {size}"
+                f"{what} has parts that overlap: together they hold {held} elements, and the whole"
+                f" tensor has {size}; if a checkpoint lists them, it is damaged: copy or save it"
+                " again"
             )
 
 

@@ -110,7 +110,7 @@ def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None)
         if (file.version, file.args is None) != (first.version, first.args is None):
             raise IntegrityFailure(
                 f"{file.path} and {first.path} are not of one checkpoint: their checkpoint versions"
-                " differ, or only one has arguments"
+                " differ, or only one has arguments; copy the checkpoint again"
             )
         if file.args is not None:
             require_gpt2(file.args, file.path)

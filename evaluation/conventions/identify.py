@@ -178,7 +178,10 @@ def parse_claims(claimed: str) -> list[tuple[Decimal, str | None]]:
         return [(parse_claim(claimed), None)]
     pairs = [part.partition("=") for part in claimed.split()]
     if len({name for name, *_ in pairs}) < len(pairs):
-        raise BadInput(f"{claimed!r} is not one number for each text, as in all=1.25 prose=3.75")
+        raise BadInput(
+            f"{claimed!r} names a text twice: give one number for each text, as in all=1.25"
+            " prose=3.75"
+        )
     return [(parse_claim(number), name) for name, _, number in pairs]
 
 

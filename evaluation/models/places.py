@@ -171,4 +171,7 @@ def weight_files(directory: Path, gguf: str = "") -> list[Path]:
                     f" ({names})"
                 )
             return files
-    raise BadInput(f"{directory} has no weights: none of {', '.join(WEIGHTS)}")
+    raise BadInput(
+        f"{directory} has no weights: name another directory, or put there files that match one of"
+        f" {', '.join(WEIGHTS)}"
+    )

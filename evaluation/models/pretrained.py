@@ -227,7 +227,8 @@ class PretrainedModel(nn.Module):
 
     def hidden_states_at(self, inputs: Tensor, positions: Tensor) -> Tensor:
         """Run the model on token ids [b, s] and return the states [q, b, h] at the indices
-        `positions` [b, q] of inputs."""
+        `positions` [b, q] of inputs: the output layer's inputs or, if `cuts` is False, the logits
+        themselves."""
         return rows_at(self.forward(inputs), positions)
 
     def new_cache(self) -> Any:
@@ -425,8 +426,8 @@ class Pretrained:
         if config.model_type not in names or config.is_encoder_decoder:
             kind = f"{self.directory} is a {config.model_type}"
             raise BadInput(
-                f"{kind}, which does not predict tokens from earlier ones: give a causal language"
-                " model"
+                f"{kind}, which does not predict tokens from the earlier ones alone: give a causal"
+                " language model"
             )
         if stated.get("auto_map"):
             own = (

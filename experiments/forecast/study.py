@@ -254,9 +254,9 @@ def _directory_of(config: RunConfig, runs: Path) -> Path:
 
 
 def _train(config: RunConfig, runs: Path) -> None:
-    """Train the model of `config` on one rank, in its run directory below the folder `runs`. A loss
-    that is not finite ends the training with a printed message and without an error; other errors
-    are raised."""
+    """Train the model of `config` on one rank, in its run directory below the folder `runs`, from
+    the newest checkpoint there. A loss or gradient that is not finite, or a training without an
+    update, ends with a printed message and without an error; other errors are raised."""
     try:
         train(resolve(config, 1), runs)
     except NotFinite as error:

@@ -102,7 +102,8 @@ class Kept:
             asked = config.model.model_copy(update=vocabulary)
             if (model, training.config.train) != (asked, config.train):
                 raise IntegrityFailure(
-                    f"{training.name} was trained with other settings than {FORECAST} gives it"
+                    f"{training.name} was trained with other settings than {FORECAST} gives it:"
+                    " the forecast was changed or made after its trainings"
                 )
             if training.dataset != dataset:
                 raise IntegrityFailure(

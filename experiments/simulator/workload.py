@@ -28,9 +28,9 @@ fewer than 100,000."""
 
 
 class NotCosted(BadInput):
-    """Raised for a model that the simulator does not cost: one of another family, a GPT-2 whose MLP
-    is not 4h wide, or one that another program's configuration describes. It is a BadInput, so that
-    its exit code is the same."""
+    """Raised for a model that the simulator does not cost: one that is neither a GPT-2 nor a
+    Transformer-XL, a GPT-2 whose MLP is not 4h wide, or one that another program's configuration
+    describes. It is a BadInput, so that its exit code is the same."""
 
 
 class Workload(NamedTuple):
@@ -180,8 +180,8 @@ def flops_of(workload: Workload) -> float:
     iteration, on all GPUs together; layers that are computed again count only if the workload has
     full recomputation.
 
-    Raises BadInput for a workload that the engine would refuse, and NotCosted for a family that is
-    not costed.
+    Raises BadInput for a workload that the engine would refuse or that is not simulated, and
+    NotCosted for a model that is not costed, such as a GPT-2 whose MLP is not 4h wide.
     """
     config = checked_config(workload)
     return flops_per_iteration(config.model, config.train, recompute=workload.recompute == "full")

@@ -261,7 +261,7 @@ NORM = "model.norm.weight"
 @pytest.mark.parametrize(
     ("damage", "code", "words"),
     [
-        (spoil_config(model_type="t5"), 2, "does not predict tokens from earlier ones"),
+        (spoil_config(model_type="t5"), 2, "does not predict tokens from the earlier ones alone"),
         (
             spoil_config(
                 auto_map={"AutoConfig": "x.Y", "AutoModelForCausalLM": "x.Z"}, model_type="own"
