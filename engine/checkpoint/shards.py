@@ -170,8 +170,8 @@ def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
     formats = {name: dtype for dtype, name in NAMES.items()}
     if stored not in formats:
         raise IntegrityFailure(
-            f"{directory}: tensor {name!r} holds {stored} numbers, and a checkpoint's format is one"
-            f" of {', '.join(formats)}"
+            f"{directory}: tensor {name!r} holds {stored} numbers: copy or save the checkpoint"
+            f" again, in one of the formats {', '.join(formats)}"
         )
     return formats[stored]
 
@@ -306,7 +306,8 @@ def _copy(place: Path, name: str, target: Tensor, source: Tensor) -> None:
     # `copy_` would convert integers, and broadcast another shape, in silence.
     if source.shape != target.shape or not source.is_floating_point():
         raise IntegrityFailure(
-            f"{place}: the part of tensor {name!r} in it is {source.dtype} of shape"
-            f" {list(source.shape)}, not floating-point numbers of shape {list(target.shape)}"
+            f"{place} is damaged, so copy or save its checkpoint again: the part of tensor"
+            f" {name!r} in it is {source.dtype} of shape {list(source.shape)}, not floating-point"
+            f" numbers of shape {list(target.shape)}"
         )
     target.copy_(source)

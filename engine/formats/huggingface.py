@@ -274,7 +274,8 @@ def our_tensors(
     layers = {int(match[1]) for match in matches if match}
     if len(layers) != config.num_layers:
         raise IntegrityFailure(
-            f"{directory}: {CONFIG} says {config.num_layers} layers, the weights have {len(layers)}"
+            f"{directory} is damaged, so copy or save it again: {CONFIG} says"
+            f" {config.num_layers} layers, the weights have {len(layers)}"
         )
     shapes = {p.name: p.global_shape for p in parameters_of(stored)}
     empty = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}

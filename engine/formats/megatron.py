@@ -369,7 +369,8 @@ def our_names(model: Any, where: object) -> dict[str, Tensor]:
             )
         if ours in tensors:
             raise IntegrityFailure(
-                f"{where}: tensor {name!r} is there a second time, under another name"
+                f"{where}: tensor {name!r} is there a second time, under another name, so it cannot"
+                " be imported: save the checkpoint again with one of the two"
             )
         if (
             not isinstance(value, Tensor)
