@@ -189,7 +189,7 @@ def entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[i
     if not isinstance(entry, dict) or not _is_list_of(entry.get("shape"), int):
         raise IntegrityFailure(
             f"{directory}: the entry of tensor {name!r} in {INDEX} has no list of sizes as its"
-            " shape"
+            " shape: the checkpoint is damaged, so copy or save it again"
         )
     if tuple(entry["shape"]) != shape:
         raise IntegrityFailure(
@@ -202,7 +202,7 @@ def entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[i
     ):
         raise IntegrityFailure(
             f"{directory}: the entry of tensor {name!r} in {INDEX} has no list of file names, or no"
-            " valid dim"
+            " valid dim: the checkpoint is damaged, so copy or save it again"
         )
     for file in entry["files"]:
         check_file_name(directory, file)

@@ -467,6 +467,7 @@ def _read_index(path: Path) -> dict[str, str]:
     for name in file_of.values():
         if not isinstance(name, str) or not WEIGHT_FILE.fullmatch(name):
             raise IntegrityFailure(
-                f"{path} names {name!r}, which is not a plain name of a .safetensors file"
+                f"{path} names {name!r}, which is not a plain name of a .safetensors file: copy or"
+                " save the model again, with weights in such files beside their index"
             )
     return file_of
