@@ -246,7 +246,8 @@ def _read_config(
         for name in (WORDS, POSITIONS):
             if name not in file.tensors or file.tensors[name].dim() != 2:
                 raise IntegrityFailure(
-                    f"{file.path}: tensor {name!r} is missing or is not a matrix"
+                    f"{file.path}: tensor {name!r} is missing or is not a matrix: copy or save the"
+                    " checkpoint again, if its model is a GPT-2, which alone can be imported"
                 )
     sizes = {
         "num_layers": sum(stage[0].layers for stage in files),
