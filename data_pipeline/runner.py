@@ -713,7 +713,8 @@ def _put_away(work: Path, shelf: Path | None) -> None:
 
 def _found(run: RunDirectory) -> RunDirectory:
     """Print to standard error that `run`, a complete run, was found, let the symbolic link with its
-    name beside its directory point to it, and return `run`."""
+    name beside its directory point to it, and return `run`. Anything but a link that has the name
+    stays. Raises BadInput if this user may not write there."""
     print(f"already complete: {run.path}", file=sys.stderr)
     run.link()
     return run

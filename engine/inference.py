@@ -94,8 +94,8 @@ def load_for_inference(
     if (probe := read_probe(directory)) and mesh.pp.size == 1:
         if max(map(max, probe.tokens)) >= config.vocab_size:
             raise IntegrityFailure(
-                f"{directory / PROBE} has a token id outside the model's vocabulary of"
-                f" {config.vocab_size}"
+                f"{directory / PROBE} is damaged, so copy or save the checkpoint again: it has a"
+                f" token id outside the model's vocabulary of {config.vocab_size}"
             )
         tokens = torch.tensor(probe.tokens, device=mesh.device)
         batch = PipelineInput(tokens[:, :-1], tokens[:, 1:])

@@ -229,7 +229,8 @@ def parts_of(path: Path) -> Iterator[RunNumbers]:
     lines = read_runs(path)
     if strangers := {record.source for record in own} - lines.keys():
         raise IntegrityFailure(
-            f"{path} has records of a run that its runs.jsonl does not keep, {min(strangers)}"
+            f"{path} was changed, so restore the study's files: it has records of a run that its"
+            f" runs.jsonl does not keep, {min(strangers)}"
         )
     for name, run in lines.items():
         about = parse_document(run.manifest, Manifest, f"{MANIFEST} of {name}").model_dump(

@@ -324,7 +324,8 @@ class Manifest(FileSchema):
     @property
     def layouts_in_turn(self) -> list[Attempt]:
         """List of the first attempt, and of each later one whose layout or number of ranks differs
-        from the attempt before it. A run of an earlier version has its attempts under `layouts`."""
+        from the attempt before it; of a run of an earlier version, from its `layouts`. Empty if
+        none is recorded."""
         by_layout = groupby(
             self.attempts or self.layouts, key=lambda attempt: (attempt.parallel, attempt.ranks)
         )

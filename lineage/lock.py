@@ -183,7 +183,7 @@ def check_place(option: str, path: Path | None, mark: str) -> None:
     if path is None:
         return
     if path.is_dir():
-        raise BadInput(f"{option} {path} is a directory, not a file to write")
+        raise BadInput(f"{option} {path} is a directory, not a file to write: name a file")
     real = os.path.realpath(path)
     # A path may be a word of its own, or stand behind `--out=` or a source's `jsonl:`.
     named = [

@@ -23,8 +23,9 @@ Source = FileSource | HubSource | InstalledDocs
 @dataclass
 class OpenedSources:
     """The opened sources of one build, in order, each read up to the recipe's limits, and the
-    datasets that it compares with; `shards` gives the pieces to read. The files of all sources but
-    `documents` are looked up when it is made, which raises BadInput for one without files."""
+    datasets that it compares with; `shards` gives the pieces to read. When it is made, the files of
+    the sources of local and remote files but `documents` are looked up, with the errors of that,
+    such as BadInput for one without files; a corpus on the hub is not."""
 
     sources: tuple[Source, ...]
     config: SourcesConfig

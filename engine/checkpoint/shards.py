@@ -170,8 +170,8 @@ def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
     formats = {name: dtype for dtype, name in NAMES.items()}
     if stored not in formats:
         raise IntegrityFailure(
-            f"{directory}: tensor {name!r} holds {stored} numbers, and a checkpoint's format is one"
-            f" of {', '.join(formats)}"
+            f"{directory}: tensor {name!r} holds {stored} numbers: copy or save the checkpoint"
+            f" again, in one of the formats {', '.join(formats)}"
         )
     return formats[stored]
 
@@ -189,7 +189,7 @@ def entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[i
     if not isinstance(entry, dict) or not _is_list_of(entry.get("shape"), int):
         raise IntegrityFailure(
             f"{directory}: the entry of tensor {name!r} in {INDEX} has no list of sizes as its"
-            " shape"
+            " shape: the checkpoint is damaged, so copy or save it again"
         )
     if tuple(entry["shape"]) != shape:
         raise IntegrityFailure(
@@ -202,7 +202,7 @@ def entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[i
     ):
         raise IntegrityFailure(
             f"{directory}: the entry of tensor {name!r} in {INDEX} has no list of file names, or no"
-            " valid dim"
+            " valid dim: the checkpoint is damaged, so copy or save it again"
         )
     for file in entry["files"]:
         check_file_name(directory, file)
@@ -306,7 +306,8 @@ def _copy(place: Path, name: str, target: Tensor, source: Tensor) -> None:
     # `copy_` would convert integers, and broadcast another shape, in silence.
     if source.shape != target.shape or not source.is_floating_point():
         raise IntegrityFailure(
-            f"{place}: the part of tensor {name!r} in it is {source.dtype} of shape"
-            f" {list(source.shape)}, not floating-point numbers of shape {list(target.shape)}"
+            f"{place} is damaged, so copy or save its checkpoint again: the part of tensor"
+            f" {name!r} in it is {source.dtype} of shape {list(source.shape)}, not floating-point"
+            f" numbers of shape {list(target.shape)}"
         )
     target.copy_(source)

@@ -134,7 +134,7 @@ def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None =
     if len(dims) > 1:
         raise IntegrityFailure(
             f"the parts of {what} have different numbers of dims, or other ones than the whole"
-            " tensor"
+            " tensor: its checkpoint is damaged, so copy or save it again"
         )
     ends = zip(*(end for _, end in boxes), strict=True)
     shape = tuple(map(max, ends)) if whole is None else whole

@@ -252,7 +252,10 @@ def read_sets(name: str, data: Path) -> dict[str, Sequence[TaskExample]]:
     }
     for split, examples in sets.items():
         if not examples:
-            raise BadInput(f"{data}: the {split} set of {name} has no example")
+            raise BadInput(
+                f"{data}: the {split} set of {name} has no example: --data must name the folder of"
+                " the task's published files"
+            )
     return sets
 
 

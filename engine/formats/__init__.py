@@ -112,7 +112,8 @@ def check_tensors(
             )
         if not tensors[name].is_floating_point():
             raise IntegrityFailure(
-                f"{where}: tensor {name!r} holds {tensors[name].dtype}, not floating-point numbers"
+                f"{where}: tensor {name!r} holds {tensors[name].dtype}, not floating-point numbers,"
+                " so it cannot be imported: save the checkpoint again with such numbers"
             )
 
 

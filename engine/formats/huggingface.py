@@ -274,7 +274,8 @@ def our_tensors(
     layers = {int(match[1]) for match in matches if match}
     if len(layers) != config.num_layers:
         raise IntegrityFailure(
-            f"{directory}: {CONFIG} says {config.num_layers} layers, the weights have {len(layers)}"
+            f"{directory} is damaged, so copy or save it again: {CONFIG} says"
+            f" {config.num_layers} layers, the weights have {len(layers)}"
         )
     shapes = {p.name: p.global_shape for p in parameters_of(stored)}
     empty = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
@@ -466,6 +467,7 @@ def _read_index(path: Path) -> dict[str, str]:
     for name in file_of.values():
         if not isinstance(name, str) or not WEIGHT_FILE.fullmatch(name):
             raise IntegrityFailure(
-                f"{path} names {name!r}, which is not a plain name of a .safetensors file"
+                f"{path} names {name!r}, which is not a plain name of a .safetensors file: copy or"
+                " save the model again, with weights in such files beside their index"
             )
     return file_of

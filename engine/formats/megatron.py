@@ -246,7 +246,8 @@ def _read_config(
         for name in (WORDS, POSITIONS):
             if name not in file.tensors or file.tensors[name].dim() != 2:
                 raise IntegrityFailure(
-                    f"{file.path}: tensor {name!r} is missing or is not a matrix"
+                    f"{file.path}: tensor {name!r} is missing or is not a matrix: copy or save the"
+                    " checkpoint again, if its model is a GPT-2, which alone can be imported"
                 )
     sizes = {
         "num_layers": sum(stage[0].layers for stage in files),
@@ -369,7 +370,8 @@ def our_names(model: Any, where: object) -> dict[str, Tensor]:
             )
         if ours in tensors:
             raise IntegrityFailure(
-                f"{where}: tensor {name!r} is there a second time, under another name"
+                f"{where}: tensor {name!r} is there a second time, under another name, so it cannot"
+                " be imported: save the checkpoint again with one of the two"
             )
         if (
             not isinstance(value, Tensor)

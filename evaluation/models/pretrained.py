@@ -554,7 +554,8 @@ class Pretrained:
                 ).abs().max() / beside.abs().max()
         except Exception as error:  # the library raises errors of many kinds
             raise BadInput(
-                f"peft cannot merge the adapter {self._adapter}: {one_line(error)}"
+                f"the adapter {self._adapter} cannot be scored, because peft cannot merge it into"
+                f" the model's weights: {one_line(error)}"
             ) from error
         if not differs <= MERGED[beside.itemsize]:
             raise BadInput(

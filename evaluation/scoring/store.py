@@ -40,8 +40,10 @@ WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class StoredScores:
-    """Scores of one evaluation in the folder `directory`, by batch. Each process adds to a file of
-    its own, which its first addition creates.
+    """Scores of one evaluation in the folder `directory`, by number of a batch: `read` gives the
+    ones that all processes have added. Each process adds to a file of its own, which its first
+    addition creates, and calls `close` at the end, which also removes the least recently used
+    evaluations beside this one while all together have more than LARGEST_BYTES.
 
     If the folder cannot be written, nothing is kept, and no error is raised.
     """
