@@ -230,7 +230,10 @@ class Ledger(FileSchema, frozen=False):
                 quarantined = (
                     f" ({self.malformed_lines:,} malformed lines)" if self.malformed_lines else ""
                 )
-                raise BadInput(f"the corpus is empty: {self.source} gave no documents{quarantined}")
+                raise BadInput(
+                    "the corpus is empty: correct the sources or name others, as"
+                    f" {self.source} gave no documents{quarantined}"
+                )
             reasons = ", ".join(
                 f"{reason}: {amount.documents:,}" for reason, amount in stage.dropped.items()
             )
@@ -266,8 +269,8 @@ class TokenizerFacts(FileSchema):
 
 
 class Split(FileSchema):
-    """One split of a dataset: the prefix of its token files, which is a glob pattern if there are
-    several, and its number of documents, bytes of text and tokens."""
+    """One split of a dataset: the prefix of its token files in the dataset's directory, which is a
+    glob pattern if there are several, and its number of documents, bytes of text and tokens."""
 
     prefix: str
     documents: int
@@ -281,7 +284,7 @@ class Split(FileSchema):
 
 
 class DatasetFile(FileSchema):
-    """Size and digest of a file of the dataset."""
+    """Size in bytes and SHA-256, hexadecimal, of a file of the dataset."""
 
     bytes: int
     sha256: str

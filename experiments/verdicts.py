@@ -163,7 +163,8 @@ def load_results(folders: Iterable[Path]) -> Results:
             if record.kind in NEVER.get(mode, ()):
                 raise IntegrityFailure(
                     f"{path} was made in mode {mode}, which gives no {record.kind} numbers, and has"
-                    f" one in {RECORDS} ({record.series})"
+                    f" one in {RECORDS} ({record.series}): it was changed, so run the experiment"
+                    " again"
                 )
         if manifest["kind"] == ABLATION:
             from mlm_repro.experiments.forecast.ablation import derive_effects

@@ -157,7 +157,10 @@ def check_seal(directory: Path, is_read: Callable[[str], bool] = lambda name: Tr
                     not is_read(name) or sha256_file(path) == expected["sha256"]
                 )
             except OSError as error:
-                raise IntegrityFailure(f"{path} cannot be read: {error.strerror}") from error
+                raise IntegrityFailure(
+                    f"{path} cannot be read to compare it with the seal; make it readable, or put"
+                    f" the old file back: {error.strerror}"
+                ) from error
             if not same:
                 had = (
                     "other content"

@@ -223,9 +223,10 @@ class Engine:
         return self.update(0)[0]
 
     def gradient_of(self, parameter: str) -> Tensor:
-        """Return the tensor on this rank from which the optimizer reads the gradient of the named
-        parameter; the caller writes another gradient into it. An engine whose `counts_norm` is True
-        must implement it: by default it raises NotImplementedError."""
+        """Return the tensor on this rank from which the optimizer reads the gradient of
+        `parameter`, a name that this rank's `parameters` gives; the caller writes another gradient
+        into it. An engine whose `counts_norm` is True must implement it: by default it raises
+        NotImplementedError."""
         raise NotImplementedError
 
     @torch.no_grad()

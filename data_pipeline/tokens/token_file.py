@@ -154,7 +154,7 @@ class TokenFile:
         if end != bin_path.stat().st_size:
             raise IntegrityFailure(
                 f"{bin_path} is longer or shorter than the tokens that {idx_path.name} lists: one"
-                " of the two is damaged or of another dataset"
+                " of the two is damaged or of another dataset, so copy or make both again"
             )
         if (
             not len(starts)

@@ -620,7 +620,7 @@ def _read_state(path: Path) -> TrainingState:
     except (TypeError, KeyError) as error:
         raise IntegrityFailure(
             f"{path / STATE} does not have the values of a training's progress ({error}): the"
-            " checkpoint is damaged"
+            " checkpoint is damaged, so copy or save it again"
         ) from error
 
 

@@ -149,7 +149,7 @@ def check_written(
             ):
                 raise IntegrityFailure(
                     f"{file}: tensor {name!r}, read back, is not what was in memory: {difference};"
-                    " the checkpoint is not kept"
+                    " the checkpoint is not kept: check disk and memory, then run the command again"
                 )
 
 

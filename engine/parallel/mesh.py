@@ -95,8 +95,9 @@ class Axis(ABC):
     @abstractmethod
     def start_reduce(self, tensor: Tensor, owner: int) -> Pending:
         """Begin to sum in place, on rank `owner` of the axis, the tensors that all its ranks give,
-        and return the Pending to wait for; the values of the other ranks' tensors are undefined
-        afterwards."""
+        of one shape, and return the Pending to wait for; the values of the other ranks' tensors are
+        undefined afterwards. Every rank of the axis calls it. A subclass may instead complete the
+        sum before it returns."""
 
     @abstractmethod
     def broadcast(self, tensor: Tensor, owner: int = 0) -> None:

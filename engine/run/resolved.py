@@ -96,7 +96,8 @@ class ResolvedRun:
 
     @cached_property
     def parameters(self) -> int:
-        """Number of the model's trainable parameters, with the vocabulary's padding."""
+        """Number of the whole model's trainable parameters. The vocabulary is the padded one, but
+        for a Transformer-XL with cutoffs the real one."""
         return parameter_count(self.config.model)
 
     @cached_property

@@ -17,7 +17,7 @@ RESAMPLES = 2_000
 
 def ratio_standard_error(sums: Floats, weights: Floats) -> float | None:
     """Return the standard error of Σ sums / Σ weights, both arrays [blocks], by a bootstrap that
-    draws blocks. None for fewer than two blocks."""
+    draws blocks, the same ones at every call. None for fewer than two blocks."""
     return difference_standard_error((sums, weights), (np.zeros_like(sums), weights))
 
 

@@ -75,10 +75,10 @@ def shown(path: Path) -> str:
 
 
 class StepFailed(UserError):
-    """Raised when a command or a training failed, which has printed its own sentence. `status` is
-    the one with which it ended, as Python gives it; `stopped` is true if this process was told to
-    stop meanwhile. The `exit_code` of this error is the documented one that `exit_code_of` gives
-    for both."""
+    """Raised when the command or training `command` failed, which has printed its own sentence.
+    `status` is the one with which it ended, as Python gives it; `stopped` is true if this process
+    was told to stop meanwhile. The error keeps neither, but its `exit_code` is the documented one
+    that `exit_code_of` gives for both."""
 
     def __init__(self, command: str, status: int, stopped: bool = False) -> None:
         super().__init__(f"`{command}` {ended_by(status)}; what was finished before it is kept")
