@@ -438,8 +438,8 @@ def read_weights(
             if file_of and problem:
                 which = "in the file alone" if problem[0] in names else "in the index alone"
                 raise IntegrityFailure(
-                    f"{path} and the index of the weights do not agree: tensor {problem[0]!r} is"
-                    f" {which}"
+                    f"{path} and the index of the weights do not agree, so copy both again: tensor"
+                    f" {problem[0]!r} is {which}"
                 )
             for name in names:
                 # torch.compile puts `_orig_mod.` before every name.
