@@ -447,7 +447,7 @@ def read_weights(
                 if short in tensors:
                     raise IntegrityFailure(
                         f"{path}: tensor {name!r} is there a second time, perhaps under a name with"
-                        " another prefix"
+                        " another prefix: save the model again with each tensor once"
                     )
                 if not re.fullmatch(buffers, short):
                     tensors[short] = file.get_tensor(name)
