@@ -415,8 +415,8 @@ def try_program() -> Result:
                 stopped.terminate()
                 if stopped.wait() != Interrupted.exit_code:
                     raise UserError(
-                        f"mlm-train ended with code {stopped.returncode} after SIGTERM, not with"
-                        " that of an interrupted run; its output is above"
+                        f"mlm-train ended with code {stopped.returncode} before SIGTERM or by it,"
+                        " and not with that of an interrupted run; its output above may say why"
                     )
             if code := begin().wait():
                 raise UserError(

@@ -373,7 +373,7 @@ def named_datasets(run: Path) -> list[TrainedOn]:
     except (KeyError, TypeError, ValueError) as error:
         raise DataMissing(
             f"manifest.json of the run {run} does not name a dataset with its digest, as that of a"
-            " training does under config.data.dataset and parents"
+            " training does under config.data.dataset and parents: name the run of a training"
         ) from error
     return datasets
 

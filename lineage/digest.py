@@ -181,7 +181,9 @@ def _read_marker(directory: Path) -> JSON:
     or edited."""
     path = directory / MARKER
     if not directory.is_dir():
-        raise IntegrityFailure(f"{directory} is not a directory")
+        raise IntegrityFailure(
+            f"{directory} is missing or is not a directory: put it back, or name another"
+        )
     if not path.is_file():
         raise IntegrityFailure(
             f"{directory} has no {MARKER} file: the command that makes it has not finished, or it"

@@ -207,7 +207,8 @@ class RunDirectory:
             run.path.name,
         ):
             raise BadInput(
-                f"{root / name} does not lead to a run that began as {name}: move {run.path} away"
+                f"{root / name} does not lead to a run that began as {name}, or that run was"
+                f" renamed: move {run.path} away"
             )
         return run
 

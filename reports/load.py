@@ -116,7 +116,8 @@ def load_reproduction(directory: Path) -> Reproduction:
         if not (is_proven and record.source.strip()):
             raise IntegrityFailure(
                 f"line {number} of {RECORDS} in {directory} has no source, or its source"
-                f" {record.source!r} is no run of this reproduction and it has no digest"
+                f" {record.source!r} is no run of this reproduction and it has no digest:"
+                " make a new reproduction"
             )
     results = {
         name: parse_document(values, Result, f"{name} in {EVALUATIONS}")

@@ -416,7 +416,9 @@ def values_of(work: Work, layout: ParityLayout) -> JSON:
 
 class MegatronCore(Engine):
     """Engine of Megatron-Core on one rank: its GPTModel under DistributedDataParallel, trained by
-    its optimizer and schedule."""
+    its optimizer and schedule. Raises BadInput for a layout with recomputation or a schedule other
+    than 1F1B, and for one that sets the microbatch size, `mb`, unless the work's fields set
+    `calculate_per_token_loss`. Every rank makes one."""
 
     patches = PATCHES
 

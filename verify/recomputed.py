@@ -249,7 +249,7 @@ def report(run: Path) -> Comparisons:
 
 def _digests(folder: Path) -> dict[str, str]:
     """Return a dict path relative to `folder` → hexadecimal SHA-256 of each file at any depth below
-    `folder`, except the seal's own file."""
+    `folder`. Seals' own files are left out, also the ones in folders within."""
     return {
         str(path.relative_to(folder)): sha256_file(path)
         for path in folder.rglob("*")

@@ -140,7 +140,7 @@ def _benchmarks(results: Path) -> Iterator[str]:
 
 def measures(record: Path) -> Iterator[str]:
     """Yield as Markdown texts every table of a benchmark's record except the table of its ratios;
-    `record` is the path of the record's file."""
+    `record` is the path of the record's file. Raises the errors of `read_benchmark`."""
     for rows in tables(read_benchmark(record)):
         if rows.title != "ratios":
             yield markdown(rows)

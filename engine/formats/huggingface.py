@@ -439,8 +439,8 @@ def read_weights(
             if file_of and problem:
                 which = "in the file alone" if problem[0] in names else "in the index alone"
                 raise IntegrityFailure(
-                    f"{path} and the index of the weights do not agree: tensor {problem[0]!r} is"
-                    f" {which}"
+                    f"{path} and the index of the weights do not agree, so copy both again: tensor"
+                    f" {problem[0]!r} is {which}"
                 )
             for name in names:
                 # torch.compile puts `_orig_mod.` before every name.
@@ -448,7 +448,7 @@ def read_weights(
                 if short in tensors:
                     raise IntegrityFailure(
                         f"{path}: tensor {name!r} is there a second time, perhaps under a name with"
-                        " another prefix"
+                        " another prefix: save the model again with each tensor once"
                     )
                 if not re.fullmatch(buffers, short):
                     tensors[short] = file.get_tensor(name)

@@ -260,7 +260,8 @@ def _read_config(
         if args.get(name, size) != size:
             raise IntegrityFailure(
                 f"{first.path}: {name} is {args[name]!r} in the arguments that Megatron-LM stored,"
-                f" and {size} in the tensors: they are not of one model"
+                f" and {size} in the tensors: they are not of one model, or directories of"
+                " ranks are missing: copy the checkpoint again"
             )
     written = args.get("num_attention_heads")
     if written is None and heads is None:

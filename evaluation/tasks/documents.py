@@ -78,7 +78,8 @@ def read_official(path: Path, sha256: str, name: str) -> str:
     digest = hashlib.sha256(content).hexdigest()
     if digest != sha256:
         raise IntegrityFailure(
-            f"{path} is not {name}: its SHA-256 begins {digest[:12]}, not {sha256[:12]}"
+            f"{path} is not {name}, which `mlm-data fetch FOLDER` gets: its SHA-256 begins"
+            f" {digest[:12]}, not {sha256[:12]}"
         )
     return content.decode("utf-8")
 
