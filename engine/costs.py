@@ -51,8 +51,8 @@ class RankMemory(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Bytes in total: state, activations, and the copy of the state that a checkpoint is
-        written from."""
+        """Peak memory of the rank in bytes, the sum of its three parts: state, activations, and the
+        copy of the state that a checkpoint is written from."""
         return self.state + self.activations + self.copied
 
 
@@ -186,8 +186,8 @@ def fullest_rank(
 
 
 def checkpoint_bytes(model: ModelConfig, precision: Precision) -> int:
-    """Return the bytes of the tensors of a whole checkpoint of a model that trains in the number
-    format `precision`: parameters, two moments and, in bf16 and fp16, master weights."""
+    """Return the number of bytes in the tensors of a whole checkpoint of a model that trains in the
+    number format `precision`: parameters, two moments and, in bf16 and fp16, master weights."""
     sizes = PARAMETER_BYTES[precision]
     return parameter_count(model) * (sizes.weight + sizes.moments + sizes.master)
 

@@ -289,7 +289,8 @@ def load_checkpoint(
         loaded.model.to(dtype)
     if change := tokenizer.changes():
         raise IntegrityFailure(
-            f"the tokenizer of {loaded.directory} does not restore every text: {change}"
+            f"the tokenizer of {loaded.directory} does not restore every text, which scores need:"
+            f" {change}"
         )
     if not row_by_row:
         pack_weights(loaded.model)

@@ -96,7 +96,8 @@ class Result(Provenance):
 
 
 class PerplexityResult(Result):
-    """Perplexity of a running text, with the same loss by every convention."""
+    """Result of an evaluation on a running text: its summed loss as loss per sub-word, bits per
+    byte and perplexity by each convention, and the losses of its articles or stretches."""
 
     normaliser: float
     """Divisor of the summed loss: `num_original_tokens` or `num_lm_eval_words`, pro rata if

@@ -211,7 +211,7 @@ def sync(path: Path) -> None:
     """Make the content of a file, or renames inside a directory, durable.
 
     Does nothing for a directory on a system that cannot open directories. Raises OSError if a file
-    cannot be opened.
+    is missing or cannot be opened, or if the system cannot write to the disk.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY)

@@ -79,7 +79,7 @@ def percent(part: float, whole: float) -> str:
 
 def printable(text: object) -> str:
     """Return the text of a value with each control character below U+0020 as a visible symbol; line
-    breaks and tabs stay."""
+    feeds and tabs stay."""
     return "".join(
         chr(0x2400 + ord(sign)) if ord(sign) < 32 and sign not in "\n\t" else sign
         for sign in str(text)

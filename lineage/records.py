@@ -65,7 +65,8 @@ def records_bytes(records: Iterable[Record]) -> bytes:
 
 
 def write_records(path: Path, records: Iterable[Record]) -> None:
-    """Replace the file `path` by one line of JSON for each record."""
+    """Write a line of JSON for each of `records`, in order, to the file `path`: missing folders are
+    made, and an existing file is replaced whole."""
     write_bytes(path, records_bytes(records))
 
 

@@ -43,8 +43,9 @@ class ExperimentNumbers:
 
     @property
     def texts(self) -> list[str]:
-        """List of texts, one for each record of this object's list `every`, in its order: the
-        printed digits of a published number, value and interval of one made here."""
+        """List of strings, one for each record of this object's list `every`, in its order: a
+        published number with its printed digits, and one made here with its interval in brackets,
+        if it has both ends."""
         return [*(str(claim.value) for claim in self.experiment.claims), *map(_text, self.records)]
 
     @property

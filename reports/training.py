@@ -121,7 +121,9 @@ class Training:
 
 
 class Trainings:
-    """Trainings on one page, with their curves over each other."""
+    """One training or several on one page, read from their directories. `exhibits` has their
+    curves, drawn over each other, and the evaluations and the data's ledger of the first. Runs
+    whose settings differ in the seed alone share a line, their mean."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         """Read one training or several. Raises BadInput if two paths lead to the same run, and what

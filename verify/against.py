@@ -42,7 +42,7 @@ ENGINES: dict[str, type[Engine]] = {"megatron-core": MegatronCore}
 def engine_class(name: str) -> type[Engine]:
     """Return the Engine subclass of another engine by its name in `ENGINES`, such as
     `megatron-core`, after an import of its package. Raises BadInput if the package is missing or
-    has other names, KeyError for an unknown engine."""
+    lacks modules or names that this suite uses, KeyError for an unknown engine."""
     ENGINES[name].prepare()
     return ENGINES[name]
 

@@ -137,14 +137,16 @@ class Outcome:
 
     @property
     def beyond(self) -> list[TensorDifference]:
-        """The differences that are beyond their tensor's tolerance, in order of computation."""
+        """List of the differences that are not within their tensor's tolerance, in order of
+        computation."""
         return [row for row in self.rows if not row.is_within]
 
     @property
     def whole(self) -> dict[Key, Array]:
-        """Whole tensors, by iteration and name, assembled from the parts that the ranks kept; empty
-        if they kept none. Raises IntegrityFailure if parts overlap or leave holes between them;
-        parts that are missing at a tensor's end are not noticed."""
+        """Dict (number of the iteration, from 0, and name of the tensor) → undivided tensor, a
+        numpy array assembled from the parts that the ranks kept; empty if they kept none. Raises
+        IntegrityFailure if parts overlap or leave holes between them; parts that are missing at a
+        tensor's end are not noticed."""
         return assemble(chain.from_iterable(rank.parts for rank in self.ranks))
 
 

@@ -216,7 +216,7 @@ def check_file_name(directory: Path, name: str) -> None:
     if not FILE_NAME.fullmatch(name):
         raise IntegrityFailure(
             f"{directory}: {INDEX} names the file {name!r}, which is not a plain name of a file in"
-            " the checkpoint"
+            " the checkpoint: the index was changed, so copy or save the checkpoint again"
         )
 
 

@@ -180,7 +180,8 @@ def check_loaded(
     for name, numbers in measured.items():
         if name not in stored:
             raise IntegrityFailure(
-                f"{directory}: {FILE} has no entry for tensor {name!r} of the checkpoint"
+                f"{directory}: {FILE} has no entry for tensor {name!r} of the checkpoint: the file"
+                " was changed, so copy or save the checkpoint again"
             )
         if difference := differs(
             numbers, vars(parse_document(stored[name], TensorNumbers, f"{FILE}, {name}"))

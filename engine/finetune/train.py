@@ -235,8 +235,9 @@ class FineTuner:
             )
         if self.encoder.pad >= loaded.config.vocab_size:
             raise BadInput(
-                f"the tokenizer of {checkpoint} lacks one of {', '.join(SPECIAL_TOKENS)}, and the"
-                " model's vocabulary has no room for them"
+                f"the tokenizer of {checkpoint} gives one of {', '.join(SPECIAL_TOKENS)} an id"
+                " beyond the model's vocabulary: import the weights from a directory with their own"
+                " tokenizer"
             )
         self.task = TASKS[name]
         self.recipe = recipe

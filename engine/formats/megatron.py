@@ -358,7 +358,10 @@ def our_names(model: Any, where: object) -> dict[str, Tensor]:
     GPT-2 had, for two names of one tensor, and for a value that is not a dense tensor with values.
     """
     if not isinstance(model, dict):
-        raise IntegrityFailure(f"{where}: its entry 'model' is not a dict of tensors")
+        raise IntegrityFailure(
+            f"{where}: its entry 'model' is not a dict of tensors, as in a file of a Megatron-LM"
+            " checkpoint"
+        )
     tensors = {}
     for name, value in flatten(model).items():
         if name.endswith("_extra_state"):

@@ -447,8 +447,8 @@ class _Region:
 
     def swap(self) -> None:
         """Cross the border between undivided and divided layers, in either direction: keep torch's
-        random state of the CPU, and set the state that was kept at the last crossing. Nothing is
-        returned."""
+        random state of the CPU, and set the state that was kept at the last crossing, at the first
+        one a state of this rank's own. Nothing is returned."""
         current = torch.get_rng_state()
         self.is_inside = not self.is_inside
         torch.set_rng_state(self.other)

@@ -79,8 +79,8 @@ def sliding_wikitext103(
     `detokenizer`, in sliding windows of `context` inputs, 1024 at most. `stride`, 1024 at most, is
     the number of new tokens in a window of 1024; a shorter window has fewer in proportion.
     `detokenizer` is a key of NUM_GPT2_TOKENS, and `name` is the task's. Raises BadInput if the file
-    cannot be read, IntegrityFailure if it is another file or gives GPT-2 another number of
-    sub-words."""
+    cannot be read or the stride is longer, IntegrityFailure if it is another file or gives GPT-2
+    another number of sub-words."""
     return _in_windows(name, path, tokenizer, detokenizer, *megatron_windows(context, stride))
 
 

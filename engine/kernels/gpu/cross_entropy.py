@@ -24,8 +24,9 @@ def chunked(
 ) -> Tensor:
     """Return the mean cross-entropy of targets [n], counted over the whole vocabulary, a scalar in
     fp32, on a GPU, from hidden states [n, h] and this rank's rows of the output weight, [v/t, h];
-    rows at or above `vocab_size`, counted over all ranks, are padding. Every target counts: a
-    negative one is not ignored. Every rank of `axis` calls it.
+    rows at or above `vocab_size`, counted over all ranks, are padding. Every target must be an id
+    below `vocab_size`: a negative one is not ignored, and its loss has no meaning. Every rank of
+    `axis` calls it.
 
     Gradients are computed along with the loss, and backward scales them in place, so it can run
     only once. On an axis of several ranks the gradient of `hidden` is this rank's part of a sum.
