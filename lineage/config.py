@@ -124,7 +124,9 @@ def read_toml(path: Path, seen: tuple[Path, ...] = ()) -> JSON:
     `extends` that is no text, and for a chain of them that is too long or a circle.
     """
     if len(seen) == LONGEST_CHAIN:
-        raise BadInput(f"{seen[0]}: `extends` goes on for more than {LONGEST_CHAIN} files")
+        raise BadInput(
+            f"{seen[0]}: `extends` goes on for more than {LONGEST_CHAIN} files: join some of them"
+        )
     if path.resolve() in seen:
         raise BadInput(
             f"{path}: its `extends`, or that of a file that it extends, leads back to it: take one"

@@ -90,7 +90,8 @@ class DataMissing(UserError):
 
 
 class IntegrityFailure(UserError):
-    """A file or directory is incomplete or does not match its digest: exit code 6."""
+    """A file or directory is incomplete or damaged, or contradicts its digest or another record:
+    exit code 6."""
 
     exit_code = 6
 

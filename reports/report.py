@@ -44,8 +44,8 @@ SOURCES = "sources.json"
 
 
 class Sources(FileSchema):
-    """sources.json of a report: the report's inputs besides the reproduction, by paths relative to
-    the reproduction's directory, in whose folder `report` the file lies."""
+    """sources.json of a report, written into its folder: the report's inputs besides the
+    reproduction, by paths relative to the reproduction's directory, wherever the report lies."""
 
     runs: list[str] = Field(default_factory=list)
     """Relative paths of the runs of experiments and engines, and of a reproduction that is kept

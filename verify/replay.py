@@ -116,8 +116,9 @@ def _read_segment(run: Path, config: RunConfig, start: int, end: int) -> Segment
     for name, value in numerics_identity(local_device().type == "cuda").items():
         if recorded.get(name) != value:
             raise HardwareMissing(
-                f"{path.name} was computed with the {name} {recorded.get(name)!r} and here it is"
-                f" {value!r}: the same bits are promised for one numerics identity"
+                f"{path.name} records the {name} {recorded.get(name)!r}, and here it is {value!r}:"
+                " the same bits are promised for one numerics identity, so replay the run where it"
+                " is the same"
             )
     try:
         layout = Layout(**{axis: int(recorded[axis]) for axis in ("tp", "pp", "dp")})

@@ -134,8 +134,8 @@ def fetch_published(out: Path) -> Iterator[Path]:
 
 
 def cache_directory() -> Path:
-    """Return the folder in which files from the hub are cached, `~/.cache/mlm-repro`, which may not
-    exist yet."""
+    """Return the folder in which downloaded test sets and GPT-2's vocabulary are kept,
+    `~/.cache/mlm-repro`, which may not exist yet. Models are in the hub's own cache."""
     return Path.home() / ".cache" / "mlm-repro"
 
 

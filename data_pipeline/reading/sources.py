@@ -80,9 +80,9 @@ class OpenedSources:
         }
 
     def describe(self) -> str:
-        """Return a description for people: the descriptions of all sources, what a limit cut off,
-        and the fallback. What was cut off, and the size of a sample of installed documentation, are
-        known only after `shards` was called."""
+        """Return a description for people, one line: the descriptions of all sources, the number of
+        documents read from each that a limit cut off, and the fallback. That number, and the size
+        of a sample of installed documentation, are known only after `shards` was called."""
         described = "; ".join(
             source.describe() + self._cuts.get(source.name, "") for source in self.sources
         )

@@ -9,7 +9,7 @@ from mlm_repro.data_pipeline.stages.stage import Example, TextFilter
 
 
 class Clean(TextFilter):
-    """Repair broken Unicode with ftfy. A document that becomes empty is dropped."""
+    """Repair broken Unicode with ftfy. A document that then has at most white space is dropped."""
 
     name = verb = "clean"
     examples = (

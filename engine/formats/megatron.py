@@ -176,8 +176,8 @@ def _find_files(directory: Path) -> list[list[Path]]:
     for key in product(range(pp), range(tp)):
         if key not in ranks or not ranks[key].is_file():
             raise IntegrityFailure(
-                f"{directory} has no {FILE} of tensor-parallel rank {key[1]}, pipeline stage"
-                f" {key[0]}"
+                f"{directory} is not whole, so copy it again: it has no {FILE} of tensor-parallel"
+                f" rank {key[1]}, pipeline stage {key[0]}"
             )
     return [[ranks[stage, rank] for rank in range(tp)] for stage in range(pp)]
 

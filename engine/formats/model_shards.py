@@ -287,7 +287,8 @@ def load_rank(
     whole = whole.to(dtype or (formats.pop() if len(formats) == 1 else torch.float32))
     if missing := dict(whole.named_parameters()).keys() - tensors.keys():
         raise IntegrityFailure(
-            f"{directory / _file(axis.rank)} has no tensor {min(missing)}, which the model needs"
+            f"{directory / _file(axis.rank)} has no tensor {min(missing)}, which the model needs:"
+            " divide the model again (mlm-train shard-hf)"
         )
     model = divide(whole, plan, axis, seed)
     model.load_state_dict(tensors, strict=False)  # a parameter of several names has one tensor
