@@ -163,7 +163,7 @@ def load_results(folders: Iterable[Path]) -> Results:
             if record.kind in NEVER.get(mode, ()):
                 raise IntegrityFailure(
                     f"{path} was made in mode {mode}, which gives no {record.kind} numbers, and has"
-                    f" one in {RECORDS} ({record.series})"
+                    f" one in {RECORDS} ({record.series}): restore the run, or move it away"
                 )
         if manifest["kind"] == ABLATION:
             from mlm_repro.experiments.forecast.ablation import derive_effects
@@ -173,7 +173,8 @@ def load_results(folders: Iterable[Path]) -> Results:
                 record.model_copy(update={"note": ""}) for record in own[-len(derived) :]
             ] != derived:
                 raise IntegrityFailure(
-                    f"{path} does not have in {RECORDS} the numbers that its kept trainings give"
+                    f"{path} does not have in {RECORDS} the numbers that its kept trainings give:"
+                    " restore the run, or move it away"
                 )
             findings = {finding.effect.claim: finding for finding in effects} | findings
     return Results(tuple(records), tuple(left_out), findings)
