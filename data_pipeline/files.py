@@ -132,8 +132,8 @@ class StageAttrition(FileSchema, frozen=False):
 
 
 class InputShard(FileSchema):
-    """A shard of the input: its byte ranges in sources, the number of documents that the first pass
-    kept, and the digest of that pass's files."""
+    """A shard of the input: its ranges in sources, of bytes or of a table's row groups, the number
+    of documents that the first pass kept, and the digest of that pass's files."""
 
     read: list[tuple[str, int, int]] = Field(default_factory=list)
     """Ranges of the input: each has its source's name, its first byte and its end byte, or for a

@@ -148,11 +148,12 @@ def read_whole(directory: Path, index: dict[str, shards.Entry], name: str) -> to
         whole = torch.cat(parts, index[name]["dim"]) if len(parts) > 1 else parts[0]
     except (SafetensorError, OSError, KeyError, TypeError, RuntimeError, IndexError) as error:
         raise IntegrityFailure(
-            f"{directory}: tensor {name!r} cannot be read: {cause(error)}"
+            f"{directory}: tensor {name!r} cannot be read, so copy or save the checkpoint again:"
+            f" {cause(error)}"
         ) from error
     if list(whole.shape) != index[name]["shape"]:
         raise IntegrityFailure(
-            f"{directory}: tensor {name!r} has shape {list(whole.shape)} in its files, and"
-            f" {index[name]['shape']} in {INDEX}"
+            f"{directory} is damaged, so copy or save it again: tensor {name!r} has shape"
+            f" {list(whole.shape)} in its files, and {index[name]['shape']} in {INDEX}"
         )
     return whole

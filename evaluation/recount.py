@@ -99,7 +99,8 @@ def counts(
     limited = task.limited(limit)
     if limited.source.digest != result.data_digest:
         raise DataMissing(
-            f"the text of {result.task} on this machine is not the one that was scored"
+            f"the text of {result.task} on this machine is not the one that was scored: put that"
+            " one in its place"
         )
     given = limited.counts | {
         "num_scored_tokens": sum(request.num_scored for request in limited.requests)

@@ -33,8 +33,8 @@ class Provenance(FileSchema):
 
 
 class Block(FileSchema):
-    """An article or stretch of a running text, taken as independent of the others, with its
-    loss."""
+    """An article or stretch of a running text, taken as independent of the others, with its numbers
+    of words and sub-words and its loss, a sum in nats."""
 
     title: str
     num_targets: int

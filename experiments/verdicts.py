@@ -174,7 +174,8 @@ def load_results(folders: Iterable[Path]) -> Results:
                 record.model_copy(update={"note": ""}) for record in own[-len(derived) :]
             ] != derived:
                 raise IntegrityFailure(
-                    f"{path} does not have in {RECORDS} the numbers that its kept trainings give"
+                    f"{path} does not have in {RECORDS} the numbers that its kept trainings give:"
+                    " restore the run, or move it away"
                 )
             findings = {finding.effect.claim: finding for finding in effects} | findings
     return Results(tuple(records), tuple(left_out), findings)

@@ -104,7 +104,8 @@ class Fault(UserError):
 
 
 class Interrupted(UserError):
-    """The run was stopped, lost a rank or met a full or failing disk; the same command continues
-    it, or begins anew if it keeps no finished work: exit code 7."""
+    """The run was stopped, lost a rank or a worker, or met too little memory for a task, a full or
+    failing disk, a server that does not answer, or a file or directory that changed meanwhile; the
+    same command continues it, or begins anew if it keeps no finished work: exit code 7."""
 
     exit_code = 7

@@ -103,7 +103,7 @@ class TokenFile:
         if magic != MAGIC or version != 1 or code not in DTYPES:
             raise IntegrityFailure(
                 f"{idx_path} is not, by its first bytes, an index of Megatron-LM's token files,"
-                " version 1, with integer tokens"
+                " version 1, with integer tokens: copy or make it again"
             )
         length = HEADER.size + 12 * sequences + 8 * documents
         # The longer form has a mode, one byte, for each sequence.

@@ -175,7 +175,8 @@ class Tokenizer:
             raise
         except Exception as error:  # the library raises bare Exception
             raise IntegrityFailure(
-                f"{path} is not a tokenizer that the library `tokenizers` can read: {error}"
+                f"{path} is not a tokenizer that the library `tokenizers` can read, so copy it"
+                f" again or take another: {error}"
             ) from error
 
     @classmethod

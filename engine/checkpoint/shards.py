@@ -183,7 +183,8 @@ def entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[i
     plain file names. That the files exist is not checked."""
     if name not in index:
         raise IntegrityFailure(
-            f"{directory}: {INDEX} has no tensor {name!r}, which the model or its optimizer needs"
+            f"{directory}: {INDEX} has no tensor {name!r}, which the model or its optimizer needs:"
+            " is it damaged, or another model's?"
         )
     entry = index[name]
     if not isinstance(entry, dict) or not _is_list_of(entry.get("shape"), int):

@@ -134,7 +134,7 @@ def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None =
     if len(dims) > 1:
         raise IntegrityFailure(
             f"the parts of {what} have different numbers of dims, or other ones than the whole"
-            " tensor: its checkpoint is damaged, so copy or save it again"
+            " tensor: copy or save the checkpoint again, or mend the program that gives them"
         )
     ends = zip(*(end for _, end in boxes), strict=True)
     shape = tuple(map(max, ends)) if whole is None else whole
@@ -148,7 +148,8 @@ def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None =
     size = math.prod(shape)
     if held < size:
         raise IntegrityFailure(
-            f"the parts of {what} hold {held} of its {size} elements: some are missing"
+            f"the parts of {what} hold {held} of its {size} elements: some are missing, so copy or"
+            " save the checkpoint again, or mend the program that gives them"
         )
     # Elements are marked: comparing boxes pair by pair would be quadratic in their number.
     if len(boxes) > 1:
@@ -157,9 +158,9 @@ def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None =
             is_held[tuple(map(slice, start, end))] = True
         if held > size or not is_held.all():
             raise IntegrityFailure(
-                f"{what} has parts that overlap: together they hold {held} elements, and the whole"
-                f" tensor has {size}; if a checkpoint lists them, it is damaged: copy or save it"
-                " again"
+                f"the parts of {what} overlap, so copy or save the checkpoint again, or mend the"
+                f" program that gives them: together they hold {held} elements, and the whole"
+                f" tensor has {size}"
             )
 
 

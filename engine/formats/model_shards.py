@@ -257,7 +257,8 @@ def read_model(directory: Path, has_weights: bool = True) -> Any:
     if wrong:
         raise BadInput(
             f"{directory}: tensor {wrong[0]} is missing, unexpected or of another shape than"
-            f" {CONFIG} gives ({len(wrong)} such tensors)"
+            f" {CONFIG} gives ({len(wrong)} such tensors): the weights or that file are damaged or"
+            " another model's, so copy both again"
         )
     return model.eval()
 

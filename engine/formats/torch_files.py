@@ -143,7 +143,9 @@ def _read_pickle(path: Path) -> Any:
     except IntegrityFailure:
         raise
     except Exception as error:  # a damaged file makes pickle raise nearly anything
-        raise IntegrityFailure(f"{path} cannot be read: {_first_line(error)}") from error
+        raise IntegrityFailure(
+            f"{path} cannot be read, so copy or save it again: {_first_line(error)}"
+        ) from error
 
 
 def _refused(path: Path, name: str) -> IntegrityFailure:
@@ -214,7 +216,9 @@ def read_torch_dist(directory: Path) -> JSON:
         cause = (
             error.failures[0][0] if isinstance(error, distributed.CheckpointException) else error
         )
-        raise IntegrityFailure(f"{directory} cannot be read: {_first_line(cause)}") from error
+        raise IntegrityFailure(
+            f"{directory} cannot be read, so copy or save it again: {_first_line(cause)}"
+        ) from error
     common = read_torch_file(directory / COMMON) if (directory / COMMON).is_file() else {}
     common = (
         {key: common[key] for key in ("args", "iteration") if key in common}

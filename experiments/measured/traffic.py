@@ -59,9 +59,9 @@ STAGES = {1: "optimizer states", 3: "optimizer states, gradients and parameters"
 
 class Traffic(TorchDispatchMode):
     """Context manager that counts this rank's collectives and its messages, sent and received,
-    while it is entered: their number in `calls` and their bytes in `bytes`, both Counters by
-    (operation, size of group). Operations without a tensor of more than `REPORTED` elements are not
-    counted."""
+    while it is entered: their number in `calls`, and in `bytes` the bytes of the largest tensor of
+    each, for `allgather` times the size of the group; both are Counters by (operation, size of
+    group). Operations without a tensor of more than `REPORTED` elements are not counted."""
 
     def __init__(self) -> None:
         super().__init__()
