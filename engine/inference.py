@@ -152,7 +152,7 @@ def read_whole(directory: Path, index: dict[str, shards.Entry], name: str) -> to
         ) from error
     if list(whole.shape) != index[name]["shape"]:
         raise IntegrityFailure(
-            f"{directory}: tensor {name!r} has shape {list(whole.shape)} in its files, and"
-            f" {index[name]['shape']} in {INDEX}"
+            f"{directory} is damaged, so copy or save it again: tensor {name!r} has shape"
+            f" {list(whole.shape)} in its files, and {index[name]['shape']} in {INDEX}"
         )
     return whole
