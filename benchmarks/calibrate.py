@@ -666,7 +666,7 @@ def _constants(
 
 
 def rounded(value: float) -> float:
-    """Return the value rounded to four significant digits, as the files of constants have it."""
+    """Return `value` rounded to four significant digits, as a float, for a file of constants."""
     return float(f"{value:.4g}")
 
 

@@ -107,7 +107,8 @@ Result = Sequence[Case | str]
 
 class Worker:
     """A spawned process that runs the functions it is given, one after another. If a function fails
-    or takes too long, the process is killed, and the next function gets a new one."""
+    or takes too long, UserError is raised, the process is killed, and the next function gets a new
+    one."""
 
     _process: SpawnProcess | None = None
     _pipe: Connection

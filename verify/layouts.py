@@ -349,8 +349,8 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
     if again.beyond:
         why = "deterministic" if np.isfinite(again.beyond[0].largest) else "finite"
         raise BadInput(
-            f"the serial run is not {why}: {again.beyond[0].tensor} differs when the run is"
-            " repeated, so that no layout can be compared with it"
+            f"the serial run is not {why}: {again.beyond[0].tensor} is not finite, or differs when"
+            " the run is repeated, so that no layout can be compared with it"
         )
     # Without iteration 0, which a training from a checkpoint does not have.
     later = Reference(

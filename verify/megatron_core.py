@@ -66,8 +66,8 @@ def core(name: str) -> Any:
 
 class OnCpu(TorchFunctionMode):
     """Function mode of torch in which calls with the keyword `device="cuda"` run on the CPU,
-    `Tensor.cuda` returns the tensor itself, and `pin_memory` is ignored. `Tensor.type()` names a
-    torch.cuda type all the same, of every tensor."""
+    `Tensor.cuda` returns the tensor itself, and the keyword `pin_memory` is left out.
+    `Tensor.type()` names a torch.cuda type all the same, of every tensor."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})

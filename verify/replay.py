@@ -124,7 +124,10 @@ def _read_segment(run: Path, config: RunConfig, start: int, end: int) -> Segment
         layout = Layout(**{axis: int(recorded[axis]) for axis in ("tp", "pp", "dp")})
         threads = int(recorded["threads"])
     except (KeyError, TypeError, ValueError) as error:
-        raise IntegrityFailure(f"{path} does not record its layout and threads: {error}") from error
+        raise IntegrityFailure(
+            f"{path} does not record its layout and threads, so the iterations up to it cannot be"
+            f" replayed: {error}"
+        ) from error
     stored = read_object(path / CONFIG).get("parallel") or config.parallel.model_dump()
     parallel = parse_config({**stored, "tp": layout.tp, "pp": layout.pp}, ParallelConfig, str(path))
     return Segment(start, end, config.model_copy(update={"parallel": parallel}), layout, threads)

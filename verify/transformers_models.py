@@ -116,8 +116,8 @@ def literal(text: str) -> Any:
 
 
 class Loaded:
-    """Function that is called on every rank with a layout, and loads this rank's part of the model
-    that is saved in a folder."""
+    """Function that is called on every rank with a layout, and returns this rank's part of the
+    model that is saved in `folder`, as a module in float64."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -212,10 +212,10 @@ def blending_indices(weights: NDArray[np.float64], size: int) -> tuple[NDArray[n
 
 @cache
 def _compiled_blend() -> Callable[..., Any]:
-    """Return a compiled function of weights, datasets and numbers. It fills the latter two arrays:
-    for each sample the dataset that is furthest behind its weight, and the sample's number there.
-    It is compiled at first use, so that a program that only reads facts about a dataset never loads
-    numba."""
+    """Return a compiled function of three arrays: weights, which add up to 1, datasets and numbers.
+    It fills the latter two: for each sample the index of the dataset that is furthest behind its
+    weight, and the sample's number there. It is compiled at first use, so that a program that only
+    reads facts about a dataset never loads numba."""
     from mlm_repro.lineage.loops import compiled
 
     return compiled(_blend)

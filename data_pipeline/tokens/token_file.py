@@ -54,7 +54,8 @@ def split_prefixes(directory: Path, split: str) -> list[Path]:
 def texts_of(prefix: Path) -> Path:
     """Return the path, in the folder `documents` beside the token file `prefix`, of the file with
     the texts of its documents: `NAME.parquet` for a file that is one part of several, with `-of-`
-    in its name, else `NAME.jsonl`. The file may be absent, as in an imported dataset."""
+    in its name, else `NAME.jsonl`, where NAME is the prefix's name without `_text_document` at its
+    end. The file may be absent, as in an imported dataset."""
     name = prefix.name.removesuffix(TOKENS_OF)
     return prefix.parent / "documents" / f"{name}.{'parquet' if '-of-' in name else 'jsonl'}"
 

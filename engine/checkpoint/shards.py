@@ -287,7 +287,8 @@ def _read_part(
     if rest:
         raise IntegrityFailure(
             f"{directory}: {INDEX} names {len(files)} files for tensor {name!r}, which cannot hold"
-            f" equal parts of its {parameter.global_shape[dim]} rows or columns: it was changed"
+            f" equal parts of its {parameter.global_shape[dim]} rows or columns: it was changed, so"
+            " copy or save the checkpoint again"
         )
     start, end, _ = cut[dim].indices(parameter.global_shape[dim])
     for number, source in enumerate(files):

@@ -136,8 +136,8 @@ def _newest(directory: Path) -> Path:
         word = read_bytes(path, 1000).decode("utf-8").strip()
     if word != "release" and not re.fullmatch(r"[0-9]{1,9}", word):
         raise IntegrityFailure(
-            f"{path} holds {word[:40]!r}, and not the number of an iteration or `release`, as"
-            " Megatron-LM writes there"
+            f"{path} holds {word[:40]!r}, and not the number of an iteration or `release`: write"
+            " there one that has a directory beside it"
         )
     iteration = directory / (word if word == "release" else f"iter_{int(word):07d}")
     if not iteration.is_dir():

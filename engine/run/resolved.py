@@ -375,7 +375,8 @@ def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, Starting
         if other != values[name]:
             raise BadInput(
                 f"the weights of {source}, from which this run starts, are of another model:"
-                f" model.{name} is {other} there and {values[name]} in this run"
+                f" model.{name} is {other} there and {values[name]} in this run: set it alike, or"
+                " start from other weights"
             )
     own = checkpoint / "tokenizer" / FILE_NAME
     if not own.is_file():
