@@ -58,7 +58,7 @@ def exact(value: float | int | None) -> str:
     empty text for None."""
     if value is None:
         return ""
-    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
+    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(value)
 
 
 def compact(value: float) -> str:

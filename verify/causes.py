@@ -70,7 +70,7 @@ def parameter_of(tensor: str) -> str:
 def _any_layer(name: str) -> str:
     """Return a parameter's name with a star in place of each number between dots, such as a
     layer's."""
-    return re.sub(r"\.\d+\.", ".*.", name)
+    return re.sub(r"\.\d+(?=\.)", ".*", name)
 
 
 def _listed(names: Sequence[str]) -> str:

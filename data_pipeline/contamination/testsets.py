@@ -1,7 +1,8 @@
 """Finds the published test sets and GPT-2's vocabulary, and downloads them if need be.
 
-A published file is looked for in `$MLM_DATA_DIR`, then in `~/.cache/mlm-repro/`, then on the
-Hugging Face hub. A file from the hub is cached only if its SHA-256 is the published one.
+A published file is looked for in `$MLM_DATA_DIR`, then in the cache, the folder `mlm-repro` below
+`$XDG_CACHE_HOME` or `~/.cache`, then on the Hugging Face hub. A file from the hub is cached only if
+its SHA-256 is the published one.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ from mlm_repro.data_pipeline.reading.hub import hub_is_reachable
 from mlm_repro.lineage.atomic import write_bytes, write_text
 from mlm_repro.lineage.config import Config, load_config
 from mlm_repro.lineage.digest import sha256_file
+from mlm_repro.lineage.environment import user_cache
 from mlm_repro.lineage.errors import BadInput, DataMissing, IntegrityFailure, did_you_mean
 
 
@@ -122,8 +124,8 @@ def fetch_published(out: Path) -> Iterator[Path]:
         if sha256_file(path) != file.sha256:
             raise IntegrityFailure(
                 f"{path} is not the published file, by its SHA-256: remove it, and {file.place} in"
-                " MLM_DATA_DIR and ~/.cache/mlm-repro, from which it may have been copied, and run"
-                " `mlm-data fetch` again"
+                " MLM_DATA_DIR and in the cache, mlm-repro below $XDG_CACHE_HOME or ~/.cache, from"
+                " which it may have been copied, and run `mlm-data fetch` again"
             )
         written.append(file)
         yield path
@@ -131,12 +133,6 @@ def fetch_published(out: Path) -> Iterator[Path]:
     yield out / "SHA256SUMS"
     if missing:
         raise missing
-
-
-def cache_directory() -> Path:
-    """Return the folder in which downloaded test sets and GPT-2's vocabulary are kept,
-    `~/.cache/mlm-repro`, which may not exist yet. Models are in the hub's own cache."""
-    return Path.home() / ".cache" / "mlm-repro"
 
 
 def _find(file: PublishedFile) -> Path:
@@ -147,7 +143,7 @@ def _find(file: PublishedFile) -> Path:
         path = Path(data) / file.place
         if path.is_file():
             return path
-    path = cache_directory() / file.place
+    path = user_cache(file.place)
     if not path.is_file():
         content = _download(file)
         if hashlib.sha256(content).hexdigest() != file.sha256:
@@ -165,8 +161,9 @@ def _download(file: PublishedFile) -> bytes:
     for any reason; the content is not compared with the published SHA-256 here."""
     if not hub_is_reachable():
         raise DataMissing(
-            f"{file.place} is neither in MLM_DATA_DIR nor in ~/.cache/mlm-repro, and the Hugging"
-            f" Face hub cannot be reached: connect, or {_remedy(file)}"
+            f"{file.place} is neither in MLM_DATA_DIR nor in the cache, mlm-repro below"
+            " $XDG_CACHE_HOME or ~/.cache, and the Hugging Face hub cannot be reached: connect, or"
+            f" {_remedy(file)}"
         )
     try:
         if file.rows == "file":

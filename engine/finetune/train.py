@@ -233,7 +233,8 @@ class FineTuner:
                 f"{checkpoint} is a {loaded.config.family}, and only a BERT can be fine-tuned for"
                 f" {name}"
             )
-        if self.encoder.pad >= loaded.config.vocab_size:
+        encoder = self.encoder
+        if max(encoder.cls, encoder.sep, encoder.pad) >= loaded.config.vocab_size:
             raise BadInput(
                 f"the tokenizer of {checkpoint} gives one of {', '.join(SPECIAL_TOKENS)} an id"
                 " beyond the model's vocabulary: import the weights from a directory with their own"

@@ -14,6 +14,7 @@ from mlm_repro.data_pipeline.contamination.testsets import (
     find_test_set,
 )
 from mlm_repro.lineage.digest import sha256_file
+from mlm_repro.lineage.environment import user_cache
 from mlm_repro.lineage.errors import BadInput, DataMissing
 
 
@@ -21,13 +22,14 @@ from mlm_repro.lineage.errors import BadInput, DataMissing
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("MLM_DATA_DIR", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(testsets, "hub_is_reachable", lambda: False)
 
 
 def test_data_directory_comes_before_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cached = testsets.cache_directory() / "lambada" / "lambada_test.jsonl"
+    cached = user_cache("lambada") / "lambada_test.jsonl"
     cached.parent.mkdir(parents=True)
     cached.write_text("{}")
     assert find_test_set("lambada") == cached
@@ -36,6 +38,14 @@ def test_data_directory_comes_before_the_cache(
     own.write_text("{}")
     monkeypatch.setenv("MLM_DATA_DIR", str(tmp_path / "data"))
     assert find_test_set("lambada") == own
+
+
+def test_the_cache_is_where_the_user_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    cached = tmp_path / "caches" / "mlm-repro" / "lambada" / "lambada_test.jsonl"
+    cached.parent.mkdir(parents=True)
+    cached.write_text("{}")
+    assert find_test_set("lambada") == cached
 
 
 def test_missing_files_say_where_to_put_them() -> None:
@@ -73,7 +83,7 @@ def test_wrong_content_from_the_hub_is_refused(monkeypatch: pytest.MonkeyPatch) 
     for name in TEST_SETS:
         with pytest.raises(DataMissing, match="does not give the published"):
             find_test_set(name)
-    assert not testsets.cache_directory().exists()
+    assert not user_cache("").exists()
 
 
 def rows_of(name: str, data: Path) -> list[str]:
@@ -90,7 +100,7 @@ def rows_of(name: str, data: Path) -> list[str]:
 def assert_rows_make_the_file(name: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     serve(monkeypatch, rows_of(name, data))
     found = find_test_set(name)
-    assert found.is_relative_to(testsets.cache_directory())
+    assert found.is_relative_to(user_cache(""))
     assert found.read_bytes() == (data / TEST_SETS[name].place).read_bytes()
 
 

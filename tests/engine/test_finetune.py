@@ -258,6 +258,27 @@ def test_a_published_bert_is_fine_tuned_with_its_own_tokenizer(tmp_path: Path) -
     assert found.examples["train"] == 12
 
 
+def test_a_special_token_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from transformers import BertConfig, BertForPreTraining
+
+    vocabulary = ["[PAD]", "[UNK]", "[MASK]", *WORDS, "[CLS]", "[SEP]"]
+    theirs = tmp_path / "theirs"
+    config = BertConfig(
+        vocab_size=len(vocabulary) - 1,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=24,
+    )
+    BertForPreTraining(config).save_pretrained(theirs)
+    (theirs / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
+    ours = import_checkpoint(theirs, tmp_path / "ours")
+    with pytest.raises(BadInput, match="an id beyond the model's vocabulary"):
+        FineTuner("mnli", ours, RECIPE)
+
+
 def test_the_body_learns_without_its_pre_training_heads(checkpoint: Path, tmp_path: Path) -> None:
     write_mnli(tmp_path / "mnli", 12)
     tuner = FineTuner(

@@ -1,5 +1,7 @@
 """Orderings and sentences are computed from the records."""
 
+import math
+
 from mlm_repro.lineage.numbers import compact, exact, show, size_bytes
 from mlm_repro.lineage.records import Kind, Record
 from mlm_repro.reports.figures import layers_of
@@ -41,6 +43,7 @@ def test_numbers_are_written_plainly() -> None:
         "—",
     ]
     assert [exact(value) for value in (500.0, 9.27, None)] == ["500", "9.27", ""]
+    assert [exact(value) for value in (math.inf, math.nan, 1e16)] == ["inf", "nan", "1e+16"]
     assert [compact(value) for value in (1500.0, 300_000.0, 1.2e6, 0.0)] == [
         "1,500",
         "300k",

@@ -481,6 +481,14 @@ def test_a_factor_on_one_gradient_of_torchs_blocks_is_named(
     assert found[0].ratio == pytest.approx(factor, abs=1e-6)
 
 
+def test_numbers_of_nested_layers_become_stars_in_a_list() -> None:
+    alike = tuple(f"stages.{stage}.{block}.norm.weight" for stage in (0, 1) for block in (0, 1, 2))
+    found = LayoutFinding(
+        layout="tp2", probe="dropout", parameter="x", value=0.0, expected=0.0, alike=alike
+    )
+    assert str(found).endswith("; so stages.*.*.norm.weight")
+
+
 def test_kinds_of_wrong_gradients() -> None:
     serial = np.arange(1.0, 7.0).reshape(3, 2)
 
