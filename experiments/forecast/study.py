@@ -228,8 +228,8 @@ def bigram_loss(dataset: Path) -> float:
     bigrams counted in its training text, smoothed as Witten and Bell do. Both splits must be there;
     of each, only the first file of tokens is read.
 
-    p(b | a) = (c(a, b) + k(a) · p(b)) / (c(a) + k(a)), where k(a) different tokens follow a, and
-    p(b) is the share of b with one more of every token.
+    p(b | a) = (c(a, b) + k(a) · p(b)) / (c(a) + k(a)), where k(a) different tokens follow a (1 if
+    none does), and p(b) is the share of b with one more of every token.
     """
     facts = DatasetFacts.read(dataset)
     train, valid = (
