@@ -164,7 +164,7 @@ def check_loaded(
     (tensor-parallel, or data-parallel under ZeRO stage 3) calls it, because their numbers are
     merged.
 
-    `owners` is a further axis, each rank of which has read elements that the others have not; all
+    `owners` is a further axis, on which each rank has read elements that the others have not; all
     of its ranks call this too. Raises IntegrityFailure naming the first tensor that differs or that
     the statistics lack, or if statistics.json is damaged; other ranks of the mesh do not learn of
     it.
