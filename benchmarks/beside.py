@@ -38,8 +38,9 @@ def measure(rounds: int) -> Benchmark:
     """Train a small model in a process of its own; in each of `rounds` rounds ten iterations run
     beside a checkpoint's writing, between ten before and ten after without. Return the Benchmark,
     the record: seconds of ten iterations with and without, by the training thread's processor time,
-    by the wall and by the wall less waits for a core, and their ratios. Raises UserError if the
-    training fails or takes more than ten minutes."""
+    by the wall and by the wall less waits for a core, and their ratios. A further ratio is the
+    processor time of ten iterations with a checkpoint, divided by the same less the saving's part.
+    Raises UserError if the training fails or takes more than ten minutes."""
     ends = apart("training", _ends_of_iterations, EVERY * (2 * rounds + 2))
     case = Case(name=f"a checkpoint every {EVERY} iterations")
     blocks = [

@@ -53,8 +53,9 @@ def generate_text(
     document. Without `sampling` decoding is greedy.
 
     Every rank of the settings' layout calls it. Raises BadInput for data-parallel ranks and for a
-    checkpoint that is missing or cannot generate, IntegrityFailure for a damaged one, and
-    HardwareMissing if transformers is to load one larger than memory.
+    checkpoint that is missing or cannot generate, IntegrityFailure for a damaged one,
+    HardwareMissing if transformers is to load one larger than memory, and RankLost if another rank
+    ends or hangs.
     """
     if settings.layout.dp > 1:
         raise BadInput(

@@ -100,9 +100,10 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
     error as one sentence, or with `--json-errors` as a line of JSON; ranks other than 0 print only
     errors that every rank is to print.
 
-    Replaces the standard streams and the handlers of the stop signals. With `default`, a first
-    argument that is neither an option nor a verb becomes the argument of the default verb:
-    `mlm-train config.toml` means `mlm-train run config.toml`.
+    Replaces the standard streams and the handlers of the stop signals, and sets environment
+    variables that child processes inherit. With `default`, a first argument that is neither an
+    option nor a verb becomes the argument of the default verb: `mlm-train config.toml` means
+    `mlm-train run config.toml`.
     """
     arguments = _take_common_options(sys.argv[1:])
     if default and arguments and not arguments[0].startswith("-"):

@@ -235,7 +235,7 @@ class Engine:
         and return by name the norms that the program's own step finds.
 
         Every rank calls it, with the names of whole parameters, and only if `counts_norm` is True.
-        The weights may change as in `norm`.
+        By default each norm comes from an update, which changes the weights.
         """
         shards = self.shards(dict(self.parameters()))
         norms = {}
@@ -313,7 +313,8 @@ class Engine:
     @torch.no_grad()
     def assign(self, value_of: Callable[[Shard], Tensor]) -> None:
         """Call `value_of` with each shard of this rank's parameters, whose `value` is the present
-        one, and copy the tensor of the same shape that it returns into the parameter."""
+        one, and copy the tensor of the same shape that it returns into the parameter. Every rank
+        calls it."""
         named = dict(self.parameters())
         # Into copies first: an engine's shards may be views of a transformed tensor, not of the
         # parameter itself.

@@ -294,8 +294,8 @@ def _decayed(replay: SerialReplay) -> None:
 
 
 def _row_left_out(row: int, replay: SerialReplay) -> None:
-    """Plant a fault in a replay: lookups of one row of the word embedding give it no gradient, as
-    with torch's `padding_idx`."""
+    """Plant a fault in a replay, which keeps it: lookups of the word embedding's row number `row`
+    give that row no gradient, as with torch's `padding_idx`."""
 
     def leave_out(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
         if output.requires_grad:

@@ -296,10 +296,11 @@ def gather_components(settings: Settings, inputs: list[Path], directory: Path) -
 
 def resolve_components(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: decide which documents of the components from `first` to before `last` are dropped.
-    Write these decisions to `decisions.npy`, the numbers of compared pairs by similarity,
-    [HISTOGRAM_BINS], to `compared.npy`, and the documents that were not compared with every earlier
-    document in their buckets to `partly.npy`. Documents are numbered without copies, but a pair
-    counts again for each copy of its later document; documents below `held` are kept.
+    Write these, each with the document kept for it and the similarity of the two, to
+    `decisions.npy`, the numbers of compared pairs by similarity, [HISTOGRAM_BINS], to
+    `compared.npy`, and the documents that were not compared with every earlier document in their
+    buckets to `partly.npy`. Documents are numbered without copies, but a pair counts again for each
+    copy of its later document; documents below `held` are kept.
 
     Settings: `config`, `held`, `first` and `last`. Inputs: the components, the folder of
     `lay_side_by_side`, the folder of the copies, and the folders of the two passes, each with all
@@ -339,9 +340,10 @@ def resolve_components(settings: Settings, inputs: list[Path], directory: Path) 
 
 
 def collect_decisions(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write all decisions, also the ones about copies, in order of document, to
-    `decisions.npy`, and the number of each shard's first document to `starts.npy`. Documents have
-    their numbers in the corpus here.
+    """Task: write all decisions, also the ones about copies, to `decisions.npy`: a row for each
+    dropped document, in order, with the document kept for it and the similarity of the two. Write
+    the number of each shard's first document, and then that of all documents, to `starts.npy`.
+    Documents have their numbers in the corpus here.
 
     Settings: `tasks`, the number of resolve tasks, and `linked`, that of link tasks. Inputs: the
     decisions of the resolve tasks, the folder of `lay_side_by_side`, the copies and the forests.

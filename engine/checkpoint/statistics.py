@@ -164,9 +164,10 @@ def check_loaded(
     (tensor-parallel, or data-parallel under ZeRO stage 3) calls it, because their numbers are
     merged.
 
-    With `owners`, each rank of that axis has read its own elements, and all of them call this too.
-    Raises IntegrityFailure naming the first tensor that differs or that the statistics lack; other
-    ranks of the mesh do not learn of it.
+    `owners` is a further axis, on which each rank has read elements that the others have not; all
+    of its ranks call this too. Raises IntegrityFailure naming the first tensor that differs or that
+    the statistics lack, or if statistics.json is damaged; other ranks of the mesh do not learn of
+    it.
     """
     if not (directory / FILE).is_file():
         return

@@ -40,8 +40,8 @@ LOW = 0xFFFFFFFF
 @dataclass(frozen=True)
 class DropoutMask:
     """Description of the dropout masks at one site, a point of the model, in a microbatch: the
-    probability that an element is dropped and a key for each sequence. Any rows of the masks can be
-    drawn from it."""
+    probability that an element is dropped, a key for each sequence, and the first row that this
+    rank draws. Rows from there on can be drawn from it, as many as the caller asks for."""
 
     probability: float
     keys: tuple[int, ...] | Tensor

@@ -26,7 +26,7 @@ class Captured:
         `factor` is a scalar tensor, 1 here; `function` returns a tensor.
 
         `function` reads the tensors `inputs`, which become zero: a replay that did not copy its own
-        would be seen.
+        would be seen. Raises torch's RuntimeError if CUDA cannot capture the calls.
         """
         self.inputs = inputs
         self.factor = torch.ones((), device=inputs[0].device)

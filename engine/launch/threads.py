@@ -205,8 +205,8 @@ class _Meeting:
 
 @dataclass
 class _Receipt:
-    """Pending receipt of a message between ranks that are threads: `wait` copies the message into
-    `tensor`."""
+    """Pending receipt of a message between ranks that are threads: `wait` lets other ranks compute
+    until the message is there, and copies it into `tensor`."""
 
     world: World
     number: _Number

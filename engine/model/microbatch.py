@@ -44,8 +44,9 @@ class SentencePairs:
 @dataclass(frozen=True)
 class PipelineInput:
     """One microbatch: token ids and targets, each an int64 tensor [b, s]; where the model has them,
-    its source of dropout, memory of earlier segments and sentence pairs; and its sequences' indices
-    in the global batch. A BERT ignores negative targets; other models have none."""
+    its source of dropout, memory of earlier segments and sentence pairs; its sequences' indices in
+    the global batch; and, for a BERT in training, the number that divides its loss. A BERT ignores
+    negative targets; other models have none."""
 
     tokens: Tensor
     targets: Tensor

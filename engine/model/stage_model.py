@@ -22,9 +22,9 @@ class StageModel(nn.Module, ABC):
     """Base class of the model of every family, or of one pipeline stage of it. A subclass defines
     `build`, `run_stage` and `batch_loss`.
 
-    Parameters bear the whole model's names. Stages hand on [s, b, h], or [s/t, b, h] where the
-    sequence is divided; `inputs` are token ids [b, s] on the first stage, the previous stage's
-    output elsewhere.
+    Parameters bear the whole model's names; the method `initialize` gives them their values, not
+    the constructor. Stages hand on [s, b, h], or [s/t, b, h] where the sequence is divided;
+    `inputs` are token ids [b, s] on the first stage, the previous stage's output elsewhere.
     """
 
     layers: nn.ModuleDict

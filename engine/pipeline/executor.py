@@ -109,7 +109,8 @@ class PartitionedModel:
         from now on if all microbatches of its call have the shape of `batch`, and else runs without
         them. Gradients go through `reducer`. Only for a mesh of one rank, a GPU, and a model
         without sentence pairs or memory, which the caller checks. Runs passes over zeros, which
-        overwrite the gradients. An earlier pass must have used every dropout site."""
+        overwrite the gradients. An earlier pass must have used every dropout site. Raises torch's
+        RuntimeError if CUDA cannot capture them; the passes then stay without graphs."""
         # A copy of the batch: the graphs read these very tensors at each replay.
         program = self._program(1, training=True)
         own = deepcopy(self.with_keys(batch))

@@ -96,9 +96,9 @@ def is_repeatable(model: ScoringModel, probed: Probed) -> Outcome:
 
 
 def is_causal(model: ScoringModel, probed: Probed) -> Outcome:
-    """Probe: check that predictions stay the same, but for rounding, when a later input changes, or
-    when all later inputs are left out. Return a pair: the model unchanged, and a sentence that it
-    is causal.
+    """Probe: check by the log-probabilities in `probed`, without a run of the model, that
+    predictions stay the same, but for rounding, when a later input changes, or when all later
+    inputs are left out. Return a pair: the model unchanged, and a sentence that it is causal.
 
     Raises BadInput for a model whose predictions depend on later inputs, if only within a
     prefix.

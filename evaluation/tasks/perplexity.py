@@ -230,8 +230,8 @@ class PerplexityTask(Task):
         `requests`.
 
         For a text of too few words the numbers by words, except Megatron's own, are None, the
-        perplexity too if its divisor is words, and a warning says why. Raises IntegrityFailure for
-        a loss that is not finite or too large for a perplexity.
+        perplexity too if its divisor is words, and one of the result's `warnings` says why. Raises
+        IntegrityFailure for a loss that is not finite or too large for a perplexity.
         """
         facts = self.facts(scores, provenance)
         text = self.running_text

@@ -81,7 +81,7 @@ def _windows(
     document. `c` is the window's length in tokens, for nanochat without its last target. GPTQ and
     llama.cpp leave out what follows the last whole window, which can be the whole text. A window of
     nanochat in which documents begin becomes several, so that no document's first token is
-    scored."""
+    scored. Raises BadInput if nanochat's recipe gets fewer than two tokens."""
     count = ends[-1]
     before = shown_first(tokenizer)
     if program == GPTQ:

@@ -59,8 +59,9 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
     Everything lies below the folder `runs`; finished parts are reused. `datasets` are directories,
     one for each index that an arm has. A complete ablation is returned at once. Raises BadInput for
     an experiment without an ablation, for too few, too many or unequal datasets, and if another
-    process is at work on it, IntegrityFailure for a dataset that is missing or damaged, StepFailed
-    if a training fails, Interrupted after SIGTERM or Ctrl-C.
+    process is at work on it, IntegrityFailure for a dataset that is missing or damaged, for a kept
+    forecast or training that was damaged or changed, and if no rate of a learning-rate finder
+    lowered the loss, StepFailed if a training fails, Interrupted after SIGTERM or Ctrl-C.
     """
     ablation = ablation_of(experiment)
     name = experiment.name
@@ -225,11 +226,12 @@ def _bits_per_nat(datasets: Sequence[Path]) -> list[float]:
 
 def bigram_loss(dataset: Path) -> float:
     """Return the loss, in nats per token of the validation text of the dataset in a directory, of
-    bigrams counted in its training text, smoothed as Witten and Bell do. Both splits must be there;
-    of each, only the first file of tokens is read.
+    bigrams counted in its training text, smoothed as Witten and Bell do. Of each split only the
+    first file of tokens is read. Raises DataMissing if the dataset is missing or not split,
+    BadInput if it lacks a token file, IntegrityFailure if it is incomplete or damaged.
 
-    p(b | a) = (c(a, b) + k(a) · p(b)) / (c(a) + k(a)), where k(a) different tokens follow a, and
-    p(b) is the share of b with one more of every token.
+    p(b | a) = (c(a, b) + k(a) · p(b)) / (c(a) + k(a)), where k(a) different tokens follow a (1 if
+    none does), and p(b) is the share of b with one more of every token.
     """
     facts = DatasetFacts.read(dataset)
     train, valid = (

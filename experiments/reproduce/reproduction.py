@@ -238,7 +238,8 @@ def results_of(
     """Return a dict of the results that a reproduction's directory has of the summary's models, by
     model and protocol with a hyphen between them.
 
-    Raises IntegrityFailure if a result is missing or has another form than its protocol's.
+    Raises IntegrityFailure if a result is missing, is there twice or has another form than its
+    protocol's, or if a file of results is damaged.
     """
     lines = read_evaluations(reproduction)
     results = {}

@@ -198,9 +198,9 @@ def reasons(choices: Sequence[Choice]) -> str:
 
 
 def explain(cluster: Cluster, choice: Choice) -> str:
-    """Return a text with a heading and a line for each part of an iteration's time in a layout,
-    seconds and share, the largest first, without parts that take none. Every number is simulated;
-    the bubble is its closed form.
+    """Return a text with a line for each part of an iteration's time in the layout `choice`,
+    seconds and share, the largest first, without parts that take none. Its heading calls the layout
+    the first one. Every number is simulated; the bubble is its closed form.
 
     Tensor-parallel communication is the time that the iteration would save if it were free.
     """
