@@ -195,7 +195,7 @@ class RateSweep(FileSchema):
 
     @property
     def lowest_rate(self) -> float | None:
-        """The rate at the lowest smoothed loss before divergence; None if the smoothed loss was
+        """The learning rate at the lowest smoothed loss before divergence; None if that loss was
         lowest at its start or there is no loss."""
         average = 0.0
         smoothed = []

@@ -97,7 +97,8 @@ def models(run: Path) -> Comparisons:
     beside the recomputed one: of its summary with the manifest, the data card and the published
     models that the target and the recipes give, and of the data card's own counts. Yield a sentence
     for a model that is called full and differs from the published one, and if a command does not
-    name the target."""
+    name the target. Raises IntegrityFailure if a file there cannot be read, BadInput for a model
+    that has no shipped recipe."""
     summary = _summary(run)
     manifest = _manifest(run)
     config = manifest.config

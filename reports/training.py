@@ -104,7 +104,7 @@ class Training:
     def curves(self) -> Curves:
         """The run's curves, a dict key → iteration → number: quantities of its iterations, losses
         of its validations, and the scores that its directory has of its checkpoints. A curve may
-        have no number."""
+        have no number. Raises IntegrityFailure if a file of such scores cannot be read."""
         curves: Curves = defaultdict(dict, {key: {} for key in CURVES})
         for line in self.validations:
             curves["validation"][line.iteration] = line.loss

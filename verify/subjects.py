@@ -60,8 +60,10 @@ def subject(asked: Asked, seed: int) -> Iterator[tuple[Kind, Work, str, str]]:
     engine, its Work, for which random numbers are drawn by `seed`, its name, with the release of a
     package, and the names, with commas between, of the layouts that `all` stands for.
 
-    Runs the files of `imports` first. Raises BadInput, mostly for fields that the program does not
-    have, and for a number of microbatches that does not divide 8.
+    Imports the files and modules of `imports` first. Raises BadInput if one of them, or the
+    program's package, module or function, is missing or cannot be imported, for fields that the
+    program does not have or that have unfit values, and for a number of microbatches that does not
+    divide 8.
     """
     name = asked.program
     given = asked.fields

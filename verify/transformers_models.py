@@ -164,10 +164,11 @@ def axes_of(layout: ParityLayout) -> dict[str, int]:
 
 
 def batch_of(seed: int) -> dict[str, Tensor]:
-    """Return a random batch as a dict for `token_loss`: `input_ids`, `attention_mask` and `labels`,
-    int64 tensors [8, 12] with rows of unequal length. Padding and up to 3 tokens of a prompt have
-    the label -100, and the last eighth of the vocabulary does not occur. `counted`, [8], is the
-    number of labels after the first position in the whole batch, repeated for each row."""
+    """Return a batch, drawn by `seed`, as a dict for `token_loss`: `input_ids`, `attention_mask`
+    and `labels`, int64 tensors [8, 12] with rows of unequal length. Padding and up to 3 tokens of a
+    prompt have the label -100, and the last eighth of the vocabulary does not occur. `counted`,
+    [8], is the number of labels other than -100 after the first position in the whole batch,
+    repeated for each row."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(3, SMALL["vocab_size"] * 7 // 8, (ROWS, LENGTH), generator=generator)
     lengths = torch.randint(LENGTH // 2, LENGTH + 1, (ROWS, 1), generator=generator)

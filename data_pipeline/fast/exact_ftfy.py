@@ -225,8 +225,9 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
         return None
 
     def decoded(text: str, passes: Iterator[int]) -> str:
-        """Return the text with its encoding repaired, as `ftfy.fix_encoding` does. Each pass takes
-        a number from `passes`, which raises Unfit when none is left."""
+        """Return the text with its encoding repaired, as `ftfy.fix_encoding` does. Each pass that
+        changes it takes a number from `passes`, an iterator that raises Unfit when none is
+        left."""
         after = decoded_once(text, config)[0]
         while after != text:
             next(passes)

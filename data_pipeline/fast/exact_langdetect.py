@@ -123,7 +123,8 @@ def _letters(factory: DetectorFactory) -> dict[str, int]:
 
 def _character_classes(factory: DetectorFactory) -> tuple[Classes, Flags]:
     """Return two arrays: the class of each code point after langdetect's normalisation, [0x110000],
-    and for each class True if it is upper-case, [classes].
+    and for each class True if it is upper-case, [classes]. A character of the profiles of `factory`
+    has its class of `_letters`; another has UPPER if it is upper-case, else LOWER.
 
     langdetect normalises nothing outside the basic plane.
     """

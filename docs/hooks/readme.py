@@ -44,9 +44,9 @@ FIGURES = KEPT / "figures"
 
 
 def published(kept: Reproduction, series: str, quantity: str) -> str:
-    """Return, as text with its unit, the published number of `quantity` for the model `series`,
-    from the records of the reproduction `kept`: several between slashes if sources print several;
-    for a curve its last point; "not run" without a number."""
+    """Return, as text with its unit, the number that the papers state as the `quantity` of the
+    model `series`, from the published records of the reproduction `kept`: several between slashes
+    if they state several; for a curve its last point; "not run" without a number."""
     mine = [
         r for r in kept.records if (r.series, r.quantity, r.kind) == (series, quantity, "published")
     ]

@@ -37,8 +37,8 @@ class DatasetFacts:
         weight), without reading token files.
 
         Raises DataMissing for a dataset that is missing or not split, IntegrityFailure for one that
-        is incomplete or lacks its tokenizer, BadInput for several that differ in vocabulary,
-        tokenizer or end-of-text token.
+        is incomplete, or if its dataset.json or its tokenizer cannot be read, BadInput for several
+        that differ in vocabulary, tokenizer or end-of-text token.
         """
         parts = [(dataset, 1.0)] if isinstance(dataset, Path) else dataset
         directories = tuple(directory for directory, _ in parts)

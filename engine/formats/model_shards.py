@@ -327,7 +327,8 @@ def _check(directory: Path, model: nn.Module, tp: int) -> str:
     difference. `model` itself becomes float64.
 
     If memory is too small, nothing is compared, and the sentence says so. Raises BadInput if
-    outputs differ by more than TOLERANCE or the parts do not run.
+    outputs differ by more than TOLERANCE, relative to the largest output or, if that is smaller, to
+    1, or if the parts do not run.
     """
     needed = 24 * sum(parameter.numel() for parameter in model.parameters())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

@@ -71,8 +71,9 @@ class Kept:
     which of them were asked for."""
 
     def __init__(self, folder: Path) -> None:
-        """Read all trainings that the ablation's folder keeps; a folder without kept trainings
-        gives none. Raises IntegrityFailure if one is damaged or contradicts its seal."""
+        """Read all trainings that `folder`, an ablation's, keeps, for the attribute `trained` and
+        the methods; without kept trainings it is empty. None of them was asked for yet. Raises
+        IntegrityFailure if one is damaged or contradicts its seal."""
         self.folder = folder
         trained = map(_read, read_runs(folder).values())
         self.trained = {each.config.name: each for each in trained}

@@ -385,7 +385,8 @@ def _mounted(job: Job, out: Path) -> list[Path]:
     """Return a list, resolved and sorted, of the folders that the job's ranks read or write: runs,
     launch files (`out`), dataset, the run they start from, the working directory and the folder of
     the model's file. A folder inside another one of them is left out. Raises BadInput for a path
-    with a comma or a colon, which a container cannot mount."""
+    with a comma or a colon, which a container cannot mount, and the errors of the job's method
+    `config`."""
     origin = job.config().train.init_from
     needed = {
         path.resolve() for path in (job.runs, out, job.dataset, *([Path(origin)] if origin else ()))

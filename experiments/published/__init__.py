@@ -35,7 +35,7 @@ def published_rows(experiment: Experiment, part: Part) -> list[Row]:
 
     The key of a value is its quantity's name. If several claims state it, the first in the
     catalogue's order counts. A column of the workload's own file wins over a claim of the same
-    name.
+    name. Raises BadInput if no workload row belongs to the part.
     """
     rows = []
     for row in workload_rows(part.workloads):
