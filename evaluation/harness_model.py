@@ -65,7 +65,8 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         lm-evaluation-harness always passes a device and a largest batch size. The latter is
         ignored, and so are `cuda` and `cuda:0` on a machine without a GPU. Raises BadInput for an
         unknown argument, number format or device, a `max_length` that the model does not take, or a
-        checkpoint that is missing or cannot be scored, and IntegrityFailure for a damaged one.
+        checkpoint that is missing or cannot be scored; IntegrityFailure for a damaged one,
+        Interrupted if the hub stops answering, HardwareMissing for a model larger than memory.
         """
         super().__init__()
         is_auto = batch_size is None or str(batch_size).startswith("auto")

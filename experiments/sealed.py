@@ -71,7 +71,9 @@ def gather(made: Sequence[RunDirectory], runs: Path) -> RunDirectory:
     runs.jsonl with a line for each run, and records.jsonl with all their records; return the
     study's RunDirectory.
 
-    A complete study of the same runs is returned as it is.
+    A complete study of the same runs is returned as it is. Raises BadInput if a run's records
+    cannot be read, IntegrityFailure if its other files cannot, and both as `RunDirectory.begin`
+    does.
     """
     about = {"runs": {run.path.name: run.manifest["identity"] for run in made}}
     study = RunDirectory.begin(runs, EXPERIMENTS, EXPERIMENTS, about, {})

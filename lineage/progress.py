@@ -46,7 +46,8 @@ def format_bytes(count: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration in seconds as text: `75` becomes `1:15`, `4000` becomes `1:06:40`."""
+    """Return a duration in seconds, rounded to whole ones, as text: `75` becomes `1:15`, `4000`
+    becomes `1:06:40`."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"

@@ -370,9 +370,9 @@ class Ours(Engine):
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
         """Run an iteration, counted from 0, forward and backward, and return the mean loss of its
-        global batch. The reduced gradient is kept for `gradients` and `update`. With a recorder,
-        outputs and losses are recorded, which relies on every schedule taking a chunk through its
-        microbatches in order."""
+        global batch, the same on every rank. Every rank calls it. The reduced gradient is kept for
+        `gradients` and `update`. With a recorder, this rank's outputs and losses are recorded,
+        which relies on every schedule taking a chunk through its microbatches in order."""
         microbatches = self.inputs.of(iteration)
         firsts = list(
             chain.from_iterable(microbatch.places[:: self.at_once] for microbatch in microbatches)

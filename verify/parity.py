@@ -58,8 +58,8 @@ class ParityLayout(ParallelConfig):
     @property
     def name(self) -> str:
         """Name of the layout, such as `tp2-sp`: the sizes and settings that differ from the serial
-        run and that a name can state; `serial` if none differs. The function `parse_layout` gives
-        the layout back."""
+        run, that a name can state, and that its other parts do not imply, as `ep2` implies dp 2;
+        `serial` if none differs. The function `parse_layout` gives the layout back."""
         sizes = {axis: getattr(self, axis) for axis in ("tp", "pp", "dp", "fsdp", "cp", "ep")}
         unsaid = {"dp": 1 if self.fsdp > 1 else self.ep}
         axes = [f"{axis}{size}" for axis, size in sizes.items() if size != unsaid.get(axis, 1)]

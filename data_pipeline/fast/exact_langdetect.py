@@ -79,8 +79,9 @@ def tables_of(factory: DetectorFactory) -> dict[str, NDArray[Any]]:
 
 def fast_detect(tables: dict[str, NDArray[Any]]) -> Callable[[str], Detection]:
     """Return a function that detects a text's language as langdetect does with seed 0, bit for bit.
-    It returns the language, "unknown" if none is likely, and the probability of each language in
-    `tables`; None and an empty tuple for a text without features.
+    It returns a pair: the language, "unknown" if none is likely, and a tuple of the probabilities
+    in the order of the languages in `tables`, which `tables_of` gives; None and an empty tuple for
+    a text without features.
 
     Raises RuntimeError if langdetect is not the version that this was derived from, or has more
     languages.

@@ -228,7 +228,8 @@ checkpoint."""
 class SlowRankGuard(Guard):
     """Guard that warns, every 10 iterations, of each rank that has newly become slow: its own work
     in these iterations, without communication, takes more than 1.5 times the median of the other
-    ranks of its pipeline stage, and at least 0.5 seconds more.
+    ranks of its pipeline stage, and at least 0.5 seconds more. Every rank must have one, because
+    they gather their times.
 
     It sees no difference on GPUs, where communication is not waited for, and with ZeRO stage 3.
     """

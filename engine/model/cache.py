@@ -19,7 +19,8 @@ from mlm_repro.engine.kernels.registry import kernel
 class Cache(ABC):
     """Base class of the caches for generation (`KeyValueCache`) and scoring (`ScoredPositions`),
     given to a model's forward pass. A layer asks its cache at which positions to compute the
-    output, and for the attention of these. It cannot be used with sequence parallelism."""
+    output (`rows`), and for the attention of these (`attend`, which a subclass must define). It
+    cannot be used with sequence parallelism."""
 
     @property
     def length(self) -> int:

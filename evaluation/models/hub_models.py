@@ -34,7 +34,8 @@ def cached_model(name: str) -> Path:
 
     Raises BadInput for a name of another form, or if the hub's weights are several GGUF files.
     Raises DataMissing if the hub does not have the model or keeps it behind a gate, or if it cannot
-    be reached and the model is not in the cache, and Interrupted if the hub stops answering.
+    be reached and the model is not in the cache; Interrupted if the download fails otherwise, but
+    OSError for a full or failing disk.
     """
     repository, _, revision = _parse(name)
     from huggingface_hub import snapshot_download

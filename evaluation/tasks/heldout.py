@@ -86,10 +86,11 @@ def file_perplexity(
 
     The window is `window`, or else the context, for a recipe in `PROGRAMS` at most its usual
     window. The stride is `stride`, or else a 32nd of the window, for `perplexity-huggingface` half;
-    `first` tells if the tokenizer's first tokens come once or in every window. A recipe in
-    `PROGRAMS` takes neither a stride nor `every`. The task's name states what is requested of the
-    three. Raises BadInput for a file that cannot be read, has another form or too little text, or
-    for a stride or `first` that the name or the window does not take.
+    `first` is `once` or `every`: the tokenizer's first tokens come once, or in every window. A
+    recipe in `PROGRAMS` takes neither a stride nor `every`. The task's name states a `window`, a
+    `stride` and an `every` that are given. Raises BadInput for a file that cannot be read, has
+    another form or too little text, or for a stride or `first` that the name or the window does not
+    take.
     """
     documents, remarks = read_texts(path)
     named = "".join(
