@@ -402,8 +402,9 @@ def _replayed(
 
 
 def _verdict(first: Judged, second: Judged) -> str:
-    """Return the reason that two runs without a fault differ, as a sentence: an overflow, a spike,
-    the settings, or rounding."""
+    """Return the reason that two runs without a fault differ, as a sentence, by the first number
+    that differs between them in float64 in an iteration of both: an overflow or a spike if one of
+    them alone made an update, the settings for another number; rounding if none differs."""
     ours = first.run.steps
     theirs = second.run.steps
     common = sorted(first.numbers.keys() & second.numbers.keys())

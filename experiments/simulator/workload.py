@@ -70,8 +70,9 @@ class Workload(NamedTuple):
 
     @classmethod
     def of_run(cls, config: RunConfig, gpus: int) -> "Workload":
-        """Return the Workload of one iteration of the run `config` on this many GPUs; the GPUs that
-        tp and pp leave are data-parallel. Every family but Transformer-XL is taken for a GPT-2."""
+        """Return the Workload of one iteration of the run `config` on this many GPUs, with dp =
+        gpus // (tp · pp); it is not checked, and `checked_config` refuses it if they do not divide.
+        Every family but Transformer-XL is taken for a GPT-2."""
         model = config.model
         train = config.train
         parallel = config.parallel
