@@ -478,7 +478,7 @@ class _Region:
 def _divide_heads(module: nn.Module, tp: int) -> None:
     """Divide, in place by `tp`, the attributes of an attention module that count heads or state the
     width of all heads, and the counts of heads in a copy of its configuration, which the module
-    then has. Do nothing to a module without a count of heads."""
+    then has. Quotients are rounded down. Do nothing to a module without a count of heads."""
     if HEADS.isdisjoint(vars(module)):
         return
     # A copy: all modules of a model share one configuration, which would be divided repeatedly.

@@ -265,8 +265,8 @@ class Workloads:
 
     @classmethod
     def of(cls, rows: Sequence[Workload]) -> Self:
-        """Return the workloads `rows`, which must have been checked, as columns: a Workloads whose
-        fields are arrays of float64 with one element for each workload."""
+        """Return the workloads `rows`, which `checked_config` must have accepted, as columns: a
+        Workloads whose fields are arrays of float64 with one element for each workload."""
         columns = [
             [
                 w.gpus,
