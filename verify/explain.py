@@ -182,9 +182,9 @@ class Judged:
                 yield Beyond(iteration, name.replace("_", " "), distance, allowed, detail)
 
     def _take_checkpoint(self, iteration: int) -> None:
-        """Compare the checkpoint of an iteration with the replays. Keep in `spread` how far
-        rounding may take each tensor, and in `tensors` the tensors beyond that, unless an earlier
-        checkpoint had such tensors."""
+        """Compare the checkpoint of an iteration, which must be there, with the replays, which must
+        have reached it. Keep in `spread` how far rounding may take each tensor, and in `tensors`
+        the tensors beyond that, unless an earlier checkpoint had such tensors."""
         others = self.native.tensors()
         spread = {
             tensor: float((others[tensor].double() - true).norm() / true.norm())
