@@ -147,7 +147,8 @@ class OurLayout:
 
     def training(self, size: TrainingSize) -> TrainingStep:
         """Return the TrainingStep of this rank's part of a new model of `size` with its optimizer,
-        on this rank's device."""
+        on this rank's device; if `is_separate`, of a whole model. Every rank calls it, in torch's
+        process group if there are several."""
         tp, pp = self.parallel.tp, self.parallel.pp
         mesh = (
             serial_mesh(local_device())

@@ -128,8 +128,8 @@ def measure(
     does not name them; `record`, if given, is written after each case.
 
     Raises BadInput for an invalid table, an unknown case, a directory that is no repository, a
-    repository that lacks a commit, or a tree that lacks the lines of an edit; Diverged if a tree
-    after its fix gives a finding and its case has no `why`.
+    repository that lacks a commit, or a tree that lacks the lines of an edit; ValueError for a
+    damaged `record`; Diverged if a tree after its fix gives a finding and its case has no `why`.
     """
     table = {case.name: case for case in load_config(cases, Cases).case}
     if unknown := [name for name in only if name not in table]:

@@ -141,7 +141,7 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
 
         Greedy prompts of one length and the same settings are continued together. The answers also
         go into lm-evaluation-harness's cache. Raises BadInput if the new tokens leave no room for a
-        prompt, or the model is one that cannot generate.
+        prompt, the settings leave no token to draw, or the model is one that cannot generate.
         """
         prompts = [self._prompt(*request.args) for request in requests]
         alike: dict[tuple[int, str], list[int]] = defaultdict(list)

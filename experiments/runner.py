@@ -21,9 +21,9 @@ from mlm_repro.lineage.run import RunDirectory
 def run_named(experiments: Sequence[Experiment], runs: Path, limit: int | None = None) -> None:
     """Simulate, compute and measure everything in the experiments that this machine can, print the
     numbers, and seal measured ones as a run below the folder `runs`, whose path is printed. A
-    single experiment on a reproduction makes the reproduction; a single ablation raises BadInput,
-    a single one that lacks files or a library DataMissing or ExtraMissing. `limit` is the most
-    windows of a test for released weights, None for all.
+    single experiment on a reproduction makes the reproduction, with the errors of `carry_out`; a
+    single ablation raises BadInput, a single one that lacks files or a library DataMissing or
+    ExtraMissing. `limit` is the most windows of a test for released weights, None for all.
 
     The measurements of several experiments become one study below `runs`, of the finished ones
     even after an error. An experiment that trains models, takes long, or lacks files or a library

@@ -138,7 +138,9 @@ def broken_links(run: Path) -> list[str]:
 
 def broken_manifest(name: str, manifest: JSON) -> Iterator[str]:
     """Yield a sentence for each contradiction within the content of manifest.json: in its digest of
-    the configuration, its identity, its settings or its attempts. `name` is the run's name."""
+    the configuration, its identity, its settings or its attempts. `name` is the run's name. Raises
+    KeyError, TypeError or AttributeError if the content lacks a key or has a value of another kind.
+    """
     config = manifest["config"]
     if sha256_json(config) != manifest["config_digest"]:
         yield (

@@ -90,7 +90,8 @@ def misfits(directory: Path, kind: Kind, values: JSON) -> Iterator[str]:
     beside it is no fault.
 
     `values` is the content of its manifest.json, an empty dict for a kind without one. Settings are
-    not compared if they are of another version of the kind's schema.
+    not compared if they are of another version of the kind's schema. Raises KeyError, TypeError or
+    ValueError if `values` lacks a key or has a configuration that does not fit the kind.
     """
     called = directory.name
     missing = {*kind.files, MARKER, *([MANIFEST] if values else [])}

@@ -39,8 +39,9 @@ def locked(directory: Path) -> Iterator[None]:
     block. Before and after the block, remove the unfinished files that killed writers left in the
     directory.
 
-    Raises BadInput if another process, or this one already, holds the lock, and NoLocks if the file
-    system cannot lock. The lock ends with the process.
+    Raises BadInput if another process, or this one already, holds the lock, NoLocks if the file
+    system cannot lock, and OSError if the directory or its lock file cannot be made. The lock ends
+    with the process.
     """
     path = directory / LOCK
     descriptor = _take(path, f"another process is at work in {directory}: wait for it, or stop it")

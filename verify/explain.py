@@ -182,9 +182,9 @@ class Judged:
                 yield Beyond(iteration, name.replace("_", " "), distance, allowed, detail)
 
     def _take_checkpoint(self, iteration: int) -> None:
-        """Compare the checkpoint of an iteration with the replays. Keep in `spread` how far
-        rounding may take each tensor, and in `tensors` the tensors beyond that, unless an earlier
-        checkpoint had such tensors."""
+        """Compare the checkpoint of an iteration, which must be there, with the replays, which must
+        have reached it. Keep in `spread` how far rounding may take each tensor, and in `tensors`
+        the tensors beyond that, unless an earlier checkpoint had such tensors."""
         others = self.native.tensors()
         spread = {
             tensor: float((others[tensor].double() - true).norm() / true.norm())
@@ -402,8 +402,9 @@ def _replayed(
 
 
 def _verdict(first: Judged, second: Judged) -> str:
-    """Return the reason that two runs without a fault differ, as a sentence: an overflow, a spike,
-    the settings, or rounding."""
+    """Return the reason that two runs without a fault differ, as a sentence, by the first number
+    that differs between them in float64 in an iteration of both: an overflow or a spike if one of
+    them alone made an update, the settings for another number; rounding if none differs."""
     ours = first.run.steps
     theirs = second.run.steps
     common = sorted(first.numbers.keys() & second.numbers.keys())

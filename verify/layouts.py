@@ -179,12 +179,13 @@ def check(
 def probe(
     kind: Kind, work: Work, layout: ParityLayout, reference: Reference, draw: int = 0
 ) -> Computed:
-    """Train on one rank with all probes and return a Computed: recorded tensors, differences from
-    the reference, first outputs of modules. Without weights in `work` the training starts from the
-    program's own, with noise where they are constant. If `draw` is not 0, weights are moved by up
-    to a rounding before each iteration. Planted gradients and dropout masks are left out with an
-    empty reference, planted gradients also if the engine's `counts_norm` is False. Every rank calls
-    it; without weights in `work` there must be one rank alone."""
+    """Train this rank's part of a program in a layout, with all probes, and return the rank's
+    Computed: recorded tensors, differences from the reference, first outputs of modules. Without
+    weights in `work` the training starts from the program's own, with noise where they are
+    constant. If `draw` is not 0, weights are moved by up to a rounding before each iteration.
+    Planted gradients and dropout masks are left out with an empty reference, planted gradients also
+    if the engine's `counts_norm` is False. Every rank calls it; without weights in `work` there
+    must be one rank alone."""
     engine = kind(work, layout)
     seen = Computed()
     engine.show(engine.recorder(seen.initial.append), "", engine.parameters())

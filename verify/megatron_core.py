@@ -175,8 +175,8 @@ def listed(exchange: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def build(values: Mapping[str, Any], spec: Callable[[Any], Any] | None = None) -> Any:
-    """Build and return this rank's GPTModel by the settings that `values_of` gives, with the layers
-    that `spec` returns for its configuration, or else by the configuration alone.
+    """Build and return this rank's GPTModel by `values`, the settings that `values_of` gave, with
+    the layers that `spec` returns for its configuration, or else by the configuration alone.
 
     Changes this process as `make_it_run_on_cpus` does, and makes the process groups of the layout;
     where torch has no process group yet, first one of this rank alone. Every rank calls it.

@@ -189,9 +189,9 @@ def as_sketch(values: Numbers | None, num_permutations: int) -> "MinHash":
 
 @cache
 def _signer(num_permutations: int, shingle_characters: int) -> Sign:
-    """Return the function that computes a text's signature, for this number of permutations and
-    this length of shingles in characters: the compiled one if it is exact here, else
-    datasketch's."""
+    """Return a function from a text to its signature, uint32 [num_permutations], for shingles of
+    `shingle_characters` characters: the compiled one if it gives here what datasketch gives for
+    SAMPLES, else datasketch's."""
     reference = partial(
         reference_signature,
         num_permutations=num_permutations,

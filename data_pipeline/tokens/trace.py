@@ -105,10 +105,10 @@ def _show(pieces: list[SamplePiece], tokenizer: Tokenizer) -> Iterator[str]:
 
 def _places(path: Path, documents: set[int]) -> dict[int, str]:
     """Return a dict from each number in `documents`, indices in a token file, to a text on that
-    document's origin: its id, its source and its line in the file at `path`, the JSON lines or
-    Parquet file with the token file's documents. Documents that this file lacks are left out, and
-    all are if there is no file. `documents` is not empty. Errors of reading a damaged file, such as
-    ValueError, are passed on."""
+    document's origin, in parentheses after a space: its id, its source, if any, and its line in the
+    file at `path`, the JSON lines or Parquet file with the token file's documents. Documents that
+    this file lacks are left out, and all are if there is no file. `documents` is not empty. Errors
+    of reading a damaged file, such as ValueError, are passed on."""
     origins = {}
     rows = written_documents(path) if path.is_file() else iter(())
     for number, row in enumerate(islice(rows, max(documents) + 1)):

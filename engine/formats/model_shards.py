@@ -184,9 +184,9 @@ def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
     Every weight keeps its value and number format, whatever format config.json names, if the files
     have one format; of several, `read_model` takes one. The ranks, run as threads in float64, must
     give the undivided model's outputs; the last line says so, or that memory is too small to
-    compare. Raises BadInput if `out` exists or cannot be written, if there is no such directory,
-    and for a model that transformers cannot build or that cannot be divided; nothing is then
-    written.
+    compare. Raises BadInput if `out` exists or cannot be written, if there is no such directory
+    or no transformers, and for a model that transformers cannot build with the weights there or
+    that cannot be divided over `tp` ranks; nothing is then written.
     """
     check_output(out)
     check_is_there(directory, "directory")
@@ -479,7 +479,7 @@ class _Region:
 def _divide_heads(module: nn.Module, tp: int) -> None:
     """Divide, in place by `tp`, the attributes of an attention module that count heads or state the
     width of all heads, and the counts of heads in a copy of its configuration, which the module
-    then has. Do nothing to a module without a count of heads."""
+    then has. Quotients are rounded down. Do nothing to a module without a count of heads."""
     if HEADS.isdisjoint(vars(module)):
         return
     # A copy: all modules of a model share one configuration, which would be divided repeatedly.

@@ -159,9 +159,9 @@ def kept_bytes(layer: nn.Module, *inputs: Any) -> int:
 def bytes_per_sbh(shape: str, sequence_parallel: bool) -> list[float]:
     """Run four layers forward in bf16, divided over all ranks, with `sequence_parallel` also over
     the sequence: a PlainLayer of each of `FORMS` ("none", "selective", "full") and the engine's
-    layer. Return for each, in this order, the bytes that this rank keeps for backward per element
-    of the undivided [s, b, h]. `shape` is a key of `SMALL`. Every rank calls this; without a
-    process group it runs on one rank, where `sequence_parallel` has no effect."""
+    layer. Return a list of the bytes, for each in this order, that this rank keeps for backward per
+    element of the undivided [s, b, h]. `shape` is a key of `SMALL`. Every rank calls this; without
+    a process group it runs on one rank, where `sequence_parallel` has no effect."""
     s, heads, h = SMALL[shape]
     tp = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     mesh = build_mesh(Layout(tp=tp), sequence_parallel)

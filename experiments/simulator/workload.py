@@ -70,8 +70,9 @@ class Workload(NamedTuple):
 
     @classmethod
     def of_run(cls, config: RunConfig, gpus: int) -> "Workload":
-        """Return the Workload of one iteration of the run `config` on this many GPUs; the GPUs that
-        tp and pp leave are data-parallel. Every family but Transformer-XL is taken for a GPT-2."""
+        """Return the Workload of one iteration of the run `config` on this many GPUs, with dp =
+        gpus // (tp · pp); it is not checked, and `checked_config` refuses it if they do not divide.
+        Every family but Transformer-XL is taken for a GPT-2."""
         model = config.model
         train = config.train
         parallel = config.parallel
@@ -264,8 +265,8 @@ class Workloads:
 
     @classmethod
     def of(cls, rows: Sequence[Workload]) -> Self:
-        """Return the workloads `rows`, which must have been checked, as columns: a Workloads whose
-        fields are arrays of float64 with one element for each workload."""
+        """Return the workloads `rows`, which `checked_config` must have accepted, as columns: a
+        Workloads whose fields are arrays of float64 with one element for each workload."""
         columns = [
             [
                 w.gpus,

@@ -79,9 +79,9 @@ class ExactMLP(MLP):
 
 
 class BertLayer(TransformerLayer):
-    """BERT's layer, [s, b, h] → [s, b, h]: attention and MLP, each after a norm. Under sequence
-    parallelism input and output are this rank's positions, [s/t, b, h]. The residual is taken
-    before the norm, or in the original order after it."""
+    """BERT's layer, [s, b, h] → [s, b, h]: attention and MLP, each after a norm; `is_token` [b, s]
+    is False at padding. Under sequence parallelism input and output are this rank's positions,
+    [s/t, b, h]. The residual is taken before the norm, or in the original order after it."""
 
     attention_class = BidirectionalAttention
     mlp_class = ExactMLP
