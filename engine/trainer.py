@@ -63,10 +63,10 @@ class Trainer:
     def __init__(self, run: ResolvedRun, directory: RunDirectory, mesh: ParallelMesh) -> None:
         """Build model, optimizer, inputs, checkpoint writer and guards of this rank for `run`, a
         ResolvedRun, whose `directory` must have been begun. Every rank calls it. No step is
-        computed and no checkpoint read before `prepare`. Raises BadInput if the layout cannot
-        divide the model, which has fewer layers than stages, for instance, and if a token file of
-        the dataset is missing or has too little text for the model; IntegrityFailure if one is
-        damaged."""
+        computed and no checkpoint read before `prepare`. Raises BadInput for a layout that
+        cannot divide the model, such as one with more stages than layers, and for a token file of
+        the dataset that is missing or has too little text for the model; IntegrityFailure for one
+        that is damaged."""
         self.run = run
         self.directory = directory
         self.mesh = mesh
