@@ -666,11 +666,11 @@ def _help(
 def _workspace(
     run: RunDirectory, workers: LocalExecutor | RayExecutor, room: int
 ) -> Iterator[Workspace]:
-    """Context manager: make a run's hidden directory for tasks, yield a Workspace there, whose
-    tasks run on the executor `workers`, and end the worker processes after the block. Raises
-    BadInput if the disk has less free space than the work needs, `room` bytes without the bytes
-    that the directory already has; Interrupted for any OSError, of the block too, such as a full
-    disk."""
+    """Context manager: make a run's hidden directory for tasks unless it is there, yield a
+    Workspace there, whose tasks run on the executor `workers`, and end the worker processes after
+    the block; the directory stays. Raises BadInput if the disk has less free space than the work
+    needs, `room` bytes without the bytes that the directory already has; Interrupted for any
+    OSError, of the block too, such as a full disk."""
     work = run.path / FOLDER
     try:
         work.mkdir(mode=0o700, exist_ok=True)

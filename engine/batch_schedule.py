@@ -20,8 +20,8 @@ class TrainedBefore(Protocol):
 
 class Recipe(Protocol):
     """Interface of the settings from which a BatchSchedule is made, with `TrainConfig`'s names: the
-    global batch size, its growth as (start, increment, samples) or None, and the end of a continued
-    run or None."""
+    global batch size in sequences, its growth as (start, increment, samples) or None, and the end
+    of the earlier run that the run continues, a TrainedBefore, or None."""
 
     @property
     def global_batch_size(self) -> int: ...

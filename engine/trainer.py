@@ -63,9 +63,10 @@ class Trainer:
     def __init__(self, run: ResolvedRun, directory: RunDirectory, mesh: ParallelMesh) -> None:
         """Build model, optimizer, inputs, checkpoint writer and guards of this rank for `run`, a
         ResolvedRun, whose `directory` must have been begun. Every rank calls it. No step is
-        computed and no checkpoint read before `prepare`. Raises BadInput as `build_step` does, and
-        if a token file of the dataset is missing or has too little text for the model;
-        IntegrityFailure if one is damaged."""
+        computed and no checkpoint read before `prepare`. Raises BadInput for a layout that
+        cannot divide the model, such as one with more stages than layers, and for a token file of
+        the dataset that is missing or has too little text for the model; IntegrityFailure for one
+        that is damaged."""
         self.run = run
         self.directory = directory
         self.mesh = mesh
@@ -186,9 +187,9 @@ class Trainer:
 
         Raises Interrupted after a checkpoint if a signal or the end of iteration number `until`,
         counted from 1, stops it before the run's end, and without one if a checkpoint cannot be
-        written; NotFinite or Diverged as guards, validations and checkpoints do, and if no
-        iteration changed the weights; and IntegrityFailure if a file of the dataset has changed, a
-        token is outside the vocabulary or a checkpoint is not written as it was in memory.
+        written; NotFinite or Diverged as guards, validations and checkpoints do, and NotFinite if
+        no iteration changed the weights; and IntegrityFailure if a file of the dataset has changed,
+        a token is outside the vocabulary or a checkpoint is not written as it was in memory.
         """
         train = self.config.train
         first = self.state.iteration

@@ -101,9 +101,10 @@ class Progress:
         self._first = self._count = count
 
     def advance(self, count: int = 1, message: str = "") -> None:
-        """Add `count` to the finished work, and now and then show the progress, with `message`
-        beside it. If the sum is a multiple of this object's `every`, print a line that stays; a
-        multiple that `count` passes over prints none."""
+        """Add `count` to the finished work, and now and then show the progress on standard error,
+        with `message` beside it. If the sum is a multiple of this object's `every`, print a line
+        there that stays; a multiple that `count` passes over prints none. Nothing is shown with
+        `--quiet`, on ranks other than 0, or if this object's `quiet` was set."""
         self._count += count
         if self._every and self._count % self._every == 0:
             self.say(f"{self._title}: {self._text(False)} | {message}")

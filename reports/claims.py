@@ -221,8 +221,9 @@ def forecast_of_order(verdicts: Iterable[Verdict]) -> str:
 
 def errata_exhibit(claims: Claims) -> Exhibit:
     """Return the Exhibit `errata`, a table with a row for each contradiction inside a document that
-    errata.toml lists: the printed text, the text that follows, and our numbers on it, if they were
-    measured, counted or computed. `claims` have our numbers."""
+    errata.toml lists, in its order: the place, the printed text, the text that follows, the kind of
+    contradiction, our numbers on it by claim, if they were measured, counted or computed, the
+    person who found it, and the authors' answer. `claims` have our numbers."""
     rows = []
     errata = read_errata().errata
     for erratum in errata:

@@ -330,7 +330,8 @@ def explain(first: RecordedRun, second: RecordedRun) -> None:
 def _first_bits(first: RecordedRun, second: RecordedRun) -> int | None:
     """Print the first number, or else checkpoint, in which two runs have other bits, and return its
     iteration. Only iterations, numbers and checkpoints that both have are compared; None if these
-    are all equal. Raises BadInput if the runs have no iteration in common."""
+    are all equal. Raises BadInput if the runs have no iteration in common, IntegrityFailure if a
+    checkpoint of theirs cannot be read."""
     common = [number for number in first.iterations if number in second.iterations]
     for number in common:
         mine = first.numbers(number)

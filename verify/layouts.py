@@ -342,8 +342,8 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
     for each layout. A layout that cannot run gives one too; a rank that is not done within SECONDS
     counts as lost.
 
-    Raises BadInput if the serial run gives other bits when it is repeated, or numbers that are not
-    finite.
+    Raises BadInput if the serial run, when it is repeated, cannot run, gives other bits or gives
+    numbers that are not finite.
     """
     kind, work, reference = serial
     again = _serially(kind, work, Reference(reference.whole, dict.fromkeys(reference.whole, 0.0)))

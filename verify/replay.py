@@ -153,9 +153,10 @@ def _replay_segment(run: Path, segment: Segment) -> list[str]:
 def _train_again(run: Path, segment: Segment, root: Path) -> Path:
     """Train a segment again, from the run's checkpoint at its start, or from the beginning if it
     starts at 0, to its end; return the new run directory below `root`. One rank trains in this
-    process, which keeps the segment's number of threads; several are started as processes. Raises
-    IntegrityFailure if the checkpoint is damaged, Interrupted if the training stopped before the
-    end, and SystemExit with a rank's code if ranks failed otherwise."""
+    process, which keeps the segment's number of threads, and raises what a training raises; several
+    are started as processes. Raises IntegrityFailure if the checkpoint or another file that it
+    needs is damaged, Interrupted if the training stopped before the end, and SystemExit with a
+    rank's code if several ranks failed otherwise."""
     config = segment.config
     start = segment.start
     end = segment.end

@@ -38,9 +38,10 @@ def choose_order(settings: Settings, inputs: list[Path], directory: Path) -> Cou
     their numbers, counted from 0 through all shards, and `starts.npy`, the number of each shard's
     first document and the total.
 
-    Settings: `counts`, documents left in each shard; `splits`, the split of each shard, "" before
-    splitting; `shuffle`, section and seed of the split, or None for the order of the input. Returns
-    under `documents` a dict split → number of its documents.
+    Settings: `counts`, documents left in each shard; `shuffle`, a dict with the ratio's `train` and
+    `valid` and the `seed`, by which all are shuffled and divided into these two splits, or None for
+    the order of the input; `splits`, the split of each shard, "" for none, used without `shuffle`
+    alone. Returns under `documents` a dict split → number of its documents.
     """
     starts = np.cumsum([0, *settings["counts"]])
     np.save(directory / STARTS, starts)

@@ -30,8 +30,8 @@ def train(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 def copy(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: write `tokenizer.json` and `tokenizer_config.json` of the tokenizer at `path`, with
     `end_of_text` as the token that ends a text if that is not None; if `path` is None, of GPT-2's,
-    from its two `files`. Returns no counts. Raises BadInput or IntegrityFailure if the files cannot
-    be used."""
+    from its two `files`, vocab.json and merges.txt in this order. Returns no counts. Raises
+    BadInput or IntegrityFailure if the files cannot be used."""
     tokenizer = (
         Tokenizer.open(Path(settings["path"]), settings["end_of_text"])
         if settings["path"]

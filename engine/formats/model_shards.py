@@ -495,9 +495,10 @@ def _divide_heads(module: nn.Module, tp: int) -> None:
 def _look_up(
     forward: Callable[[Tensor], Tensor], start: int, stop: int, axis: Axis, ids: Tensor
 ) -> Tensor:
-    """Return the embeddings of token ids `ids`, [..., h], whole on every rank. `forward` looks ids
-    up in this rank's table, which has rows [start, stop) of the whole; the results of all ranks of
-    the axis are summed, so all call it."""
+    """Return the embeddings of token ids `ids`, [..., h], whole on every rank. `forward` looks ids,
+    which are counted from `start`, up in this rank's table, which has rows [start, stop) of the
+    whole; ids outside give zeros. The results of all ranks of the axis are summed, so all call it.
+    """
     inside = (ids >= start) & (ids < stop)
     rows = forward((ids - start).where(inside, 0)) * inside[..., None]
     return leave_tensor_parallel(rows, axis)

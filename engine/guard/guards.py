@@ -53,8 +53,8 @@ def guards_of(
 
 
 class RecentIterations:
-    """Losses and gradient norms of the last 128 iterations, by which spikes are told. Checkpoints
-    keep them, so a resumed run decides alike.
+    """Losses and gradient norms of the last 128 iterations that had both finite, by which spikes
+    are told. Checkpoints keep them, so a resumed run decides alike.
 
     A spike is a loss or a gradient norm above their mean by more than 6 standard deviations, once
     64 are known (OLMo-core, `optim/skip_step_optimizer.py`, which also counts leaps downwards).

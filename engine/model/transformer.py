@@ -140,9 +140,9 @@ class TransformerLayer(nn.Module):
     def bias_and_mask(
         self, rows: int, of: str, dropout: Dropout | None
     ) -> tuple[Tensor, DropoutMask | None]:
-        """Return a pair: the bias [h] of a branch of this layer, attention or mlp as the text `of`
-        says, and the DropoutMask for `rows` positions of the branch's output, None without
-        dropout."""
+        """Return a pair: the bias [h] of a branch of this layer, `attention` or `mlp` as the text
+        `of` says, and the DropoutMask for the branch's output, None without dropout. `rows` is the
+        number of positions that this rank has, s or, with sequence parallelism, s/t."""
         # Not added by the product: with tensor parallelism it would be summed once for each rank.
         bias = (self.mlp.dense_4h_to_h if of == "mlp" else self.self_attention.dense).bias
         return bias, _mask(f"layers.{self.layer}.{of}_output", rows, dropout, self.mesh)

@@ -159,9 +159,10 @@ class FlatOptimizer(ABC):
         `own_gradient`. Every rank calls it; the caller gathers the other owners' weights."""
 
     def gradient_norm(self) -> Tensor:
-        """Return the norm of the whole gradient, before clipping, over all ranks, counting shared
-        parameters once: a float64 scalar tensor, the same on every rank. Every rank calls it, after
-        the gradients were reduced. On CPUs the gradient is divided in place by its divisor."""
+        """Return the norm of the whole gradient, divided by its divisor and not yet clipped, over
+        all ranks, counting shared parameters once: a float64 scalar tensor, the same on every rank.
+        Every rank calls it, after the gradients were reduced. On CPUs the gradient itself is
+        divided, in place; on a GPU it stays undivided."""
         device = self.groups[0].master.device
         own = [
             # On a GPU the gradient stays undivided, and the norm is divided instead.

@@ -84,9 +84,10 @@ def fetch_model(name: str, out: Path) -> Path:
 
 
 def _download(name: str, repository: str, revision: str | None, **where: Any) -> tuple[Path, Any]:
-    """Download a model's files and return a pair: their folder, and the hub's description of the
-    repository. With `local_dir` in `where` the files go into that folder and are exactly the
-    described commit's. `name` is the model's name in errors.
+    """Download a model's configuration, tokenizer and weights, these in one format alone, and
+    return a pair: the folder of the files, and the hub's description of the repository. They go
+    into the hub's cache or, with `local_dir` in `where`, into that folder, where they are exactly
+    the described commit's. `name` is the model's name in errors.
 
     Raises DataMissing if the hub does not have the model or gates it, Interrupted if the download
     fails otherwise, but OSError for a full or failing disk, and BadInput for several GGUF files.

@@ -285,9 +285,10 @@ def _do(item: int) -> Any:
 def score_in_memory(
     model: ScoringModel, requests: Sequence[Request], banned: Tokens | None
 ) -> Scores | None:
-    """Score a batch of requests and return its Scores, with `banned` as in `score_batch`; if it
-    does not fit into a GPU's memory, warn on standard error and score it in two halves. All ranks
-    with a part of the model call it. Return None on a rank without the model's last stage.
+    """Score a batch of requests and return its Scores; if it does not fit into a GPU's memory, warn
+    on standard error and score it in two halves. Token ids that are `banned` are ignored where the
+    column `greedy_allowed` looks for the likeliest token. All ranks with a part of the model call
+    it. Return None on a rank without the model's last stage.
 
     Raises HardwareMissing if a single row does not fit, or if ranks divide the model and the batch
     does not fit. On a CPU torch's error passes through.

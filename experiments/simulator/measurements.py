@@ -86,11 +86,10 @@ def megatron_2019() -> list[Observation]:
 
 
 def v100_rows() -> list[Observation]:
-    """Return a list of the Observations that the V100 constants are fitted on: the 2019 paper's
-    Tables 2, 7 and 8, without the workloads of Figures 1 and 5 (one GPU; 32 heads).
-
-    Ratios refer to the first one, which is on one GPU and has no weight in the fit.
-    """
+    """Return a list of the Observations for the fit of the V100 constants. The first is of Figure 1
+    of the 2019 paper, on one GPU: ratios refer to it, and it has no weight in the fit. The others,
+    on which the constants are fitted, are of that paper's Tables 2, 7 and 8, without the workloads
+    on one GPU or with 32 heads, which stand in Figures 1 and 5 too."""
     first, *rest = megatron_2019()
     return [
         first,

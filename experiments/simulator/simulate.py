@@ -271,8 +271,9 @@ chunk."""
 def order_of(pp: int, chunks: int, microbatches: int) -> Order:
     """Return the engine's order of computation for each rank of a pipeline, an int32 array [p, 3,
     2·m·v]. A rank's three rows are the direction (0 forward, 1 backward), the microbatch and the
-    chunk of each of its passes. The order is 1F1B, or interleaved if there are several chunks.
-    Cached, so callers must not change it."""
+    chunk, among its own, of each of its passes. The order is 1F1B, or interleaved if there are
+    several chunks; then it raises BadInput unless the microbatches are a multiple of p. Cached, so
+    callers must not change it."""
     every = [(c.op is Op.BACKWARD, c.microbatch, c.chunk) for c in passes(pp, chunks, microbatches)]
     codes = np.array(every, np.int32).T
     orders = pass_orders("interleaved" if chunks > 1 else "1f1b", pp, chunks, microbatches)
