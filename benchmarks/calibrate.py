@@ -550,8 +550,9 @@ def deepspeed_fit(a100: Machine) -> Fit:
 def intervals(fit: Fit, held: Mapping[str, HeldOut]) -> dict[str, ErrorInterval]:
     """Return a dict by name of the ErrorIntervals of runs on one node (`one_node`) and on several
     (`several_nodes`), and of ratios (`ratio`) if there are any. They are made from the first entry
-    of `held`, which has by way of `fit.left_out` the rows predicted without them. The intervals of
-    both kinds of runs are over all rows if one kind has few, or none in some fold."""
+    alone of `held`, a dict from a way of leaving rows out, a key of `fit.left_out`, to what fits
+    without these rows predicted for them. The intervals of both kinds of runs are over all rows if
+    one kind has few, or none in some fold."""
     way, fold = next(iter(held.items()))
     rows = _left_out(fit, way)
     node = machine_of(load_cluster(fit.cluster)).gpus_per_node

@@ -33,10 +33,10 @@ class Model(nn.Module):
 
 
 def loss(model: Model, rows: Tensor) -> Tensor:
-    """Return one number, the mean loss over all rows and positions of the next words, in nats, by
-    torchtitan's ChunkedCELoss, which takes hidden states chunk by chunk through the head and back.
-    `rows` are token ids [b, s + 1]: all but the last of each row go in, and all but the first are
-    predicted."""
+    """Return a scalar tensor, from which gradients can be computed: the mean loss over all rows and
+    positions of the next words, in nats, by torchtitan's ChunkedCELoss, which takes hidden states
+    chunk by chunk through the head and back. `rows` are token ids [b, s + 1]: all but the last of
+    each row go in, and all but the first are predicted."""
     chunked = import_module("torchtitan.components.loss").ChunkedCELoss
     by_chunks = chunked(chunked.Config())
     by_chunks.set_lm_head(model.head)

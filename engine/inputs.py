@@ -50,8 +50,9 @@ class TrainingInputs:
         The caller calls `streams.commit` of this object after the iteration, which renews that
         memory.
 
-        A collective over the data-parallel ranks if `train.normalise` is "batch". Raises
-        IntegrityFailure for a token outside the vocabulary.
+        If `train.normalise` is "batch", each also has the mean number of targets of a microbatch of
+        the global batch, by which its loss is divided, and the call is a collective over the
+        data-parallel ranks. Raises IntegrityFailure for a token outside the vocabulary.
         """
         model = self._config.model
         train = self._config.train

@@ -326,10 +326,11 @@ def numbers(run: Path) -> Comparisons:
 
 def study(run: Path) -> Comparisons:
     """Yield comparisons of the study of experiments in the directory `run`: a Remade of the runs
-    that its manifest names; for each run that it keeps, a sentence if its records have not the
-    digest that the kept run was begun with, or its manifest contradicts itself, or it has no seal;
-    of simulated records a Remade with their values computed again, of measured ones an Absent.
-    Raises IntegrityFailure for a damaged study."""
+    that its manifest names, and one of the order of the runs that it keeps. For each kept run yield
+    a sentence if its manifest contradicts itself, it has no seal, or its records are not those that
+    it was begun with, and an Absent if its manifest lacks their digest. Of simulated records yield
+    a Remade with their values computed again, of measured ones an Absent. Raises IntegrityFailure
+    for a damaged study."""
     load_results([run])
     records = read_records(run / RECORDS)
     due = {}

@@ -593,7 +593,7 @@ def _reason(experiment: Experiment, claim: Claim, was_run: bool) -> str:
 
 def _cells(verdict: Verdict) -> tuple[str, ...]:
     """Return a tuple of the texts of a verdict's row: claim, published value, our number, its kind,
-    outcome, scale and reason.
+    outcome, scale and reason. The number and its kind are empty if no number was compared.
 
     The number of a smaller model or machine is shown as a dash.
     """

@@ -7,8 +7,8 @@ MISSING = "—"
 
 def show(value: float | int | None) -> str:
     """Return a number as readable text: an int in full, with commas as in `1,234`; a float with
-    three or four significant digits, such as `3.14` or `1.2e+08`, but from 0.1 to 1 with two
-    decimals; an em dash for None."""
+    three or four significant digits, such as `3.14` or `1.2e+08`, but zero and from 0.1 to 1 with
+    two decimals; an em dash for None."""
     if value is None:
         return MISSING
     if isinstance(value, int):

@@ -121,8 +121,9 @@ def evaluations_exhibit(
     labels: Mapping[str, str] | None = None,
 ) -> Exhibit:
     """Return the Exhibit of evaluation results, which are given by file stem: a table of
-    perplexities and one of last-word tests, with the models in the order of `order` and under their
-    `labels`, by default their names. `command` is the one that makes the results."""
+    perplexities and one of last-word tests, each left out if it has no results. Rows are sorted by
+    protocol, then by the model's position in `order`; other models come last. A model stands under
+    its label in `labels`, by default its name. `command` is the one that makes the results."""
     return Exhibit(
         "evaluations",
         "Evaluations by convention",

@@ -61,8 +61,9 @@ class LayoutsReport(Config):
 
 
 def write_files(report: LayoutsReport, directory: Path) -> list[Path]:
-    """Write a LayoutsReport into `directory` twice, as `junit.xml` and as `findings.sarif`; return
-    a list of these two paths in this order."""
+    """Write a LayoutsReport into `directory`, which is made if it is missing, twice, as `junit.xml`
+    and as `findings.sarif`, in place of earlier ones; return a list of these two paths in this
+    order."""
     paths = [directory / "junit.xml", directory / "findings.sarif"]
     write_text(paths[0], junit(report))
     write_text(paths[1], sarif(report))

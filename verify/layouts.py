@@ -444,8 +444,9 @@ def _findings(outcome: Outcome, serial: Serial) -> list[LayoutFinding]:
 def _folded(
     findings: list[LayoutFinding], outcome: Outcome, serial: Serial, alone: Computed
 ) -> list[LayoutFinding]:
-    """Return one finding for each cause of a layout's findings, with the findings that follow from
-    it folded into it. `alone` is what the repeated serial run computed."""
+    """Return a list of one LayoutFinding for each cause of a layout's `findings`, with the findings
+    that follow from it folded into it, as `fold` does. `outcome` is what the layout's ranks
+    computed, and `alone` what the repeated run of `serial` computed."""
     whole = serial.reference.whole
     order = [
         name.removeprefix("updated ")

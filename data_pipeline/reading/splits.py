@@ -47,7 +47,7 @@ def tell_splits(root: Path | None, names: Sequence[str]) -> list[str]:
 def _listed(path: Path) -> list[str]:
     """Return a list of the names of the splits that the JSON file `path` of the library `datasets`
     has under `splits`; an empty list if it has none or the file does not exist. Raises BadInput if
-    it is unreadable."""
+    it cannot be read, is not JSON or has another form."""
     try:
         return [*map(str, read_json(path).get("splits") or ())]
     except FileNotFoundError:

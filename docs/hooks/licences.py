@@ -88,7 +88,9 @@ def notice() -> str:
 
 def bill(wheel: Path) -> JSON:
     """Return the bill of materials of the file `wheel` as a dict, CycloneDX's JSON: the wheel with
-    its digest, and every pinned package with version, digests and licence. Nothing is written."""
+    its digest, and every package that the repository's files constraints*.txt pin, with version,
+    digests and licence. The licence is the one that the package installed here states, else the
+    sentence `NOT_HERE`. Nothing is written."""
     component = {
         "type": "application",
         "name": "mlm-repro",

@@ -121,9 +121,9 @@ def differs(measured: Numbers, stored: Mapping[str, Any]) -> str | None:
 
 
 def has_checksums(directory: Path) -> bool:
-    """Return True if the checkpoint's statistics.json exists and has a checksum of every tensor,
-    which tells any change of a bit. Early releases wrote none. Raises IntegrityFailure if the file
-    exists and cannot be read."""
+    """Return True if the checkpoint's statistics.json exists, lists a tensor, and has for every
+    tensor that it lists a checksum, which tells any change of a bit. Early releases wrote none.
+    Raises IntegrityFailure if the file exists and cannot be read."""
     stored = read_object(directory / FILE) if (directory / FILE).is_file() else {}
     return bool(stored) and all(
         isinstance(numbers, dict) and "checksum" in numbers for numbers in stored.values()

@@ -83,8 +83,9 @@ class DatasetFacts:
 
     def prefixes(self, split: str) -> list[tuple[Path, float]]:
         """Return a list of (path without its ending, weight), one for each token file of a split,
-        such as `train`, whether it is there or not. The shards of a dataset share its weight by
-        size."""
+        such as `train`, in the order of the datasets and their shards. The shards that are there
+        share the dataset's weight by the bytes of their `.bin`; a dataset without shards has one
+        path with the whole weight, whether the file is there or not."""
         weighted = []
         for directory, weight in zip(self.directories, self.weights, strict=True):
             weighted += blend(split_prefixes(directory, split), weight)

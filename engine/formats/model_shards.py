@@ -225,9 +225,9 @@ def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
 
 def read_model(directory: Path, has_weights: bool = True) -> Any:
     """Return the transformers model of a Hugging Face directory, on the CPU and in evaluation mode,
-    with its weights, in the number format that transformers finds first in the files; without
-    `has_weights`, one with random weights, made from config.json alone. Runs no code from the
-    directory.
+    with its weights from files of safetensors, in the number format that transformers finds first
+    there; without `has_weights`, one with random weights, made from config.json alone. Runs no code
+    from the directory.
 
     Raises BadInput if transformers is missing or cannot build the model, or if tensors are missing,
     unexpected or misshapen.

@@ -34,9 +34,11 @@ class Iteration:
 
 
 class Guard:
-    """Base class of a check that a training calls on every iteration, with methods to override; by
-    default they change nothing, skip no update and warn of nothing. All ranks call their guards in
-    the same order, so a guard may communicate."""
+    """Base class of a check that a training calls on every iteration, before it, between its
+    gradient and its update, and after it, and before each checkpoint. A subclass overrides the
+    methods that it needs; by default they change nothing, skip no update and warn of nothing. An
+    error that a method raises ends the run. All ranks call their guards in the same order, so a
+    guard may communicate."""
 
     def before(self, number: int) -> None:
         """Prepare for the iteration `number`, counted from 0; a guard may override this, by default

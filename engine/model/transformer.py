@@ -151,7 +151,7 @@ class TransformerLayer(nn.Module):
 class Embedding(nn.Module):
     """Word plus position embedding with dropout: token ids [b, s], the first at position `start`, →
     [s, b, h], or this rank's positions [s/t, b, h] with sequence parallelism. Without `dropout`
-    nothing is dropped.
+    nothing is dropped. Every tensor-parallel rank calls it.
 
     The last stage of a pipeline holds a copy of the word embedding alone, without `has_positions`,
     for the output head, and does not call it.

@@ -120,12 +120,14 @@ class VocabParallelEmbedding(nn.Module):
 
 
 class _EnteredLinear(torch.autograd.Function):
-    """Autograd function of a column-parallel product and what precedes it, f: x [s, b, in] → [s, b,
-    out/t]. f does nothing forward, and backward an all-reduce of the input's gradient, which runs
-    while the weight's gradient is computed.
+    """Autograd function (x, weight, bias or None, mesh) of a column-parallel product and what
+    precedes it, f: x [s, b, in] → [s, b, out/t]. f does nothing forward, and backward an all-reduce
+    of the input's gradient, which runs while the weight's gradient is computed. Every
+    tensor-parallel rank calls it.
 
     A sequence that is divided, [s/t, b, in], is gathered in place of f, and gathered again in the
-    backward pass instead of kept (arXiv 2205.05198, Section 4.2.2).
+    backward pass instead of kept (arXiv 2205.05198, Section 4.2.2); its gradient is
+    reduce-scattered.
     """
 
     @staticmethod

@@ -318,7 +318,8 @@ def resolve(
     config: RunConfig, ranks: int | None = None, origin: StartingPoint | None = None
 ) -> ResolvedRun:
     """Return the ResolvedRun of a configuration, with its dataset, layout and starting point, on
-    `ranks` ranks, by default as many as this machine has GPUs or cores for. The dataset gives the
+    `ranks` ranks. By default these are the most that the batch can be divided among and that this
+    machine has GPUs for, or cores if it has no GPU, but at least tp × pp. The dataset gives the
     vocabulary. With `origin` given, or without a dataset, the vocabulary stays as configured and no
     starting point is looked up.
 

@@ -58,9 +58,10 @@ def split_last_word(text: str) -> tuple[str, str]:
 
 def encode_strictly(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
     """Return a list of a pair for each passage: its token ids, and the number of them at its end
-    that are the target, its last white-space word. Context and ` word` are encoded separately. If
-    the tokenizer encodes `a b` otherwise than `a` and ` b`, as one that puts a space before every
-    text, they are encoded together and cut at the length of the context alone."""
+    that are the target, its last white-space word. There must be a passage, and a word in each.
+    Context and ` word` are encoded separately. If the tokenizer encodes `a b` otherwise than `a`
+    and ` b`, as one that puts a space before every text, they are encoded together and cut at the
+    length of the context alone."""
     contexts, words = zip(*map(split_last_word, passages), strict=True)
     if tokenizer.encode("a b") != [*tokenizer.encode("a"), *tokenizer.encode(" b")]:
         return _cut(

@@ -212,9 +212,10 @@ def predicted_iteration(job: Job) -> Prediction | None:
 
 
 def failures_of(job: Job) -> Failures:
-    """Return a Failures: the job's mean time between failures, and how long its checkpoints, their
-    copies and its restarts take, all in seconds. Raises BadInput if the job's model, an override or
-    the layout is not valid."""
+    """Return a Failures, all in seconds: the job's mean time between failures, infinite if its rate
+    of failures is 0; the times that the rank that writes most takes to write its part of a
+    checkpoint and to copy it, which pauses training; and the job's time of a restart. Raises
+    BadInput if the job's model, an override or the layout is not valid."""
     config = job.config()
     dp = layout_of(config, job.ranks).dp
     written = written_bytes(config.model, config.train.precision, config.parallel, dp)

@@ -61,11 +61,13 @@ def name_rank(environment: MutableMapping[str, str]) -> None:
 
 
 def note_failure(failed: Path, code: int, cause: BaseException | None) -> None:
-    """Write the exit code and the cause of this rank's end into a file beside the scripts.
+    """Write the exit code and the cause of this rank's end into a file beside the scripts, in place
+    of an earlier one.
 
-    The file is the path `failed` if another attempt is useless, else `last-failure` beside it;
-    after an interruption neither is written. A message that means a failed GPU also leaves
-    `bad-node-NAME` there.
+    The file is the path `failed` if another attempt is useless, as it is for a code in FINAL unless
+    the cause is a HardwareFault; else it is `last-failure` beside it; after an interruption neither
+    is written. A message that means a failed GPU also leaves `bad-node-NAME` there. Raises OSError
+    if a file cannot be written.
     """
     text = " ".join(str(cause).split())
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()

@@ -104,9 +104,9 @@ def write_huggingface(directory: Path) -> Path:
 
 def answers(divided: Path, tp: int) -> Answers:
     """Run transformers' model in the directory `divided`, which holds `tp` parts, on `tp` ranks,
-    each of which calls this, on random texts that are the same at every call. Return a float32
-    array of its logits [texts, tokens, v], and a list with the token ids of each text and its
-    greedy continuation."""
+    each of which calls this, on random texts that are the same at every call. Return on each rank a
+    float32 array of its logits [texts, tokens, v], and a list with a list for each text: its token
+    ids followed by those of its greedy continuation."""
     model: Any = load_rank(divided, build_mesh(Layout(tp=tp)).tp)
     tokens = torch.randint(
         0, SHAPE.vocab_size, (TEXTS, TOKENS), generator=torch.Generator().manual_seed(SEED)

@@ -35,11 +35,12 @@ true if it can run, else `reason` says why not."""
 
 def simulate_file(rows_path: Path, out: Path) -> tuple[int, int]:
     """Predict every row of `rows_path`, a CSV file of workloads, and write the predictions to
-    `out`, a CSV file; return two numbers, of the rows and of those that cannot run.
+    `out`, a CSV file; return two numbers, of the rows and of those that cannot run, which have a
+    reason in `out`.
 
-    Raises BadInput if the file cannot be read, a column without a default is missing, or `out`
-    cannot be written or has something else in it; nothing is then written. Raises NotCosted after
-    all rows are written, if a row is of a family that is not costed.
+    Raises BadInput if the file cannot be read, has no row or lacks a column without a default, or
+    if `out` cannot be written or has something else in it; nothing is then written. Raises
+    NotCosted after all rows are written, if a row is of a family that is not costed.
     """
     check_place("--out", out, ",".join(INPUTS))
     rows = read_rows(rows_path)

@@ -62,9 +62,11 @@ class RayExecutor:
         self._ray.shutdown()
 
     def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
-        """Run the tasks and yield the result of each, a Done, in order; at most `at_once` tasks are
-        in work at a time, if that is given. Raises Interrupted if a task is lost more than RETRIES
-        times, BadInput if the nodes do not share the output, and errors of the tasks."""
+        """Run the tasks on the cluster and yield the result of each, a Done, in order; at most
+        `at_once` tasks are in work at a time, if that is given. Raises Interrupted if the cluster
+        fails or a task is lost more than RETRIES times, BadInput if the nodes do not share the
+        output, and errors of the tasks. After an error, or if the caller stops early, the tasks in
+        work are cancelled."""
         ray = self._ray
         # The digest goes with each task, so that a node with other code refuses it.
         remote = ray.remote(max_retries=RETRIES, num_cpus=1)(run_task)

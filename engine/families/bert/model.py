@@ -71,8 +71,9 @@ class BidirectionalAttention(SelfAttention):
 
 class ExactMLP(MLP):
     """MLP of a layer, [s, b, h] → [s, b, h] by way of 4h columns, with exact GeLU and the 4h
-    columns divided over the tensor-parallel axis. Under sequence parallelism input and output are
-    this rank's positions, [s/t, b, h]. The output is without the last product's bias."""
+    columns divided over the tensor-parallel axis, each rank of which calls it. Under sequence
+    parallelism input and output are this rank's positions, [s/t, b, h]. The output is without the
+    last product's bias."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.dense_4h_to_h(F.gelu(self.dense_h_to_4h(x)), add_bias=False)
