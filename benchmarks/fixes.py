@@ -200,7 +200,8 @@ def extract(clone: Path, repository: str, commit: str, folder: Path) -> Path:
     """Write the package of the repository called `repository`, a key of PACKAGES, as the git clone
     `clone` has it at a commit, into the directory of `folder` that is named after the commit's
     first ten or more digits, unless it is there; return the path of that directory. Metadata give
-    the commit as the package's release. Raises BadInput if git fails."""
+    the commit as the package's release. `folder` must exist. Raises BadInput if git or tar
+    fails."""
     name, package = PACKAGES[repository]
     release = _git(clone, "rev-parse", "--short=10", commit).decode().strip()
     if not (directory := folder / release).exists():

@@ -374,7 +374,7 @@ def compare_copies(name: str, b: int) -> Result:
     trained already: a first one, one alone, and one while up to 4 GiB of its master weights in fp32
     are copied to the host, as an asynchronous checkpoint copies them. Return a list of one case
     with the milliseconds of each, and the ratios of the last two to the first. `b` is the number of
-    sequences in a microbatch."""
+    sequences in a microbatch. Needs a GPU."""
     training = built(name)
     source = training.optimizer.groups[0].master[:COPIED]
     step = EAGER.steps(training, full_size(name, b * MICROBATCHES))

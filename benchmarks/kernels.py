@@ -111,8 +111,9 @@ def time_kernel(case: KernelCase, device: str, rounds: int) -> Times:
     """Time, in turn and `rounds` times, forward and backward of three forms of a case's kernel:
     ours for the kind of device `device` ("cpu" or "cuda"), its reference, and the reference under
     torch.compile. That device must be this process's own, and the case's tensors must be there.
-    Return two dicts by `ours`, `reference` and `torch.compile`: a list of the seconds of one call
-    in each round, and the error of each that failed, as one line. An error of ours is raised."""
+    Return two dicts by `ours`, `reference` and `torch.compile`: for each form that never failed a
+    list of the seconds of one call in each round, and for each other the error as one line. An
+    error of ours is raised. Two rounds before warm up and are not counted."""
     functions = {
         OURS: implementation(case.name, device),
         "reference": implementation(case.name, REFERENCE),

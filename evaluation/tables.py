@@ -46,8 +46,8 @@ def print_results(
 
 def numbers_of(result: Result) -> dict[str, str]:
     """Return a dict of a result's numbers as text, each under the name of its convention, the
-    protocol's own number first; then its number of scored sub-words, kind, checkpoint and seconds.
-    A number that is None is shown as `—`."""
+    protocol's own number first; then its number of scored sub-words, its kind, the beginning of its
+    checkpoint's digest, and its seconds. A number that is None is shown as `—`."""
     spread = "" if result.spread is None else f" ± {_number(result.spread)}"
     numbers = {"perplexity": f"{_number(result.perplexity)}{spread}"}
     if isinstance(result, ClozeResult):

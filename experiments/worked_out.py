@@ -182,9 +182,10 @@ def rates_of(software: str, name: str) -> tuple[float, float, float]:
 
 
 def _baselines(cluster: Cluster, row: Simulated, quantity: str) -> Mapping[str, Range]:
-    """Return a dict, by the rule's name, of the predictions of `quantity` by the rules `CONSTANT`
-    and `BUBBLE`, each a Range: at the median of the rates of the fitted rows, with the 5th and 95th
-    percentiles as ends. Empty if no published row was fitted for the cluster's software."""
+    """Return a dict, by the rule's name, of the predictions by the rules `CONSTANT` and `BUBBLE` of
+    `quantity` for the workload of `row`, whose simulated seconds are not used. Each is a Range: at
+    the median of the rates of the fitted rows, with the 5th and 95th percentiles as ends. Empty if
+    no published row was fitted for the cluster's software."""
     if not any(each.is_published for each in fitted_rows(cluster.software)):
         return {}
     ranges = {}

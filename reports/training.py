@@ -206,10 +206,10 @@ class Trainings:
 
 def _points(curves: Sequence[dict[int, float]], of_runs: bool) -> list[Point]:
     """Return a list of at most `SHOWN` Points over the iterations at which all curves have a
-    number. Each is the mean of all curves over a block of these iterations, at the block's last
-    one; blocks have one iteration unless there are more than `SHOWN`. Several numbers give an
-    interval, from the least to the greatest in the block or, if `of_runs`, of the curves' means
-    over it."""
+    number; `curves`, at least one, are dicts iteration → number. Each Point is the mean of all
+    curves over a block of these iterations, at the block's last one; blocks have one iteration
+    unless there are more than `SHOWN`. Several numbers give an interval, from the least to the
+    greatest in the block or, if `of_runs`, of the curves' means over it."""
     shared = sorted(set(curves[0]).intersection(*curves))
     apart = -(-len(shared) // SHOWN) or 1
     points = []

@@ -118,7 +118,8 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
 
 def _tokens(config: RunConfig) -> str:
     """Return in words the number and the source of the training tokens in the configuration's
-    dataset, or "random tokens" if it names no dataset."""
+    dataset, or in all its datasets together; "random tokens" if it names none. Raises the errors of
+    `DatasetFacts.read` and `token_files`, such as DataMissing for a dataset that is missing."""
     if not config.data.dataset:
         return "random tokens"
     facts = DatasetFacts.read(config.data.dataset)

@@ -77,7 +77,8 @@ class Judged:
     def __init__(self, run: RecordedRun, start: Start, native: SerialReplay | None = None) -> None:
         """Build the replays of `run` from `start` on: one in float64, and one in the run's own
         format, unless `native` is given. This is such a replay that another Judged has already, of
-        a run with the same settings from the same start."""
+        a run with the same settings from the same start. Raises the errors of SerialReplay, such as
+        IntegrityFailure for a damaged checkpoint."""
         self.run = run
         self.start = start
         begun = start.iteration

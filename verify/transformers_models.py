@@ -123,8 +123,9 @@ class Loaded:
         self.folder = folder
 
     def __call__(self, layout: ParityLayout) -> nn.Module:
-        """Return this rank's part of the saved model, in float64 and set to training. Raises
-        BadInput for a layout that transformers cannot state."""
+        """Return this rank's part of the saved model, in float64 and set to training. Every rank of
+        `layout` calls it. Raises BadInput for a layout that transformers cannot state, ExtraMissing
+        if transformers is missing; errors of transformers pass."""
         transformers = import_extra("transformers", "bench")
         # These implementations compute in float64.
         more: JSON = {

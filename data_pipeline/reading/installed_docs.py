@@ -120,9 +120,10 @@ class InstalledDocs:
         return self._config.max_bytes or 60_000_000
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
-        """Write the documentation, or the sample within the recipe's limits, to one file of the
-        workspace by a task, and yield that file in Pieces of `shard_bytes`, the last one shorter.
-        Raises DataMissing if this package itself is not installed."""
+        """Write the documentation that is installed here, or a sample of it within the recipe's
+        limits, to one file of the workspace by a task, and yield that file in Pieces of
+        `shard_bytes`, the last one shorter. Raises DataMissing if this package itself is not
+        installed."""
         settings = {
             "places": [(owner, inside, str(path)) for owner, inside, path in self.places],
             "seed": self._seed,

@@ -23,8 +23,8 @@ PAPER = ("clean", "language", "length", "deduplicate", "decontaminate", "split",
 
 
 def _declared() -> Iterator[type[Stage]]:
-    """Yield the class of each stage that the files of this folder declare, in order of the file
-    names."""
+    """Import the files of this folder, and yield the class of each stage that they declare, in
+    order of the file names. A class without a `name`, such as a base class, is no stage."""
     for file in iter_modules(__path__):
         module = import_module(f"mlm_repro.data_pipeline.stages.{file.name}")
         classes = (

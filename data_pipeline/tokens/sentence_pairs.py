@@ -74,9 +74,9 @@ class Masking:
         which on average 80 % become [MASK], 10 % a random token and 10 % stay, and the original ids
         of all masked tokens, -1 elsewhere.
 
-        Runs of one to LONGEST_RUN whole words are masked. At most MASKED_SHARE of `target_length`
-        tokens are masked, and no more than that share of the sequence, rounded, or one token. Draws
-        are taken from `random`.
+        Runs of one to LONGEST_RUN whole words are masked; special tokens never are. At most
+        MASKED_SHARE of `target_length` tokens are masked, and no more than that share of the
+        sequence, rounded, or one token. Draws are taken from `random`.
         """
         words = self.words(tokens)
         wanted = min(MASKED_SHARE * target_length, max(1, round(len(tokens) * MASKED_SHARE)))

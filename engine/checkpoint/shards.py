@@ -97,7 +97,7 @@ def describe(
 def write_index(directory: Path, descriptions: Iterable[dict[str, Entry]]) -> None:
     """Merge `descriptions`, the results of `describe` on all ranks, and write two files into the
     checkpoint `directory`: index.json, tensor name → whole shape, divided dim and files, and
-    statistics.json, tensor name → statistics of the whole tensor."""
+    statistics.json, tensor name → statistics of the whole tensor. One rank alone calls it."""
     merged: dict[str, dict[int, Entry]] = {}
     for name, part in chain.from_iterable(description.items() for description in descriptions):
         # A whole tensor comes from several ranks with equal bits; the first file that has it is

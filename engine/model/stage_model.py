@@ -111,7 +111,8 @@ class StageModel(nn.Module, ABC):
 
 class CausalModel(StageModel):
     """Base class of the models that predict each token from the tokens before it, so that they can
-    be scored and sampled from. A subclass also defines `forward` and `logits`."""
+    be scored and sampled from. A subclass defines `forward` and `logits`, and as every StageModel
+    `build`, `run_stage` and `batch_loss`."""
 
     @abstractmethod
     def forward(self, inputs: Tensor, dropout: Dropout | None = None) -> Tensor:

@@ -258,7 +258,8 @@ def _tensors_of(checkpoint: Path, is_old: bool) -> Comparisons:
     its entry in the index with the tensor in the files of the directory `checkpoint`.
 
     A checkpoint that `is_old`, of an earlier version, may have statistics without a checksum; an
-    Absent says so. Raises IntegrityFailure if index or statistics cannot be read.
+    Absent says so. Raises IntegrityFailure if index or statistics cannot be read; the errors of a
+    missing or damaged file of tensors pass.
     """
     index = read_object(checkpoint / INDEX)
     statistics = read_object(checkpoint / STATISTICS)

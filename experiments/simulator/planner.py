@@ -132,8 +132,9 @@ def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterato
 
 
 def _smallest(cluster: Cluster, choices: Sequence[Choice]) -> str:
-    """Return the end of a sentence that names the layout that needs the least memory among
-    `choices`, which all lack memory, and how much a GPU lacks for it."""
+    """Return the end of a sentence, from a colon on, that names the layout that needs the least
+    memory among `choices`, at least one, which all lack memory; how much a GPU lacks for it; and
+    the reason in its prediction."""
     w, prediction = min(choices, key=lambda choice: choice.prediction.memory_bytes)
     lacking = (prediction.memory_bytes - cluster.constants.memory_bytes.value) / 2**30
     layout = (

@@ -96,9 +96,9 @@ class Walk(NamedTuple):
 
 
 def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
-    """Return the Parts, in seconds, of an iteration of each of `workloads` on `machine`, in their
-    order. The workloads must have been checked (`checked_config`); their memory is not looked
-    at."""
+    """Return one Parts for all `workloads`: each of its arrays has the seconds of a part of an
+    iteration on `machine` for each workload, in their order. The workloads must have been checked
+    (`checked_config`); their memory is not looked at."""
     w, walks = _prepared(tuple(workloads))
     layer = layer_passes(machine, w)
     head = head_passes(machine, w)
