@@ -120,7 +120,7 @@ class RankPlace:
 
 
 class Recorder:
-    """Recorder of another engine's tensors on one rank in a training step. The caller gives them to
+    """Recorder of an engine's tensors on one rank in a training step. The caller gives them to
     its methods, or lets `watch` find a module's outputs; each goes to the function `take` as a
     TensorPart, under the number in `iteration`, which the caller sets.
 
