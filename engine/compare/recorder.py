@@ -120,9 +120,9 @@ class RankPlace:
 
 
 class Recorder:
-    """Recorder of an engine's tensors on one rank in a training step. The caller gives them to
-    its methods, or lets `watch` find a module's outputs; each goes to the function `take` as a
-    TensorPart, under the number in `iteration`, which the caller sets.
+    """Recorder of an engine's tensors on one rank in a training step. The caller gives them to its
+    methods, or lets `watch` find a module's outputs; each goes to the function `take` as a
+    TensorPart, under the iteration number in `iteration`, which the caller sets.
 
     `names` is the map of the engine's names and layouts to ours, `place` this rank's place in the
     layout, by default the only rank's, and `heads` the number of attention heads on this rank, by
