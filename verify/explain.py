@@ -378,9 +378,10 @@ def _replayed(
     first: RecordedRun, second: RecordedRun, common: int | None, shares: bool
 ) -> list[Judged]:
     """Replay each run with its own settings, side by side, until both end or one has shown its
-    fault; return a Judged for each. If `shares`, both have one replay in their own format. The
-    replays begin at the checkpoint of iteration `common`, or where the run itself began if it is
-    None."""
+    fault; return a list of a Judged for each. If `shares`, both have one replay in their own
+    format. The replays begin at the checkpoint of iteration `common`, which both must have, or
+    where the run itself began if it is None. Raises IntegrityFailure if a checkpoint that is
+    compared or begins a replay is damaged."""
     announce(
         f"replays up to {len(first.steps) + len(second.steps)} iterations in float64 and at most as"
         " many in the runs' own format, on one rank"
