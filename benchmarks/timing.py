@@ -181,7 +181,8 @@ def differing_losses(
     finite or differs by more than `allowed` from the loss of the same iteration in the first round
     of the first contender.
 
-    Only the first `compared` iterations count, if given. `case` begins each sentence.
+    Only the first `compared` iterations count, if given; up to there all rounds must have as many
+    losses. `case` begins each sentence.
     """
     first = next(iter(measured))
     expected = measured[first][0].losses[:compared]

@@ -162,8 +162,8 @@ def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDi
     complete there, print a note to standard error and return it at once. The cost is printed there
     first. `executor` is "local" or "ray". Raises DataMissing for a test set or a source that cannot
     be found, BadInput for input or a directory that cannot be used and for "ray" if it is not
-    installed, IntegrityFailure for input from a dataset that is not as it was sealed, Interrupted
-    when stopped, and for a lost worker, a full disk or a server that does not answer."""
+    installed, IntegrityFailure for input from a dataset that is not as it was sealed. Raises
+    Interrupted when stopped, and for a lost worker, a full disk or a server without an answer."""
     test_sets = {name: find_test_set(name).resolve() for name in config.overlap.test_sets}
     sources, _ = announce_cost(config, 0)
     digests = {f"test set {name}": sha256_file(path) for name, path in test_sets.items()}

@@ -286,7 +286,7 @@ def _plain(value: Any) -> str:
 
 def with_error(value: float | None, error: float | None) -> str:
     """Return a number as text with its standard error, both to the error's second digit; without an
-    error as the function `show` writes the number.
+    error, or with one of 0, as the function `show` writes the number, an em dash for None.
 
     For a number from 10,000 on, only "over 10,000" is returned.
     """

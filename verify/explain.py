@@ -277,7 +277,7 @@ def explain(first: RecordedRun, second: RecordedRun) -> None:
     """Print where two trainings part and why, by a replay of both in float64. If all that both have
     recorded is equal to the bit, print this, and replay nothing. Raises Diverged if a replayed run
     differs from the computation that its settings describe, BadInput if they have no iteration in
-    common."""
+    common, IntegrityFailure if a checkpoint that is compared or begins a replay is damaged."""
     for run in (first, second):
         layout = run.run.layout
         train = run.config.train
@@ -382,9 +382,10 @@ def _replayed(
     first: RecordedRun, second: RecordedRun, common: int | None, shares: bool
 ) -> list[Judged]:
     """Replay each run with its own settings, side by side, until both end or one has shown its
-    fault; return a Judged for each. If `shares`, both have one replay in their own format. The
-    replays begin at the checkpoint of iteration `common`, or where the run itself began if it is
-    None."""
+    fault; return a list of a Judged for each. If `shares`, both have one replay in their own
+    format. The replays begin at the checkpoint of iteration `common`, which both must have, or
+    where the run itself began if it is None. Raises IntegrityFailure if a checkpoint that is
+    compared or begins a replay is damaged."""
     announce(
         f"replays up to {len(first.steps) + len(second.steps)} iterations in float64 and at most as"
         " many in the runs' own format, on one rank"

@@ -32,7 +32,8 @@ def training(texts: Mapping[str, str], seed: int, microbatches: int) -> Iterator
     """Context manager: yield the HeldTraining of a small causal model of transformers, on a random
     batch in `microbatches` on every rank. The model is saved with initial values drawn by `seed` in
     a folder that lasts as long as the block, and each rank loads its part. `texts` has fields of
-    its configuration as texts by name, among them its architecture, `model_type`.
+    its configuration as texts by name, among them its architecture, `model_type`. Afterwards
+    torch's generator is seeded with `seed`, and transformers reports errors alone.
 
     Raises BadInput if transformers is missing, for a causal architecture, or a field of its
     configuration, that it does not have, and for a model that it cannot build.

@@ -59,7 +59,9 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     of their sections that change the result, or None; `test_sets`, paths; `tokenizer`, a digest or
     None; `keep_dropped`, True if dropped documents are written too. The inputs are the shard and
     the tokenizer. Returns `stages`, the filters' ledger entries; the numbers of `documents`,
-    `bytes` and `tokens` that are kept; and the `seconds` of each measurement.
+    `bytes` and `tokens` that are kept; and `seconds`, by `tokens`, `deduplicate` and
+    `decontaminate` where done. Raises BadInput if a test set cannot be read, and the errors of
+    `Tokenizer.load`.
     """
     tokenizer = (
         load_once(inputs[1] / "00000", settings["tokenizer"]) if settings["tokenizer"] else None

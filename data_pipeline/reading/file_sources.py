@@ -154,8 +154,8 @@ class FileSource:
         splits to read, split by split; of the kind `text` all. Files of other splits are left out,
         which is printed to standard error and becomes part of the source's description. `root` is
         the folder that the files' names start from, or None if they have no common one. Raises
-        BadInput if there are no files, for a name that is not UTF-8 text, and for a split that the
-        files do not have."""
+        BadInput if there are no files, for a name that is not UTF-8 text, for a list of splits in
+        the folder that cannot be read, and for a split that the files do not have."""
         if not files:
             raise BadInput(
                 f"source {self.name}: there is no file of that path or pattern, and no folder of"

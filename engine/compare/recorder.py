@@ -120,11 +120,13 @@ class RankPlace:
 
 
 class Recorder:
-    """Recorder of this rank's tensors in a training step. It calls the function `take` with each as
-    a TensorPart, under the iteration number in `iteration`, which the caller sets.
+    """Recorder of an engine's tensors on one rank in a training step. The caller gives them to its
+    methods, or lets `watch` find a module's outputs; each goes to the function `take` as a
+    TensorPart, under the iteration number in `iteration`, which the caller sets.
 
-    `heads` is the number of attention heads on this rank, which orders the rows that the map calls
-    `grouped`.
+    `names` is the map of the engine's names and layouts to ours, `place` this rank's place in the
+    layout, by default the only rank's, and `heads` the number of attention heads on this rank, by
+    which the rows that the map calls `grouped` are put into our order.
     """
 
     def __init__(

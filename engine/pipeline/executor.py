@@ -241,7 +241,8 @@ class PipelineExecutor:
         with the index, on this rank, of the chunk, the stage, that it goes through.
 
         Gradients of the loss scale × loss, summed over microbatches, are added to the parameters'.
-        Every pipeline rank executes its own program at the same time.
+        Every pipeline rank executes its own program at the same time. Call it once, because a
+        second sum would contain the first.
         """
         # The order was made for all ranks at once; a rank only obeys, so no two ranks can disagree
         # about the next message.
