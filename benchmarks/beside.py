@@ -31,7 +31,7 @@ its vocabulary of letters it has 2.8 million parameters."""
 GOAL = 1.02
 TIMES = {"thread time": None, "wall time": None, "wall time with a core": GOAL}
 """Names of the times that are compared with those of iterations without a checkpoint, each with the
-ratio that is its goal, or None."""
+greatest ratio that is wanted, or None."""
 
 
 def measure(rounds: int) -> Benchmark:

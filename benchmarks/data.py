@@ -84,7 +84,8 @@ class StageRivals:
     name: str
     library: str
     goal: float | None
-    """The factor by which our function should be faster than the plain one; None without a goal."""
+    """The least factor by which our function should be faster than the plain one; None without a
+    goal."""
     plain: Callable[[Sequence[str]], list[Any]]
     ours: Callable[[Sequence[str]], list[Any]]
     blocks: int = BLOCKS

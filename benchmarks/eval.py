@@ -77,8 +77,8 @@ RIVALRIES: tuple[tuple[str, str, Precision, float, tuple[int, ...]], ...] = (
     (PLAIN_LOOP, GPT2_124M, "bf16", 1.5, (1, 2)),
     (TRANSFORMERS, GPT2_124M, "fp32", 1.5, (1,)),
 )
-"""Rows of rival, size, number format, goal (times faster) and the batch sizes that the rival
-tries."""
+"""Rows of rival, size, number format, goal (how many times faster ours should be at least) and the
+batch sizes that the rival tries."""
 
 
 def pretrained() -> dict[str, Callable[[], Any]]:
@@ -199,9 +199,9 @@ def compare(
 ) -> tuple[Case, list[str]]:
     """Time two scorers on the requests, ours first in `scorers` and then a rival's with the fastest
     of `batch_sizes`, in `rounds` rounds. Return a Case of the benchmark's record, in which ours
-    should be `goal` times faster, and a list: empty, or with a sentence if with any of these sizes
-    their losses differ by more than `tolerance`, relatively, or if in a request only one finds all
-    tokens the likeliest."""
+    should be at least `goal` times faster, and a list: empty, or with a sentence if with any of
+    these sizes their losses differ by more than `tolerance`, relatively, or if in a request only
+    one finds all tokens the likeliest."""
     (_, our_score), (rival, their_score) = scorers.items()
     expected = our_score(requests, None)
     tried = {size: cpu_seconds(their_score, requests, size) for size in batch_sizes}
@@ -234,7 +234,7 @@ def compare_times(
 ) -> Case:
     """Time two functions by processor seconds, ours first in `runs` and then a rival's, in turn in
     each of `rounds` rounds. Return a Case of the benchmark's record with `setting`, in which ours
-    should be `goal` times faster."""
+    should be at least `goal` times faster."""
     taken = in_turn(name, rounds, {who: partial(cpu_seconds, run) for who, run in runs.items()})
     seconds = {who: [taken_seconds for taken_seconds, _ in many] for who, many in taken.items()}
     mine, theirs = seconds.values()

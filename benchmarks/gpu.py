@@ -92,7 +92,7 @@ NOTES = [
     ),
 ]
 GOALS = {"355m": 0.42, "2.5b": 0.50, "2.5b, without dropout": 0.58}
-"""The share of the GPU's peak that is the goal of each training, by the training's name."""
+"""The least share of the GPU's peak that each training should reach, by the training's name."""
 ITERATIONS = 6
 WARM_UP = 3
 TRIED = (
@@ -500,8 +500,8 @@ def summarize(name: str, size: TrainingSize, measured: Measured, goal: float) ->
     """Return the Case called `name` of a trained model from every contender's rounds, one of them
     under the name `ours`: tokens a second, share of the peak `PEAK_TFLOPS`, whatever the GPU is,
     greatest peak memory in bytes, losses of the first round, and the ratios of our speed to the
-    others' and to the peak. `size` is the model with its batch; `goal` is the share of the peak
-    that is wanted of ours."""
+    others' and to the peak. `size` is the model with its batch; `goal` is the least share of the
+    peak that ours should reach."""
     speed = rates(size, measured)
     peak = PEAK_TFLOPS * 1e12 / flops_per_token(size.model, causal=True)
     return Case(

@@ -175,9 +175,10 @@ def seconds_of(run: Callable[[], object]) -> float:
 
 def times_case(name: str, times: Times, goals: Mapping[str, float] | None = None) -> Case:
     """Return the Case called `name` of a benchmark's record: a series of times in milliseconds for
-    each contender, the ratio of every other one's time to the first one's, and the reasons why
-    others were not measured. `times` is what `time_in_turn` returns. `goals` has, by contender,
-    what that ratio should reach."""
+    each contender, the ratio of every other one's time to the first one's, by its median over the
+    rounds, and the reasons why others were not measured. `times` is what `time_in_turn` returns.
+    `goals` has, by contender, the least that this ratio should be, such as 1 if the first one
+    should not be slower; a contender needs no goal."""
     seconds, missing = times
     (first, ours), *others = seconds.items()
     return Case(

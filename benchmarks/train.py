@@ -86,8 +86,9 @@ NOTES = [
 @dataclass(frozen=True)
 class Row:
     """A case of the training benchmark: a size by name, a number format, a dropout probability, and
-    goals, None for none: our speed as a multiple of stock and of tuned nanoGPT's and as a share of
-    the processor's limit, and our memory as a share of stock nanoGPT's."""
+    goals, None for none: the least wanted of our speed as a multiple of stock and of tuned
+    nanoGPT's and as a share of the processor's limit, and the most wanted of our memory as a share
+    of stock nanoGPT's."""
 
     size: str
     precision: Precision

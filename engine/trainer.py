@@ -63,10 +63,10 @@ class Trainer:
     def __init__(self, run: ResolvedRun, directory: RunDirectory, mesh: ParallelMesh) -> None:
         """Build model, optimizer, inputs, checkpoint writer and guards of this rank for `run`, a
         ResolvedRun, whose `directory` must have been begun. Every rank calls it. No step is
-        computed and no checkpoint read before `prepare`. Raises BadInput for a layout that
-        cannot divide the model, such as one with more stages than layers, and for a token file of
-        the dataset that is missing or has too little text for the model; IntegrityFailure for one
-        that is damaged."""
+        computed and no checkpoint read before the method `prepare`. Raises BadInput for a layout
+        that cannot divide the model, such as one with more stages than layers, and for a token file
+        of the dataset that is missing or has too little text for the model; IntegrityFailure for
+        one that is damaged."""
         self.run = run
         self.directory = directory
         self.mesh = mesh
@@ -169,9 +169,9 @@ class Trainer:
         self.recent.seen.extend(state.recent)
 
     def _count_samples(self, iteration: int) -> None:
-        """Set this trainer's `updated_samples` to the number in `state`, which must be the state
-        after `iteration` iterations. A state that an earlier release wrote lacks the number; then
-        it becomes the number of all samples of these iterations."""
+        """Set this trainer's `updated_samples` to the number in its attribute `state`, which the
+        caller has set to the state after `iteration` iterations. A state that an earlier release
+        wrote lacks the number; then it becomes the number of all samples of these iterations."""
         samples = self.state.updated_samples
         # Earlier releases did not store the number; then every iteration counts as an update.
         if samples is None:
@@ -359,8 +359,9 @@ class Trainer:
         metrics.jsonl; a list of the guards' warnings as texts, without empty ones; and True if a
         rank was asked to stop. Every rank calls it, after `prepare`.
 
-        Logs nothing, and leaves this trainer's `state` to the caller. Raises NotFinite or Diverged
-        as the guards do, and IntegrityFailure for a token outside the vocabulary.
+        Logs nothing, and leaves this trainer's `state` to the caller. On a GPU the line's seconds
+        do not wait for the update, whose time counts in the next iteration. Raises NotFinite or
+        Diverged as the guards do, and IntegrityFailure for a token outside the vocabulary.
         """
         for guard in self.guards:
             guard.before(number)

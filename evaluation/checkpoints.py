@@ -96,8 +96,8 @@ class EvaluatedCheckpoint:
         """Return a copy of this EvaluatedCheckpoint whose longest input is `window` tokens, or this
         object itself if `window` is None.
 
-        A window beyond the context adds a warning to the copy's `notes` and `checked` if `is_open`
-        is true, and raises BadInput otherwise.
+        A window beyond the context adds a warning to the copy's `notes` and `checked` if the
+        attribute `is_open` is true, and raises BadInput otherwise.
         """
         context = self.model.seq_length
         notes = self.notes

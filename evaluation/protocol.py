@@ -224,10 +224,10 @@ class Task(ABC):
         return f"; only {len(self.chosen)} of {self.whole} {self.unit}" if self.is_partial else ""
 
     def samples(self, scores: Scores) -> Iterator[Sample]:
-        """Yield a Sample, a line of `--samples`, for each request in `requests`: its number in the
-        whole test, its text, its scored tokens, with the log-probability of each and whether it was
-        the likeliest, and whether the request is right, None without a rule for that. `scores` has
-        the scores of `requests`."""
+        """Yield a Sample, a line of `--samples`, for each request in this task's `requests`: its
+        number in the whole test, its text, its scored tokens, with the log-probability of each and
+        whether it was the likeliest, and whether the request is right, None without a rule for
+        that. `scores` has the scores of `requests`."""
         correct = self.correct(scores)
         for index, (number, request, start) in enumerate(
             zip(self.chosen, self.requests, scores.starts, strict=True)
@@ -252,20 +252,21 @@ class Task(ABC):
 
     @abstractmethod
     def text(self, index: int) -> str:
-        """Return the text that a sample shows for a request, given the request's index in
-        `requests`. Each kind of task has its own."""
+        """Return the text that a sample shows for a request, given the request's index in this
+        task's `requests`. Each kind of task has its own."""
 
     @abstractmethod
     def result(self, scores: Scores, provenance: Provenance) -> Result:
-        """Return this task's Result, computed from the scores of `requests` and with the fields of
-        `provenance` in it. Each kind of task has its own. Raises IntegrityFailure for an
-        implausible or not finite loss, as `perplexity` does."""
+        """Return this task's Result, computed from `scores`, the scores of its `requests` in order,
+        and with the fields of `provenance` in it. Each kind of task has its own. Raises
+        IntegrityFailure for an implausible or not finite loss, as `perplexity` does."""
 
     def facts(self, scores: Scores, provenance: Provenance) -> dict[str, Any]:
         """Return a dict of the fields of a result that do not depend on its kind: provenance,
         task's name, note, whether it is partial, number of scored tokens, digest and repository of
         the text, and warnings, for oddities of the text and for a perplexity per sub-word of at
-        least half the vocabulary's size. `scores` are those of `requests`.
+        least half the vocabulary's size. `scores` has the scores of this task's `requests`, in
+        order.
 
         Raises IntegrityFailure if the mean loss of a sub-word is not finite or above
         LARGEST_EXPONENT.

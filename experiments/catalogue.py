@@ -189,8 +189,8 @@ class Claim(Config):
         """Return a pair, the least and the greatest number that agrees with the claim; an end that
         the claim leaves open is infinite. A direction asks for a number above zero, or below it.
 
-        If `measured` is true, the claim's tolerance counts; for a number computed from other
-        printed numbers the range `printed` alone does.
+        If `measured` is true, the claim's tolerance counts; if it is false, for a number computed
+        from other printed numbers, only the range of the attribute `printed` does.
         """
         if self.is_direction:
             return (
@@ -277,10 +277,10 @@ class Arithmetic(Config):
     """Numerator and denominator of the power for `how` = "power"."""
 
     def worked_out(self, says: Says) -> Range:
-        """Return, as a Range, the number that follows by the operation `how` from the printed
-        digits of the claims that `of` and `over` name, with the range that rounding allows; `place`
-        and `power` give one number without a range, `place` 0 if the largest number has no x.
-        `says` is the class of the claim that it answers.
+        """Return, as a Range, the number that follows by this object's operation `how` from the
+        printed digits of the claims that its `of` and `over` name, with the range that rounding
+        allows; `place` and `power` give one number without a range, `place` 0 if the largest number
+        has no x. `says` is the class of the claim that it answers.
 
         With `percent`, a quotient or difference q becomes 100 · (q − 1) if it is "more", 100 ·
         (1 − q) if it is "less". Of several results, the classes "at least" and "for all" take the

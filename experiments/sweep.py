@@ -63,12 +63,12 @@ def sweep(
     overrides for all. `part` is (I, N): only every Nth combination is trained, from the Ith on,
     counted from 1.
 
-    Returns a list with a SweptRecipe for each combination without its seed, best first; complete
-    trainings of other parts count. A training of this part that diverges is a result; one of
-    another part counts as not trained. Raises BadInput for a recipe or a setting that cannot be
-    trained or has no dataset with a validation split, and DataMissing or IntegrityFailure for its
-    dataset, before the first training, and StepFailed for a training that fails otherwise or is
-    stopped.
+    Returns a list with a SweptRecipe for each combination without its seed, the lowest mean loss
+    first; complete trainings of other parts count. A training of this part that diverges is a
+    result; one of another part counts as not trained. Raises BadInput for a recipe or a setting
+    that cannot be trained or has no dataset with a validation split, and DataMissing or
+    IntegrityFailure for its dataset, before the first training, and StepFailed for a training that
+    fails otherwise or is stopped.
     """
     trainings = [(words, read_run(recipe, [*fixed, *words])) for words in combinations(vary)]
     for _, run in trainings:
@@ -101,10 +101,10 @@ def sweep(
 
 
 def format_swept(swept: Sequence[SweptRecipe]) -> Iterator[str]:
-    """Yield a line for each recipe of `swept`, best first as `sweep` returns them: its mean loss,
-    and its difference from the first recipe over the seeds that both have, with a paired t interval
-    if these are several. The line says instead if a training of it diverged, or none is complete
-    yet."""
+    """Yield a line for each recipe of `swept`, in the order of `sweep`, the lowest mean loss first:
+    its mean loss, and its difference from the first recipe over the seeds that both have, with a
+    paired t interval if these are several. The line says instead if a training of it diverged, or
+    none is complete yet."""
     best = swept[0]
     for recipe in swept:
         losses = [loss for loss in recipe.losses.values() if loss is not None]

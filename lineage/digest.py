@@ -208,7 +208,8 @@ def checked_marker(read: Callable[[], Any], name: object) -> JSON:
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise IntegrityFailure(
-            f"{MARKER} of {name} is damaged or was edited, or cannot be read"
+            f"{MARKER} of {name} is damaged or was edited, or cannot be read: put back an undamaged"
+            " copy of it"
         ) from error
     return dict(marker)
 

@@ -42,12 +42,13 @@ class FileSchema(BaseModel):
 
     def to_json(self) -> JSON:
         """Return a dict of this document's fields by name, as plain JSON values, without those that
-        were not given."""
+        were not given and so have their defaults. A field that was given is there, also if its
+        value is None or equals the default."""
         return self.model_dump(mode="json", exclude_unset=True)
 
     def to_line(self) -> str:
-        """Return this document as the line of a `.jsonl` file, newline included, without the fields
-        that were not given. Raises ValueError for a number that is not finite."""
+        """Return this document, as the method `to_json` has it, as the line of a `.jsonl` file,
+        newline included. Raises ValueError for a number that is not finite."""
         return json.dumps(self.to_json(), ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -55,8 +56,8 @@ SchemaT = TypeVar("SchemaT", bound=FileSchema)
 
 
 def write_document(path: Path, document: FileSchema) -> None:
-    """Replace the file `path` by `document` as indented JSON, without the fields that were not
-    given."""
+    """Replace the file `path` by `document` as indented JSON, with the fields that `to_json`
+    returns."""
     write_json(path, document.to_json())
 
 
@@ -67,8 +68,8 @@ def read_document(path: Path, model: type[SchemaT]) -> SchemaT:
 
 
 def write_lines(path: Path, lines: Iterable[FileSchema]) -> None:
-    """Replace the file `path` by a line of JSON for each FileSchema of `lines`, in order, without
-    the fields that were not given. Raises ValueError for a number that is not finite."""
+    """Replace the file `path` by a line of JSON for each FileSchema of `lines`, in order, with the
+    fields that `to_json` returns. Raises ValueError for a number that is not finite."""
     write_text(path, "".join(line.to_line() for line in lines))
 
 
@@ -82,7 +83,9 @@ def read_lines(path: Path, model: type[SchemaT]) -> list[SchemaT]:
     try:
         values = [parse_json(line) for line in read_bytes(path).splitlines()]
     except (ValueError, OSError) as error:
-        raise IntegrityFailure(f"{path.name} cannot be read: {one_line(error)}") from error
+        raise IntegrityFailure(
+            f"{path.name} cannot be read: {one_line(error)}; put back an undamaged copy of it"
+        ) from error
     return [
         parse_document(value, model, f"line {number} of {path.name}")
         for number, value in enumerate(values, 1)
@@ -95,7 +98,9 @@ def read_values(path: Path) -> Any:
     try:
         return read_json(path)
     except (ValueError, OSError) as error:
-        raise IntegrityFailure(f"{path.name} cannot be read: {one_line(error)}") from error
+        raise IntegrityFailure(
+            f"{path.name} cannot be read: {one_line(error)}; put back an undamaged copy of it"
+        ) from error
 
 
 def read_object(path: Path) -> JSON:
@@ -106,7 +111,9 @@ def read_object(path: Path) -> JSON:
     except IntegrityFailure as error:
         raise IntegrityFailure(f"{path.parent}/{error}") from error
     if not isinstance(values, dict):
-        raise IntegrityFailure(f"{path} cannot be read: it is not a JSON object")
+        raise IntegrityFailure(
+            f"{path} cannot be read: it is not a JSON object; put back an undamaged copy of it"
+        )
     return values
 
 

@@ -231,7 +231,7 @@ class RunDirectory:
         except UnicodeEncodeError as error:
             raise IntegrityFailure(
                 f"{path} holds an escape such as \\ud800, half of a character, which this program"
-                " does not write: it was edited or damaged"
+                " does not write: it was edited or damaged, so put back an undamaged copy of it"
             ) from error
 
     @property

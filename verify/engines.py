@@ -174,15 +174,15 @@ class Engine:
 
     def shards(self, named: Mapping[str, Tensor]) -> list[Shard]:
         """Return a list of a Shard for each part that this rank holds of the tensors in `named`,
-        with the part's name and place in the whole model; its value is a view, into which `assign`
-        writes. The tensors have the names and shapes of this rank's parameters or buffers. Every
-        rank calls it. A subclass must implement it."""
+        with the part's name and place in the whole model; its value is a view, into which the
+        method `assign` writes. The tensors have the names and shapes of this rank's parameters or
+        buffers. Every rank calls it. A subclass must implement it."""
         raise NotImplementedError
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
         """Run an iteration, counted from 0, forward and backward, and record outputs and losses if
         a recorder is given. Return the mean loss of the global batch, and leave the gradient for
-        `gradients` and `update`. Every rank calls it. A subclass must implement it."""
+        the methods `gradients` and `update`. Every rank calls it. A subclass must implement it."""
         raise NotImplementedError
 
     def gradients(self) -> Named:
@@ -193,9 +193,9 @@ class Engine:
         return ()
 
     def update(self, iteration: int) -> tuple[float, float]:
-        """Clip the gradient that `backward` left and update the weights, in the iteration of this
-        number, from 0. Return the gradient norm before clipping and the learning rate. Every rank
-        calls it. A subclass must implement it."""
+        """Clip the gradient that the method `backward` left and update the weights, in the
+        iteration of this number, from 0. Return the gradient norm before clipping and the learning
+        rate. Every rank calls it. A subclass must implement it."""
         raise NotImplementedError
 
     def state(self) -> Iterable[tuple[str, str, Tensor]]:
@@ -212,8 +212,8 @@ class Engine:
         raise BadInput("the program gives no functions `save` and `restore`")
 
     def restore(self, directory: Path) -> None:
-        """Load a checkpoint that `save` wrote, on any layout, into an engine that has not trained;
-        every rank calls it. By default it raises NotImplementedError."""
+        """Load a checkpoint that the method `save` wrote, on any layout, into an engine that has
+        not trained; every rank calls it. By default it raises NotImplementedError."""
         raise NotImplementedError
 
     def norm(self) -> float:
@@ -371,8 +371,9 @@ class Ours(Engine):
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
         """Run an iteration, counted from 0, forward and backward, and return the mean loss of its
         global batch, the same on every rank. Every rank calls it. The reduced gradient is kept for
-        `gradients` and `update`. With a recorder, this rank's outputs and losses are recorded,
-        which relies on every schedule taking a chunk through its microbatches in order."""
+        the methods `gradients` and `update`. With a recorder, this rank's outputs and losses are
+        recorded, which relies on every schedule taking a chunk through its microbatches in
+        order."""
         microbatches = self.inputs.of(iteration)
         firsts = list(
             chain.from_iterable(microbatch.places[:: self.at_once] for microbatch in microbatches)

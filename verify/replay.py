@@ -106,10 +106,12 @@ def replay(run: Path, count: int | None) -> None:
 
 
 def _read_segment(run: Path, config: RunConfig, start: int, end: int) -> Segment:
-    """Return the segment from iteration `start` to the checkpoint at `end`, at the sizes tp, pp and
-    dp and with the threads that this checkpoint records. The other settings of `[parallel]` are the
-    checkpoint's or, if an earlier version wrote it, those of `config`. Raises HardwareMissing if it
-    records another numerics identity or none, IntegrityFailure without a layout or threads."""
+    """Return the segment of the run directory `run` between two numbers of finished iterations: its
+    first iteration is `start` + 1, or the run's first if `start` is 0, and its last is `end`. The
+    sizes tp, pp and dp and the threads are the ones that the run's checkpoint at iteration `end`
+    records. The other settings of `[parallel]` are this checkpoint's or, if an earlier version
+    wrote it, those of `config`, as are all other settings. Raises HardwareMissing if it records
+    another numerics identity or none, IntegrityFailure without a layout or threads."""
     path = checkpoint_path(run, end)
     probe = read_probe(path)
     recorded = probe.computed_on if probe else {}

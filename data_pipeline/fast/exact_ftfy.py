@@ -155,7 +155,8 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
     `fix_character_width` and `uncurl_quotes`.
 
     The function raises Unfit for a text whose repair would not be linear. Raises RuntimeError for a
-    version of ftfy that this was not derived from.
+    version of ftfy that this was not derived from; `fix_text` warns of it and uses ftfy's own
+    function.
     """
     if not ftfy.__version__.startswith(SUPPORTED):
         raise RuntimeError(

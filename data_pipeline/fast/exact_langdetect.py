@@ -84,7 +84,7 @@ def fast_detect(tables: dict[str, NDArray[Any]]) -> Callable[[str], Detection]:
     a text without features.
 
     Raises RuntimeError if langdetect is not the version that this was derived from, or has more
-    languages.
+    languages; detection then warns of it and goes on with langdetect itself.
     """
     languages = tables["languages"].tolist()
     if version("langdetect") != SUPPORTED or len(languages) >= PADDED:

@@ -85,9 +85,10 @@ class NgramIndex:
             count = again
 
     def _hashes(self, texts: Sequence[str]) -> Iterator[Numbers]:
-        """Yield, for each batch of texts, a uint64 array of the hashes of all runs of `words` words
-        that lie within a text, in order, equal runs each time. The texts have the form that the
-        class asks for."""
+        """Yield uint64 arrays, one for each BATCH_TEXTS of `texts` in turn, a flat sequence of
+        texts of the form that the class asks for. An array has the hash of each run of `words`
+        words that lies within a text, in order; a run that occurs several times is in it as
+        often."""
         for first in range(0, len(texts), BATCH_TEXTS):
             batch = texts[first : first + BATCH_TEXTS]
             codes = _code_points(re.sub(r"[^\w ]", "", " ".join(batch)) + " ")

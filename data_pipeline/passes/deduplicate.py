@@ -70,8 +70,9 @@ COMPARED = "compared.npy"
 
 class Corpus:
     """Reads a Document that the token filters kept by its number in the corpus, `corpus[number]`:
-    only such documents are counted, from 0 and through all shards. `prepared` and `measured` are
-    the folders of the two passes, and `starts` has each shard's first number, then the total."""
+    only such documents are counted, from 0 and through all shards. There is no `len`. `prepared`
+    and `measured` are the folders of the two passes, and `starts` has each shard's first number,
+    then the total."""
 
     def __init__(self, prepared: Path, measured: Path, starts: Integers) -> None:
         self._prepared = prepared

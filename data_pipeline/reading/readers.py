@@ -79,8 +79,8 @@ class Limit:
 
     def admits(self, item: Item) -> bool:
         """Return True and count `item`, a document, if it is within the limits with the ones
-        counted before; else set `reached` and return False; a shorter document may be admitted
-        after it. Return True for malformed input and blank lines, which do not count."""
+        counted before; else set the attribute `reached` and return False; a shorter document may be
+        admitted after it. Return True for malformed input and blank lines, which do not count."""
         if not isinstance(item, Document):
             return True
         documents = self.documents + 1

@@ -59,8 +59,9 @@ class Language(TextFilter):
         return {"langdetect": version("langdetect"), "seed": 0, "python": platform.python_version()}
 
     def apply(self, text: str) -> str | Drop:
-        """Return the text if it is in a kept language with at least `min_probability`, else a Drop.
-        A text without a detectable language is dropped."""
+        """Return the text if it is in a kept language with at least the probability of the
+        attribute `min_probability`, else a Drop. A text without a detectable language is
+        dropped."""
         from mlm_repro.data_pipeline.fast.language import detect, probability
 
         language = detect(text)

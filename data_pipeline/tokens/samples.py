@@ -90,8 +90,9 @@ class SamplePiece(NamedTuple):
 
 class PackedSamples:
     """Samples of one token file, at least `num_samples`, of s + 1 consecutive tokens each, with s
-    the sequence length, in an order shuffled by `seed`. Samples run across documents. Raises
-    BadInput if all documents together are shorter than one sample."""
+    the sequence length, in an order shuffled by `seed`. The method `sample` returns one by its
+    number; there is no `[]`. Samples run across documents. Raises BadInput if all documents
+    together are shorter than one sample."""
 
     def __init__(self, token_file: TokenFile, num_samples: int, seq_length: int, seed: int) -> None:
         self._file = token_file
@@ -129,10 +130,11 @@ class PackedSamples:
 
 
 class BlendedSamples:
-    """Samples of several token files, `num_samples` in all, of `seq_length` + 1 tokens each. Each
-    file is drawn in proportion to its weight, its samples in the order of a PackedSamples with
-    `seed`; `parts` are pairs of a file and its weight, in any scale. Raises BadInput if one file is
-    shorter than one sample."""
+    """Samples of several token files, `num_samples` in all, of `seq_length` + 1 tokens each. The
+    method `sample` returns one by its number; there are no `len` and no `[]`. Each file is drawn in
+    proportion to its weight, its samples in the order of a PackedSamples with `seed`; `parts` are
+    pairs of a file and its weight, in any scale. Raises BadInput if one file is shorter than one
+    sample."""
 
     def __init__(
         self, parts: Sequence[tuple[TokenFile, float]], num_samples: int, seq_length: int, seed: int

@@ -114,8 +114,9 @@ class Masking:
 
 class PairSamples:
     """BERT's samples of one token file, pairs of runs of sentences, for any number of passes over
-    it, in an order and with masks drawn by `seed`; `sample` gives each as a PairSample of
-    `seq_length` tokens. Raises BadInput if no document has two sentences."""
+    it, in an order and with masks drawn by `seed`. The method `sample` returns one by its number, a
+    PairSample of `seq_length` tokens; there is no `[]`, and `len` is the number of samples in one
+    pass. Raises BadInput if no document has two sentences."""
 
     def __init__(self, file: TokenFile, vocabulary: Vocabulary, seq_length: int, seed: int) -> None:
         self._file = file

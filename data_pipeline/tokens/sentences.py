@@ -31,7 +31,7 @@ class Vocabulary:
     sentences are found, and the ids of end-of-text and of BERT's special tokens. The flags are of
     the token's text: it begins or ends in a letter, a digit or a part of a character, begins with
     white space, ends in `.`, `!` or `?`, closing quotes and brackets aside, or ends in a line
-    break."""
+    break. `len` is the number of tokens in the vocabulary."""
 
     begins_in_word: Flags
     """True for a token whose text begins with a letter, a digit or a part of a character."""

@@ -256,8 +256,8 @@ class Tokenizer:
         )
 
     def save(self, directory: Path) -> None:
-        """Write into `directory` the files `tokenizer.json`, from which `load` reads the tokenizer,
-        and `tokenizer_config.json`, which tells transformers which token ends a text."""
+        """Write into `directory` the files `tokenizer.json`, from which the method `load` reads the
+        tokenizer, and `tokenizer_config.json`, which tells transformers which token ends a text."""
         write_text(directory / FILE_NAME, self._content)
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self.end_token}
         write_json(directory / CONFIG_NAME, config | {"split_special_tokens": True})

@@ -128,7 +128,9 @@ def _taken(run: Path, iteration: int, config: _Config) -> tuple[_Batch, int]:
     try:
         lines = [orjson.loads(line) for line in read_bytes(run / "metrics.jsonl").splitlines()]
     except (OSError, ValueError) as error:
-        raise BadInput(f"metrics.jsonl of {run} cannot be read: {error}") from error
+        raise BadInput(
+            f"metrics.jsonl of {run} cannot be read: {error}; put back an undamaged copy of it"
+        ) from error
     iterations = [line for line in lines if isinstance(line, dict) and line.get("kind") == "train"]
     steps = {
         step.iteration: step

@@ -19,7 +19,8 @@ BUFFER_BYTES = 1 << 18
 class DocumentWriter:
     """Context manager that writes a shard of documents, each given to `append`, into a directory
     that exists: `documents.jsonl`, their JSON lines, and `documents.npy`, the byte at which each
-    line starts, then the size of the file. Both are complete when the block ends."""
+    line starts, then the size of the file. Both are complete when the block ends. `len` is the
+    number of documents so far."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -51,7 +52,8 @@ class DocumentWriter:
 
 class DocumentShard:
     """The documents in a directory that a DocumentWriter wrote: Documents, read in order by
-    iteration, of which only one may be under way, or by number, from 0, with `shard[number]`."""
+    iteration, of which only one may be under way, or by number, from 0, with `shard[number]`; there
+    is no `len`."""
 
     def __init__(self, directory: Path) -> None:
         self.starts = np.asarray(np.load(directory / STARTS, mmap_mode="r"))

@@ -45,7 +45,8 @@ Job = tuple[Settings, tuple[Input, ...]]
 
 class Workspace:
     """A directory in which the tasks of a build run, stage by stage, on an executor, by the methods
-    `each`, `all` and `one`; task number N writes to `path/STAGE/N`, with five digits."""
+    `each`, `all` and `one`; task number N writes to the folder `STAGE/N`, with five digits, of the
+    attribute `path`."""
 
     def __init__(self, path: Path, executor: Executor) -> None:
         self.path = path
@@ -62,8 +63,8 @@ class Workspace:
     ) -> Iterator[Done]:
         """Run one task, a call of `work`, for each of the `jobs`, a pair of settings and inputs,
         and yield the result of each, a Done, in order. Task number N, from 0, has the directory
-        `path`/`stage`/N, with N in five digits, and one that is finished there is not done again.
-        Tasks are begun only as the results are read.
+        `stage`/N in the workspace's `path`, with N in five digits, and one that is finished there
+        is not done again. Tasks are begun only as the results are read.
 
         At most `at_once` tasks, by default the executor's own number, are given to the executor at
         a time. Progress of `total` tasks is shown under `title` on standard error; an empty title
@@ -92,7 +93,7 @@ class Workspace:
         called `stage`, at most `at_once` at a time, wait for all, and return a Finished with the
         digests and counts of the tasks, in order; tasks that are finished already are not done
         again. Progress is shown under `title`, or the stage's name if it is None; an empty `title`
-        shows none. Raises the errors of `each`."""
+        shows none. Raises the errors of the method `each`."""
         done = list(
             self.each(stage, work, jobs, stage if title is None else title, len(jobs), at_once)
         )

@@ -246,7 +246,8 @@ class CheckpointWriter:
     ) -> None:
         """Copy weights and optimizer state, and begin to write the checkpoint of `state`, a
         TrainingState, below the run directory `run`, with the RunConfig, the probe, and a copy of
-        the directory `tokenizer`; `go_on` completes it. No other checkpoint may be in progress.
+        the directory `tokenizer`; the caller then calls the method `go_on`, which completes it,
+        until it returns an Ancestor. No other checkpoint may be in progress.
 
         Every rank calls it. Raises Interrupted, on every rank, if the checkpoint's directory cannot
         be made, or if the run's was moved or replaced.

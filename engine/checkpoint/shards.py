@@ -130,7 +130,9 @@ def reading(place: Path) -> Iterator[None]:
         IndexError,
         StopIteration,
     ) as error:
-        raise IntegrityFailure(f"{place} cannot be read: {cause(error)}") from error
+        raise IntegrityFailure(
+            f"{place} cannot be read: {cause(error)}; if it is damaged, copy or save it again"
+        ) from error
 
 
 def read_into(directory: Path, index: dict[str, Entry], wanted: Wanted) -> None:

@@ -25,8 +25,9 @@ Places = tuple[int, ...]
 class StreamMemory:
     """Memory that a Transformer-XL in training carries from one iteration to the next: for each
     microbatch, by the tuple of its stream indices, the last states of every layer of this rank.
-    `enter` hands it to the model, and `commit` puts the new states in its place. Empty for a model
-    without memory."""
+    The method `enter` hands it to the model. After each iteration the caller calls `commit`, which
+    puts the new states in its place, or `discard`, which drops them. Empty for a model without
+    memory."""
 
     def __init__(self, model: ModelConfig, mesh: ParallelMesh) -> None:
         self.mesh = mesh
@@ -38,8 +39,8 @@ class StreamMemory:
     def enter(self, places: Places) -> Recurrence | None:
         """Return the Recurrence of a microbatch, for the model to read and write. Its `before` has
         the memory of the streams whose indices are in `places`, as it was kept for the same tuple,
-        empty at first; its `after` becomes their memory at the next `commit`. None for a model
-        without memory."""
+        empty at first; its `after` becomes their memory when the method `commit` is called next.
+        None for a model without memory."""
         if not self.is_kept:
             return None
         self._passing[places] = Recurrence(self._states.get(places, {}))

@@ -330,7 +330,9 @@ def read_huggingface(
         )
     for key in (*theirs.sizes.values(), "vocab_size"):
         if type(values.get(key)) is not int:
-            raise IntegrityFailure(f"{path}: {key} is {values.get(key)!r}, not a whole number")
+            raise IntegrityFailure(
+                f"{path}: {key} is {values.get(key)!r}, not a whole number: copy or save it again"
+            )
     tensors, files = read_weights(directory, theirs.prefix, theirs.buffers)
     rows = values["vocab_size"]
     is_gpt2 = kind == "gpt2"
@@ -462,7 +464,8 @@ def _read_index(path: Path) -> dict[str, str]:
     file_of = read_object(path).get("weight_map")
     if not isinstance(file_of, dict) or not file_of:
         raise IntegrityFailure(
-            f"{path} is not an index of weights: it has no weight_map, or an empty one"
+            f"{path} is not an index of weights: it has no weight_map, or an empty one: copy or"
+            " save it again"
         )
     for name in file_of.values():
         if not isinstance(name, str) or not WEIGHT_FILE.fullmatch(name):

@@ -89,9 +89,10 @@ def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None)
     Sizes come from the tensors and must agree with the file's arguments. `heads`, the number of
     attention heads, is needed for a file whose arguments do not state it (2019, NVIDIA's released
     models), and must agree with one that does. All rows of the word embedding are kept; rows beyond
-    the vocabulary are padding. Raises BadInput for another model or a missing number of heads or
-    vocabulary, and IntegrityFailure, naming file and tensor, for files that are damaged or do not
-    fit together.
+    the vocabulary are padding. Raises BadInput for another model, for a missing number of heads or
+    vocabulary, and for a number of heads that disagrees with the file's or that its ranks do not
+    divide; IntegrityFailure, naming file and tensor, for files that are damaged or do not fit
+    together.
     """
     if vocab is None and (directory / VOCABULARY).is_file():
         vocab = directory
@@ -193,7 +194,8 @@ def _read_rank(path: Path) -> RankFile:
     content = read_torch_dist(path.parent) if path.name == METADATA else read_torch_file(path)
     if not isinstance(content, dict):
         raise IntegrityFailure(
-            f"{path} does not hold a dict, as a file of a Megatron-LM checkpoint does"
+            f"{path} does not hold a dict, as a file of a Megatron-LM checkpoint does: copy or save"
+            " it again"
         )
     if "model" not in content:
         if "model0" in content:
@@ -202,7 +204,8 @@ def _read_rank(path: Path) -> RankFile:
                 " save it with one stage a rank"
             )
         raise IntegrityFailure(
-            f"{path} has no entry 'model', so it is not a Megatron-LM checkpoint"
+            f"{path} has no entry 'model', so it is not a Megatron-LM checkpoint: copy or save it"
+            " again"
         )
     version = content.get("checkpoint_version", 0)
     if not isinstance(version, int | float) or version not in (0, 1, 2, 3):
@@ -213,7 +216,7 @@ def _read_rank(path: Path) -> RankFile:
     if args is not None and not isinstance(args, Namespace):
         raise IntegrityFailure(
             f"{path}: its entry 'args' is not an argparse.Namespace, as which Megatron-LM stores"
-            " its arguments"
+            " its arguments: copy or save it again"
         )
     if args is not None:
         args = {
@@ -360,7 +363,7 @@ def our_names(model: Any, where: object) -> dict[str, Tensor]:
     if not isinstance(model, dict):
         raise IntegrityFailure(
             f"{where}: its entry 'model' is not a dict of tensors, as in a file of a Megatron-LM"
-            " checkpoint"
+            " checkpoint: copy or save it again"
         )
     tensors = {}
     for name, value in flatten(model).items():

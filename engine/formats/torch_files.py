@@ -117,7 +117,8 @@ def read_torch_file(path: Path) -> Any:
         if match := re.search(r"GLOBAL (\S+?)[,.;:]?(?:\s|$)", str(error)):
             raise _refused(path, match[1] if "." in match[1] else f"builtins.{match[1]}") from error
         raise IntegrityFailure(
-            f"{path} cannot be read as a PyTorch file: {_first_line(error)}"
+            f"{path} cannot be read as a PyTorch file, so copy or save it again:"
+            f" {_first_line(error)}"
         ) from error
     finally:
         serialization.add_safe_globals(others)
@@ -187,7 +188,9 @@ def read_torch_dist(directory: Path) -> JSON:
     path = directory / METADATA
     known = _read_pickle(path)
     if not isinstance(known, metadata.Metadata):
-        raise IntegrityFailure(f"{path} is not the metadata of a distributed checkpoint")
+        raise IntegrityFailure(
+            f"{path} is not the metadata of a distributed checkpoint: copy or save it again"
+        )
     try:
         for index, info in known.storage_data.items():
             if not re.fullmatch(r"\w[\w.-]*", info.relative_path):

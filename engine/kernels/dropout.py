@@ -62,7 +62,7 @@ class DropoutMask:
 
     def keep(self, rows: int, columns: int, device: torch.device) -> Tensor:
         """Return a boolean tensor [b, rows, columns] on the device, True if the element stays, for
-        the mask's rows from `first_row` on."""
+        `rows` rows of the mask from its attribute `first_row` on."""
         bits = implementation("dropout_bits", device.type)(
             self.keys, self.first_row, rows, columns, device
         )
@@ -71,7 +71,8 @@ class DropoutMask:
 
     def factors(self, rows: int, columns: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Return a tensor [b, rows, columns] of dtype `dtype` on the device, the factor of each
-        element, for the mask's rows from `first_row` on: 1/(1 − p) if the element stays, else 0."""
+        element, for `rows` rows of the mask from its attribute `first_row` on: 1/(1 − p) if the
+        element stays, else 0."""
         return self.keep(rows, columns, device).to(dtype).mul_(self.scale)
 
 

@@ -118,15 +118,15 @@ class CausalModel(StageModel):
     def forward(self, inputs: Tensor, dropout: Dropout | None = None) -> Tensor:
         """Return the output of the stage, [s, b, h], or [s/t, b, h] where the sequence is divided,
         from its inputs: token ids [b, s] on the first stage, the previous stage's output elsewhere.
-        On the last stage the output is the input of `logits`. Without `dropout` nothing is dropped.
-        A subclass defines this, and every tensor-parallel rank calls it."""
+        On the last stage the output is the input of the method `logits`. Without `dropout` nothing
+        is dropped. A subclass defines this, and every tensor-parallel rank calls it."""
 
     def hidden_states_at(self, inputs: Tensor, positions: Tensor) -> Tensor:
-        """Return the output of the last stage, the input of `logits`, without dropout and at
-        positions [b, q] alone: [q, b, h], equal to the whole output there up to rounding. `inputs`
-        are those of `forward`: token ids [b, s], or on a pipeline the previous stage's output; the
-        sequence must not be divided. By default everything is computed; a subclass may compute
-        less. Every tensor-parallel rank calls it."""
+        """Return the output of the last stage, the input of the method `logits`, without dropout
+        and at positions [b, q] alone: [q, b, h], equal to the whole output there up to rounding.
+        `inputs` are those of the method `forward`: token ids [b, s], or on a pipeline the previous
+        stage's output; the sequence must not be divided. By default everything is computed; a
+        subclass may compute less. Every tensor-parallel rank calls it."""
         return rows_at(self.forward(inputs), positions)
 
     @abstractmethod

@@ -31,9 +31,9 @@ from mlm_repro.engine.rng import Dropout, DropoutMask
 class SelfAttention(nn.Module):
     """Causal multi-head attention with heads divided over the tensor-parallel axis: [s, b, h] → [s,
     b, h], with a cache [q, b, h], without the bias of the output projection. With sequence
-    parallelism s is this rank's part. Attention weights are dropped by `dropout`; without it, and
-    with a cache, none are. With `recompute` the backward pass runs the reference kernel again, and
-    its scores are not kept; other kernels keep none in any case.
+    parallelism s is this rank's part. Attention weights are dropped by `dropout`, an argument of
+    the call; without it, and with a cache, none are. With `recompute` the backward pass runs the
+    reference kernel again, and its scores are not kept; other kernels keep none in any case.
 
     The rows of `query_key_value` are ordered [n, 3, d] (Megatron checkpoint versions 2 and 3), so
     that a contiguous slice holds whole heads. The layer adds the bias of `dense`. Positions are
@@ -97,10 +97,10 @@ class MLP(nn.Module):
 
 class TransformerLayer(nn.Module):
     """x + attention(LN(x)), then x + MLP(LN(x)), each branch with dropout: [s, b, h] → [s, b, h],
-    where s is this rank's part with sequence parallelism. Without `dropout` nothing is dropped.
-    `layer` is the layer's number in the whole model, which names its dropout masks and its place in
-    the cache, and `recompute_attention` is the `recompute` of SelfAttention. All tensor-parallel
-    ranks call it.
+    where s is this rank's part with sequence parallelism. Without `dropout`, an argument of the
+    call, nothing is dropped. `layer` is the layer's number in the whole model, which names its
+    dropout masks and its place in the cache, and `recompute_attention` is the `recompute` of
+    SelfAttention. All tensor-parallel ranks call it.
 
     With a cache, for evaluation only, the output is [q, b, h], at the cache's positions.
     """
@@ -150,8 +150,9 @@ class TransformerLayer(nn.Module):
 
 class Embedding(nn.Module):
     """Word plus position embedding with dropout: token ids [b, s], the first at position `start`, →
-    [s, b, h], or this rank's positions [s/t, b, h] with sequence parallelism. Without `dropout`
-    nothing is dropped. Every tensor-parallel rank calls it.
+    [s, b, h], or this rank's positions [s/t, b, h] with sequence parallelism. `start` and `dropout`
+    are arguments of the call; without `dropout` nothing is dropped. Every tensor-parallel rank
+    calls it.
 
     The last stage of a pipeline holds a copy of the word embedding alone, without `has_positions`,
     for the output head, and does not call it.

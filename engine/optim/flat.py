@@ -93,7 +93,8 @@ class FlatGroup:
     def owned(self, start: int, end: int) -> list[tuple[int, Tensor]]:
         """Return the gradient from element `start` to `end`, without it, of the flat tensor as a
         list of pairs of an owner and a slice, a view of the gradient, in order. The owner is the
-        index, on the group's axis `owners`, of the rank that updates the slice's weights."""
+        index, on the group's attribute `owners`, an axis, of the rank that updates the slice's
+        weights."""
         size = self.own.stop - self.own.start
         cuts = [
             (owner, max(start, owner * size), min(end, owner * size + size))
@@ -114,14 +115,14 @@ class FlatGroup:
 
     def pieces(self, own: Tensor) -> list[Tensor]:
         """Return this owner's elements of each parameter of the group, in order, as a list of flat
-        slices, which are views, of `own`, a flat tensor laid out as `master`. A slice is empty if
-        other owners have the whole parameter."""
+        slices, which are views, of `own`, a flat tensor laid out as the attribute `master`. A slice
+        is empty if other owners have the whole parameter."""
         return [self.piece(own, start, end) for _, start, end in self.starts()]
 
     def piece(self, own: Tensor, start: int, end: int) -> Tensor:
         """Return this owner's elements in the range [start, end) of the whole flat tensor, as a
-        slice, a view, of `own`, a flat tensor laid out as `master`. It is empty if other owners
-        have the whole range."""
+        slice, a view, of `own`, a flat tensor laid out as the attribute `master`. It is empty if
+        other owners have the whole range."""
         first = self.own.start
         return own[max(start - first, 0) : max(end - first, 0)]
 

@@ -183,8 +183,8 @@ class GradientReducer:
         """Hook that autograd calls after a parameter's gradient in `parameter.grad`: copy the
         gradient to its slice `main` of the flat gradient, or add it after the first microbatch, and
         let `parameter.grad` be `main`, or None in mixed precision (`is_mixed`). If it was the last
-        of the iteration (`arm`) that the bucket lacked, start the bucket's reduction, unless the
-        bucket is shared. Nothing is returned."""
+        of the iteration (the method `arm`) that the bucket lacked, start the bucket's reduction,
+        unless the bucket is shared. Nothing is returned."""
         # Without mixed precision autograd itself adds to the view after the first microbatch.
         if parameter.grad is not None and parameter.grad is not main:
             if id(parameter) in self.arrived:
@@ -202,10 +202,10 @@ class GradientReducer:
 
     def _add(self, bucket: _Bucket, main: Tensor, key: int, a: Tensor, b: Tensor) -> None:
         """Write the product a·b, a weight's gradient, to `main`, its slice of the flat gradient, in
-        fp32, or add it after the first microbatch. If it was the last of the iteration (`arm`) that
-        the bucket lacked, start the bucket's reduction, unless the bucket is shared. `key` is the
-        weight's identity (`id`). A product calls this in its backward pass instead of handing a
-        gradient to the hook."""
+        fp32, or add it after the first microbatch. If it was the last of the iteration (the method
+        `arm`) that the bucket lacked, start the bucket's reduction, unless the bucket is shared.
+        `key` is the weight's identity (`id`). A product calls this in its backward pass instead of
+        handing a gradient to the hook."""
         add_product(main, a, b, key in self.arrived)
         self.arrived.add(key)
         self._count(bucket, key)

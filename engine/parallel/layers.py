@@ -28,8 +28,11 @@ class ColumnParallelLinear(nn.Module):
 
     Rank i holds A_iᵀ [out/t, in] and b_i [out/t], both cut along dim 0. Its input goes through f:
     nothing forward, an all-reduce of the gradient backward; where the sequence is divided, X is
-    [s/t, b, in], and there are an all-gather and a reduce-scatter. If `add_bias` is False, b is
-    left out, for a caller that adds it.
+    [s/t, b, in], and there are an all-gather and a reduce-scatter.
+
+    The constructor takes the whole sizes, of which t must divide `out_features`; with `bias` False
+    there is no b. The parameters are not initialized here. A call with `add_bias` False leaves b
+    out, for a caller that adds the attribute `bias` itself.
     """
 
     shard_dims: ClassVar[dict[str, int]] = {"weight": 0, "bias": 0}
@@ -62,8 +65,12 @@ class RowParallelLinear(nn.Module):
                              ⎣ A_t ⎦
 
     Rank i holds A_iᵀ [out, in/t], cut along dim 1, and the whole b, which is added once, after the
-    sum, or left out if `add_bias` is False. This is g: an all-reduce forward, nothing backward;
-    where the sequence is divided, a reduce-scatter and an all-gather.
+    sum. This is g: an all-reduce forward, nothing backward; where the sequence is divided, a
+    reduce-scatter and an all-gather.
+
+    The constructor takes the whole sizes, of which t must divide `in_features`; with `bias` False
+    there is no b. The parameters are not initialized here. A call with `add_bias` False leaves b
+    out, for a caller that adds the attribute `bias` itself.
     """
 
     shard_dims: ClassVar[dict[str, int]] = {"weight": 1}
@@ -91,9 +98,10 @@ class VocabParallelEmbedding(nn.Module):
     """Word embedding with its rows (vocabulary) divided: token ids [b, s] → [s, b, h], or with
     sequence parallelism this rank's positions, [s/t, b, h].
 
-    A rank looks up the words that it holds, and the ranks' vectors are added up by an all-reduce,
-    with sequence parallelism by a reduce-scatter. On CPUs the gradient is sparse, the rows that
-    were looked up, if the output head is on another pipeline stage.
+    The constructor takes the whole number of rows, which t must divide; the parameters are not
+    initialized here. A rank looks up the words that it holds, and the ranks' vectors are added up
+    by an all-reduce, with sequence parallelism by a reduce-scatter. On CPUs the gradient is sparse,
+    the rows that were looked up, if the output head is on another pipeline stage.
     """
 
     shard_dims: ClassVar[dict[str, int]] = {"weight": 0}

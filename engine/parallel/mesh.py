@@ -26,8 +26,9 @@ MIN = dist.ReduceOp.MIN
 
 
 class Waiting:
-    """Context manager that adds to its own `seconds` the time inside the block, which this rank
-    spends in communication, on CPUs mostly waiting for the others."""
+    """Context manager that adds to its own `seconds` the wall time inside the block, for this
+    rank's communication. On CPUs that is mostly waiting for the others; on GPUs, which communicate
+    in the background, it is little more than the time to queue it."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -46,7 +47,8 @@ class Pending(Protocol):
 
     def wait(self) -> object:
         """Wait until the communication is complete; a tensor that is received or reduced has its
-        values then. What is returned has no meaning."""
+        values then. On GPUs the host goes on, and only the device's later work waits. What is
+        returned has no meaning."""
 
     def is_completed(self) -> bool:
         """Return True if the communication is complete, without waiting."""
@@ -75,8 +77,8 @@ class Axis(ABC):
     size: int
     rank: int
     waiting: Waiting = field(default_factory=Waiting, compare=False)
-    """Timer of the seconds that this rank spends in communication; `build_mesh` gives one to all
-    axes."""
+    """Timer of this rank's communication, on GPUs only of the time to queue it; `build_mesh` gives
+    one to all axes."""
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = SUM) -> Tensor:
@@ -257,8 +259,8 @@ class ParallelMesh:
 
     @property
     def waiting(self) -> Waiting:
-        """Waiting of this rank: the timer of its communication over all axes, a context manager
-        that adds to its own `seconds`."""
+        """Waiting of this rank: the timer of its communication over all axes, on GPUs only of the
+        time to queue it; a context manager that adds to its own `seconds`."""
         # Whoever builds the mesh gives all its axes one clock.
         return self.tp.waiting
 

@@ -73,7 +73,7 @@ def lower(orders: Sequence[Sequence[Compute]], chunks: int) -> Lowered:
     """Return a Lowered: each pipeline rank's program and the timeline of its passes. `orders` has,
     for each rank with `chunks` stages, its passes in order. A program has these passes, and every
     message where the computation that produces the payload ends. All ranks are walked in time
-    together.
+    together; a forward pass is assumed to last 1, a backward pass 2 and a message no time.
 
     A pass starts when its input has arrived, which for the loss's own backward pass is when its
     forward pass has ended; so no rank waits for what comes later. Raises ValueError if an order is

@@ -218,17 +218,17 @@ class PretrainedModel(nn.Module):
         )
 
     def forward(self, inputs: Tensor, cache: Any = None) -> Tensor:
-        """Turn token ids [b, s] into states [s, b, h], of length `hidden_size`: the output layer's
-        inputs, or the logits themselves if `cuts` is False. With transformers' cache, to which they
-        are added, the tokens continue the cached ones."""
+        """Turn token ids [b, s] into states [s, b, h], h being the attribute `hidden_size`: the
+        output layer's inputs, or the logits themselves if the attribute `cuts` is False. With
+        transformers' cache, to which they are added, the tokens continue the cached ones."""
         settings = {} if cache is None else {"past_key_values": cache, "use_cache": True}
         states, logits = self._run(inputs, cuts=self.cuts, **settings)
         return (logits if states is None else states).transpose(0, 1)
 
     def hidden_states_at(self, inputs: Tensor, positions: Tensor) -> Tensor:
         """Run the model on token ids [b, s] and return the states [q, b, h] at the indices
-        `positions` [b, q] of inputs: the output layer's inputs or, if `cuts` is False, the logits
-        themselves."""
+        `positions` [b, q] of inputs: the output layer's inputs or, if the attribute `cuts` is
+        False, the logits themselves."""
         return rows_at(self.forward(inputs), positions)
 
     def new_cache(self) -> Any:
@@ -437,8 +437,8 @@ class Pretrained:
             self._say("modeling code", own)
 
     def _say(self, what: str, outcome: str) -> None:
-        """Record the outcome of a check in `checked`, under the check's subject `what`, and add it
-        to `warnings`."""
+        """Record the outcome of a check in the attribute `checked`, under the check's subject
+        `what`, and add it to the attribute `warnings`."""
         self.checked[what] = outcome
         self.warnings.append(outcome)
 

@@ -76,11 +76,11 @@ def sliding_wikitext103(
     stride: int = 32,
 ) -> PerplexityTask:
     """Return the PerplexityTask on the whole WikiText-103 test file at `path`, rewritten by
-    `detokenizer`, in sliding windows of `context` inputs, 1024 at most. `stride`, 1024 at most, is
+    `detokenizer`, in sliding windows of `context` inputs, or of 1024 if that is less. `stride` is
     the number of new tokens in a window of 1024; a shorter window has fewer in proportion.
     `detokenizer` is a key of NUM_GPT2_TOKENS, and `name` is the task's. Raises BadInput if the file
-    cannot be read or the stride is longer, IntegrityFailure if it is another file or gives GPT-2
-    another number of sub-words."""
+    cannot be read or the stride is then longer than the window, IntegrityFailure if it is another
+    file or gives GPT-2 another number of sub-words."""
     return _in_windows(name, path, tokenizer, detokenizer, *megatron_windows(context, stride))
 
 

@@ -84,11 +84,12 @@ def searched_rates(
     Trained of all trials of learning rates, arm by arm, from `trained`, the trainings that an
     ablation keeps.
 
-    A rate is the one that was found times the arm's `of_rate`, to four digits. Found is the best
-    trial's rate (the lowest if all diverged), the finder's, where its smoothed loss was lowest, or
-    the one found for the arm `rate_of`. `experiment` is a name, `datasets` are digests. `trained`
-    counts the trials as asked for. Raises IntegrityFailure if a trial is not kept or not as the
-    ablation asks, or if a finder's losses are not kept or never fell.
+    A rate is the one that was found times the arm's `of_rate`, to four digits. Found is the rate of
+    the trial with the lowest final loss (the lowest rate if all diverged), the finder's, where its
+    smoothed loss was lowest, or the one found for the arm `rate_of`. `experiment` is a name,
+    `datasets` are digests. `trained` counts the trials as asked for. Raises IntegrityFailure if a
+    trial is not kept or not as the ablation asks, or if a finder's losses are not kept or never
+    fell.
     """
     rates = {}
     searched = []

@@ -81,8 +81,8 @@ class Kept:
 
     def of(self, configs: Iterable[RunConfig], dataset: str) -> list[Trained]:
         """Return a list of the kept trainings of these configurations, found by their names, as
-        Trained, in the configurations' order. They count as asked for, for `check_no_more`.
-        `dataset` is a digest.
+        Trained, in the configurations' order. They count as asked for, for the method
+        `check_no_more`. `dataset` is a digest.
 
         Raises IntegrityFailure if one is not kept, was trained on another dataset, or has other
         settings of `model` or `train`; the sizes of its vocabulary may differ.

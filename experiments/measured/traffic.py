@@ -75,10 +75,10 @@ class Traffic(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _count(self, name: str, leaves: list[Any]) -> None:
-        """Count an operation `name` by (`name`, size of its group): one more in `calls`, and in
-        `bytes` the bytes of its largest tensor, for `allgather` times the size of the group.
-        `leaves` are its arguments, flattened, with the ProcessGroup among them. Nothing is counted
-        if no tensor has more than `REPORTED` elements."""
+        """Count an operation `name` by (`name`, size of its group): one more in the attribute
+        `calls`, and in the attribute `bytes` the bytes of its largest tensor, for `allgather` times
+        the size of the group. `leaves` are its arguments, flattened, with the ProcessGroup among
+        them. Nothing is counted if no tensor has more than `REPORTED` elements."""
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         largest = max((tensor.nbytes for tensor in tensors if tensor.numel() > REPORTED), default=0)
         if not largest:

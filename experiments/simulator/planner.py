@@ -67,7 +67,9 @@ def read_model(model: str, overrides: Sequence[str] = ()) -> ResolvedRun:
 def ranked_layouts(run: ResolvedRun, cluster: Cluster, gpus: int) -> list[Choice]:
     """Simulate every layout of a run's model on `gpus` GPUs of the cluster that `possible_layouts`
     yields, and return a list of a Choice, the workload and its prediction, for each that can run
-    and fits into memory, shortest `expected_seconds` first; the batch is the run's.
+    and fits into memory; the batch is the run's. The order is by `expected_seconds`, least first:
+    an iteration's seconds divided by the probability that the layout fits, so that the first need
+    not be the fastest.
 
     Raises HardwareMissing with a reason if no layout can run and fits into memory.
     """
@@ -145,8 +147,11 @@ def _smallest(cluster: Cluster, choices: Sequence[Choice]) -> str:
 
 
 def planned_run(run: ResolvedRun, cluster: Cluster, choice: Choice) -> RunConfig:
-    """Return the RunConfig of a run in a chosen layout, at the cluster's precision, as `mlm-train`,
-    its `to-megatron` and a job take it."""
+    """Return the RunConfig of `run` with the workload of `choice`, as `mlm-train`, its
+    `to-megatron` and a job take it. The workload gives the layers, hidden size, heads and sequence
+    length, the batch and microbatch, and the layout with recomputation, ZeRO stage and sequence
+    parallelism; the precision is the cluster's, all else is `run`'s. Raises the errors of
+    `checked_config`."""
     return checked_config(choice.workload, cluster.precision, run.config)
 
 
@@ -182,9 +187,10 @@ def _nearest(template: Workload, cluster: Cluster, gpus: int) -> str:
 
 
 def reasons(choices: Sequence[Choice]) -> str:
-    """Return as one line, for each of tp, pp, recompute, zero and micro_batch, how many times as
-    long as the first of `choices` the best layout takes that differs from the first in it, or that
-    no such layout fits. `choices` are best first."""
+    """Return as one line, for each of tp, pp, recompute, zero and micro_batch, the values of the
+    first of `choices` and of the best layout that differs from it there, with the ratio of their
+    `expected_seconds`, or that no such layout fits. `choices` are in the order of
+    `ranked_layouts`."""
     first = choices[0]
     comparisons = []
     for name in ("tp", "pp", "recompute", "zero", "micro_batch"):
@@ -235,8 +241,9 @@ def format_plan(
     price: float,
     days: float,
 ) -> str:
-    """Return a text on the first ten (`SHOWN`) of `choices`, which are best first and not empty: a
-    table with the time of the whole run, and a line on failures; every number is simulated.
+    """Return a text on the first ten (`SHOWN`) of `choices`, which are in the order of
+    `ranked_layouts` and not empty: a table with the time of the whole run, and a line on failures;
+    every number is simulated.
 
     `price`, of a GPU-hour, adds a column with the cost; `days` adds a line with the tokens that the
     first layout trains in that time. Either adds nothing if it is 0.

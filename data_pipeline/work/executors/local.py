@@ -57,9 +57,9 @@ class LocalExecutor:
 
     def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
         """Run the tasks and yield the result of each, a Done, in order; at most `at_once` tasks are
-        in work at a time, if that is given. Tasks run in this process if `count` or `at_once` is 1.
-        Raises Interrupted if processes are killed ATTEMPTS times in a row. Errors of the tasks are
-        passed on."""
+        in work at a time, if that is given. Tasks run in this process if `at_once` or the attribute
+        `count` is 1. Raises Interrupted if processes are killed ATTEMPTS times in a row. Errors of
+        the tasks are passed on."""
         if 1 in (self.count, at_once):
             yield from map(run_task, tasks)
             return

@@ -41,9 +41,9 @@ from mlm_repro.engine.rng import Dropout
 
 class BidirectionalAttention(SelfAttention):
     """Attention from every position to every token that is not padding, with heads divided over the
-    tp axis: [s, b, h] → [s, b, h], where `is_token` [b, s] is False at padding. Under sequence
-    parallelism input and output are this rank's positions, [s/t, b, h]. The output is without the
-    last product's bias."""
+    tp axis: [s, b, h] → [s, b, h], where `is_token` [b, s], an argument of the call, is False at
+    padding. Under sequence parallelism input and output are this rank's positions, [s/t, b, h]. The
+    output is without the last product's bias."""
 
     def forward(self, x: Tensor, dropout: Dropout | None, is_token: Tensor) -> Tensor:  # type: ignore[override]
         qkv = self.query_key_value(x).unflatten(
@@ -80,9 +80,10 @@ class ExactMLP(MLP):
 
 
 class BertLayer(TransformerLayer):
-    """BERT's layer, [s, b, h] → [s, b, h]: attention and MLP, each after a norm; `is_token` [b, s]
-    is False at padding. Under sequence parallelism input and output are this rank's positions,
-    [s/t, b, h]. The residual is taken before the norm, or in the original order after it."""
+    """BERT's layer, [s, b, h] → [s, b, h]: attention and MLP, each after a norm; `is_token` [b, s],
+    an argument of the call, is False at padding. Under sequence parallelism input and output are
+    this rank's positions, [s/t, b, h]. The residual is taken before the norm, or in the original
+    order after it."""
 
     attention_class = BidirectionalAttention
     mlp_class = ExactMLP
