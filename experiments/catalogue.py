@@ -2,7 +2,6 @@
 Imports no torch."""
 
 import csv
-import math
 import operator
 import re
 from collections import defaultdict
@@ -10,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from fnmatch import translate
 from functools import cache, cached_property
+from math import inf, isfinite, ulp
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -193,16 +193,12 @@ class Claim(Config):
         from other printed numbers, only the range of the attribute `printed` does.
         """
         if self.is_direction:
-            return (
-                (math.ulp(0.0), math.inf)
-                if self.says == "at least"
-                else (-math.inf, -math.ulp(0.0))
-            )
+            return (ulp(0.0), inf) if self.says == "at least" else (-inf, -ulp(0.0))
         value, below, above = float(self.value), *(self._tolerances() if measured else (0.0, 0.0))
         low = min(self.printed.low, value - below)
         high = max(self.printed.high, value + above)
         relation = self.relation
-        return (-math.inf if relation == "<=" else low), (math.inf if relation == ">=" else high)
+        return (-inf if relation == "<=" else low), (inf if relation == ">=" else high)
 
     def agrees(self, number: Range | float, measured: bool = True) -> bool:
         """Return True if the number, or one in the range, can have the claimed relation to the
@@ -214,7 +210,7 @@ class Claim(Config):
         low, high = self.bounds(measured)
         if self.is_direction:
             return low <= ours.high and ours.low <= high
-        slack = 1e-9 * max(abs(end) for end in (low, high, 1e-3) if math.isfinite(end))
+        slack = 1e-9 * max(abs(end) for end in (low, high, 1e-3) if isfinite(end))
         is_rounding = (
             (low, high) == (self.printed.low, self.printed.high)
             and low < high
