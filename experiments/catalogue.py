@@ -242,7 +242,9 @@ class Claim(Config):
 
 
 class Part(Config):
-    """A set of published workloads, and the quantities that are computed or simulated for each."""
+    """Numbers that an experiment derives from published workloads: the name of their set,
+    `workloads`, and the names of the quantities that are `simulated`, or `computed` in closed form,
+    for each workload."""
 
     workloads: str
     """Name of a set in the `*-runs.csv` files of `experiments/published`."""
