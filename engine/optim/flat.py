@@ -130,8 +130,9 @@ class FlatGroup:
 class FlatOptimizer(ABC):
     """Base of the optimizers: a subclass defines the method `update`, which updates the moments and
     weights of one group of parameters from its gradient. This class groups the parameters by weight
-    decay, clips by the global norm, and gives and takes the state as checkpoints have it. Every
-    rank makes one and calls its methods in the same order."""
+    decay; `gradient_norm` returns the gradient's global norm; `step` takes it, clips by it and
+    updates all groups; `written` gives the state to a checkpoint, and `restore` takes it from one.
+    Every rank makes one and calls its methods in the same order."""
 
     def __init__(
         self,
