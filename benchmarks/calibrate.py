@@ -273,14 +273,15 @@ def held_out(
     keys: Sequence[Hashable],
     refit: Callable[[Sequence[Observation]], Machine],
 ) -> HeldOut:
-    """Return a structured array with a record (fold, measured over predicted time, and measured
-    over the time by the other rows' median share of the peak) of each row that has a key, in the
-    rows' order. For a quantity in RATIOS the last number refers to the time at the peak itself, and
-    such rows do not count in the median.
+    """Predict the rows of each key by the machine that `refit` returns for all other rows,
+    including the ones without a key, and return a structured array with a record of each row that
+    has a key, in the rows' order. `keys` has each row's key, None for none; `title` is shown with
+    the progress.
 
-    The rows of one key are a fold: they are predicted by the machine that `refit` returns for all
-    other rows, including those without a key. `keys` has each row's key, None for none; `title` is
-    shown with the progress.
+    The fields of a record are `fold`, the number of the key, from 0 in the order of `keys`;
+    `ratio`, measured over predicted time; and `constant`, measured time over the time at the other
+    rows' median share of the peak. For a quantity in RATIOS `constant` refers to the time at the
+    peak itself, and such rows do not count in the median.
     """
     held = np.zeros(len(rows), HELD_OUT)
     ratio = np.array([row.quantity in RATIOS for row in rows])

@@ -39,9 +39,9 @@ def tables(result: Benchmark) -> list[Table]:
 
 
 def sentences(result: Benchmark) -> list[str]:
-    """Return a list of sentences that sum up a benchmark's record: how many goals were reached,
-    which were missed, the load of the machine, and the machine. One that has nothing to say is left
-    out."""
+    """Return a list of strings, each a whole sentence, that sum up a benchmark's record: how many
+    goals were reached, if there are any; which were missed, with their ratios, if any were; the
+    highest load of the machine, if it is known and not 0; and, always, the machine."""
     lines = []
     aimed = 0
     missed = []

@@ -44,7 +44,9 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """Input that is not a document: its file, line and first characters, and the reason."""
+    """Record of a line, row or file that no document can be made of: its file, its line, the
+    reason, and an excerpt, its first characters. It is no exception: readers yield it in the place
+    of a document, and a build sets it aside and goes on."""
 
     source: str
     line: int

@@ -639,11 +639,12 @@ def _help(
     meeting: Meeting,
     room: int,
 ) -> RunDirectory:
-    """Do the work of a part that is not the first: wait in the `meeting` until the first part has
-    begun, do this part's share of the tasks of `build` by `executor`, a PartExecutor on `workers`,
-    wait until the first part has sealed the run, and return the run. `room` is the disk space in
-    bytes that the work may take. A UserError, such as Interrupted for a part that has ended, is
-    raised only if the run is not sealed."""
+    """Do the work of a part that is not the first, and return the `run`. Wait in the `meeting`
+    until the first part has begun; call `build` with a Workspace in the run's directory, whose
+    `executor`, a PartExecutor on `workers`, does this part's share of each stage's tasks; then wait
+    until the first part has sealed the run. What `build` returns is not used. `room` is the disk
+    space in bytes that the work may take. A UserError, such as Interrupted for a part that has
+    ended, is raised only if the run is not sealed."""
     work = run.path / FOLDER
     try:
         meeting.wait_for(

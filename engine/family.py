@@ -38,9 +38,10 @@ class ClosedForms:
         self.v = model.padded_vocab_size
 
     def parameters(self, stage: PipelineStage, tp: int = 1) -> int:
-        """Return the number of parameters that one of `tp` tensor-parallel ranks holds of a
-        pipeline stage, with its share of the padded vocabulary. The last stage has a copy of the
-        word embedding if it is not the first as well."""
+        """Return the number of parameters of the model that one of `tp` tensor-parallel ranks, by
+        default the only one, holds of the pipeline stage `stage`, with its share of the padded
+        vocabulary. The last stage has a copy of the word embedding if it is not the first as well.
+        The model is this object's."""
         h = self.h
         words = self.v // tp * self.h
         # In a layer 12h² weights and 7h biases are divided over tp. Two layer norms and the two

@@ -318,11 +318,12 @@ def _derive(values: dict[str, JSON], given: _Given) -> list[str]:
 
 
 def _start(values: dict[str, JSON], given: _Given, shown: dict[str, str]) -> list[str]:
-    """Set `train.init_from` in `values`, a dict section → name → setting, to the weights of --load,
-    and return a list of one sentence about them. Without a value of --load, or if it names the
-    folder of --save and --finetune is not given, the training starts anew: nothing is set, and the
-    list is empty. `shown` has each flag with its values as text, by name. Raises BadInput if --load
-    has several values, or a shell variable."""
+    """Set `train.init_from` in `values`, a dict section → name → setting, to the text that the
+    flags `given` have for --load, and return a list of one sentence, which asks for an imported
+    checkpoint there. Without a value of --load, or if it names the folder of --save and --finetune
+    is not given, the training starts anew: nothing is set, and the list is empty. `shown` maps each
+    flag's name to one text, the flag with its values. Raises BadInput if --load has several values,
+    or a shell variable."""
     load = given.flags.get("load")
     if not load or (load == given.flags.get("save") and "finetune" not in given.flags):
         return []  # without a checkpoint there yet, it starts anew; later the same command resumes

@@ -238,7 +238,9 @@ class Claim(Config):
 
 
 class Part(Config):
-    """A set of published workloads, and the quantities that are computed or simulated for each."""
+    """Numbers that an experiment derives from published workloads: the name of their set,
+    `workloads`, and the names of the quantities that are `simulated`, or `computed` in closed form,
+    for each workload."""
 
     workloads: str
     """Name of a set in the `*-runs.csv` files of `experiments/published`."""
@@ -338,8 +340,9 @@ class Arm(Config):
 
 
 class Effect(Config):
-    """A claim about the difference of a quantity between two arms of an ablation, with its
-    bounds."""
+    """A claim about the difference between two arms of an ablation: the `quantity` of the arm `of`
+    minus that of the arm `less`, at the fraction `share` of training, is greater than `above` and
+    less than `below`, as far as these are given."""
 
     claim: str
     """Id of the published claim that it answers; a question of our own has an id that no claim

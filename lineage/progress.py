@@ -30,8 +30,9 @@ def is_quiet() -> bool:
 
 
 def announce(*parts: str) -> None:
-    """Print the cost of the following work, its `parts` that are not empty, on one line of standard
-    error. Only rank 0 of a distributed run prints, and not with `--quiet`."""
+    """Print the cost of the following work on one line of standard error: `cost:`, then `parts`,
+    phrases, with semicolons between them. Empty ones are left out; one at least must not be empty.
+    Only rank 0 of a distributed run prints, and not with `--quiet`."""
     if not is_quiet() and is_first_rank():
         print(f"cost: {'; '.join(part for part in parts if part)}", file=sys.stderr, flush=True)
 

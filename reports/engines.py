@@ -112,7 +112,7 @@ def _setting(result: Benchmark) -> list[str]:
 
 def _losses(result: Benchmark) -> list[Sequence[float]]:
     """Return a list of four sequences from the first case of a comparison of engines: our losses,
-    theirs, their difference and its tolerance, with a value for each iteration."""
+    theirs, the absolute difference and its tolerance, with a value for each iteration."""
     return [series.samples for series in result.cases[0].series]
 
 

@@ -80,8 +80,9 @@ class Inputs:
 
     @property
     def command(self) -> str:
-        """Command line, as text, that builds the report again, with the reproduction and the
-        folders of the other runs. It is to be given in the folder that holds the folder of runs."""
+        """Command line `mlm-report build` as one text, quoted for a shell, that builds the report
+        again from the reproduction and the folders of the other runs, each once. Its paths are
+        relative to the folder that holds the folder of runs, so it is to be given there."""
         above = self.reproduction.parent.parent
         folders = dict.fromkeys(os.path.relpath(path.parent, above) for path in self.runs)
         return shlex.join(

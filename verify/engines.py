@@ -72,8 +72,9 @@ class Work:
         return TrainingInputs(config, self.iterations, tokens, self.tokenizer, mesh)
 
     def rate(self, iteration: int) -> float:
-        """Return the learning rate of the update in an iteration, counted from 0, by the
-        configuration's schedule, at its step `iteration + first_rate`."""
+        """Return the learning rate of the update in iteration `iteration`, counted from 0, by the
+        schedule in this training's configuration. The schedule's step is `iteration` plus the
+        attribute `first_rate`, its step at the first update."""
         return learning_rate(self.config.train, iteration + self.first_rate)
 
 
@@ -106,8 +107,9 @@ Named = Iterable[tuple[str, Tensor]]
 
 
 def saved_buffers(module: torch.nn.Module) -> Named:
-    """Return pairs of name and buffer of floating-point numbers, for a module's buffers that are in
-    its state_dict, such as the biases of experts."""
+    """Return an iterator, to be used once, over pairs (name, tensor) of a module's buffers that
+    hold floating-point numbers and are in its state_dict, such as the biases of experts. A name is
+    the one in the state_dict, a tensor the buffer itself."""
     saved = module.state_dict()
     return (
         (name, value)

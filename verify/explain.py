@@ -331,10 +331,11 @@ def explain(first: RecordedRun, second: RecordedRun) -> None:
 
 
 def _first_bits(first: RecordedRun, second: RecordedRun) -> int | None:
-    """Print the first number, or else checkpoint, in which two runs have other bits, and return its
-    iteration. Only iterations, numbers and checkpoints that both have are compared; None if these
-    are all equal. Raises BadInput if the runs have no iteration in common, IntegrityFailure if a
-    checkpoint of theirs cannot be read."""
+    """Print, on one line, the first place in which two runs have other bits, and return its
+    iteration. The iterations that both have are compared in order: in each first the recorded
+    numbers, then the tensors of its checkpoint, as far as both runs have them. If all are equal,
+    nothing is printed and None is returned. Raises BadInput if the runs have no iteration in
+    common, IntegrityFailure if a checkpoint of theirs cannot be read."""
     common = [number for number in first.iterations if number in second.iterations]
     for number in common:
         mine = first.numbers(number)

@@ -97,10 +97,11 @@ SERIAL = ParityLayout()
 
 
 def parse_layout(text: str) -> ParityLayout:
-    """Return the layout that a name such as `tp2-sp` stands for. Without `dp` or `fsdp` in the
-    name, `ep` is the number of data-parallel ranks too; several chunks without a schedule mean the
-    interleaved one. Raises BadInput for an unknown part, for a part that sets what an earlier one
-    sets, such as gpipe after 1f1b, and for chunks with a schedule that is not interleaved."""
+    """Return the ParityLayout whose name is `text`: `serial`, or parts with `-` between them, such
+    as `tp2-sp`. Without `dp` or `fsdp` in the name, `ep` is the number of data-parallel ranks too;
+    several chunks without a schedule mean the interleaved one. Raises BadInput for an unknown part,
+    for a part that sets what an earlier one sets, such as gpipe after 1f1b, and for chunks with a
+    schedule that is not interleaved."""
     if text == "serial":
         return SERIAL
     values: JSON = {}

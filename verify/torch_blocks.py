@@ -166,9 +166,11 @@ def clip(own: Mapping[str, nn.Parameter], stages: bool = False) -> Tensor:
 
 @dataclass(frozen=True)
 class Builder:
-    """Function that is called on every rank with a layout, and builds this rank's part of the small
-    model with its training step. `fields` and `seed` decide the model and its weights; the whole
-    `batch` and the number of `microbatches` are for pipelines alone."""
+    """Function that is called on every rank with a layout alone, a ParityLayout, and returns a
+    Program: this rank's part of the small model with its training step. The attributes `fields` and
+    `seed` decide the model and its weights; `batch`, the whole one, and the number of
+    `microbatches` are used for pipelines alone. The call raises BadInput for a layout that the
+    model cannot run."""
 
     fields: Fields
     seed: int

@@ -133,12 +133,17 @@ def _find(
     ends: Any,
     documents: Any,
 ) -> int:
-    """Write to `starts` and `ends` the positions in `tokens` of each sentence's first token and of
-    the token after its last, at most `longest` apart, as far as these have room, and to `documents`
-    the number of each document's first sentence, then the number of sentences. `stops` has 0 and
-    the end of each sequence of `tokens`, `document_index` each document's first sequence, then
-    their number; the three arrays of flags are indexed by token id. Returns the number of
-    sentences, the ones without room included."""
+    """Find the sentences in `tokens`, the ids of a token file, and return their number. A sentence
+    ends after a token with the flag `ends_line`; after one with `ends_sentence` if the next token
+    has `begins_with_space`; at the end of a sequence; before the id `end_of_text`, which belongs to
+    no sentence; and after `longest` tokens. Flags are arrays by token id.
+
+    `stops` has 0 and the end of each sequence, `document_index` each document's first sequence,
+    then the number of sequences. Writes to `starts` and `ends` the positions of each sentence's
+    first token and of the token after its last, as far as these arrays have room: the caller can
+    count first, with empty ones. Writes to `documents` the number of each document's first
+    sentence, then the number of sentences.
+    """
     count = 0
     for document in range(len(document_index) - 1):
         documents[document] = count

@@ -34,9 +34,9 @@ order."""
 
 
 def text_of(sample: Callable[[int], NDArray[np.int64]]) -> Take:
-    """Return a function (sample numbers, their indices in the global batch) → Microbatch, which
-    stacks samples of text in the order of the numbers. `sample` is a function (sample number) → the
-    sample's tokens, [s + 1]."""
+    """Return a function (sample numbers, their indices in the global batch) → Microbatch of text:
+    its `tokens` [b, s + 1] have a row for each number, in order, and its `places` are the indices.
+    `sample` is a function (sample number) → the sample's tokens, [s + 1]."""
     return lambda numbers, places: Microbatch(
         np.stack([sample(number) for number in numbers]), places
     )

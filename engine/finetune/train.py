@@ -214,9 +214,10 @@ class FineTuneModel(StageModel):
 
 
 class FineTuner:
-    """Trainer of the task `name`, a key of TASKS, on a BERT checkpoint, or the newest of a run,
-    with a new head. It is on this process's device alone, in fp32, and also scores examples and
-    computes metrics.
+    """Trainer of the task `name`, a key of TASKS, by the FineTuneRecipe `recipe`, whose seed draws
+    the new head of a BERT. `checkpoint` is the BERT's directory, or a run's for its newest
+    checkpoint. All is on this process's device alone, in fp32. The method `train` trains on
+    examples, `scores` returns their scores, and `metrics` computes the task's metrics from scores.
 
     The constructor raises BadInput if there is no checkpoint, or if it is not a BERT, has no
     tokenizer, or has a vocabulary without room for the special tokens, and IntegrityFailure if the

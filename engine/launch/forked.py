@@ -97,7 +97,10 @@ def run_forked(
     if died:
         status = processes[died[0]].exitcode
         raise RanksFailed(
-            f"rank {died[0]} ended with exit code {status} before it answered", "", lost=True
+            f"rank {died[0]} ended with exit code {status} before it answered: look for the reason"
+            " on standard error; code -9 mostly means that memory ran out",
+            "",
+            lost=True,
         )
     # The first failure in time: later ones mostly say that their peer has gone.
     failures = sorted((answer.failure, rank) for rank, answer in answers.items() if answer.failure)

@@ -150,12 +150,13 @@ class TransformerLayer(nn.Module):
 
 class Embedding(nn.Module):
     """Word plus position embedding with dropout: token ids [b, s], the first at position `start`, →
-    [s, b, h], or this rank's positions [s/t, b, h] with sequence parallelism. `start` and `dropout`
-    are arguments of the call; without `dropout` nothing is dropped. Every tensor-parallel rank
-    calls it.
+    [s, b, h], or this rank's positions [s/t, b, h] with sequence parallelism. `start`, by default
+    0, and `dropout`, a Dropout or None for none, are arguments of the call. Every tensor-parallel
+    rank calls it.
 
-    The last stage of a pipeline holds a copy of the word embedding alone, without `has_positions`,
-    for the output head, and does not call it.
+    The constructor's `has_positions` is False for the last stage of a pipeline, which holds a copy
+    of the word embedding alone, for the output head, and does not call it. The parameters are not
+    initialized here.
     """
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, has_positions: bool) -> None:

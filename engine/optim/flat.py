@@ -130,8 +130,9 @@ class FlatGroup:
 class FlatOptimizer(ABC):
     """Base of the optimizers: a subclass defines the method `update`, which updates the moments and
     weights of one group of parameters from its gradient. This class groups the parameters by weight
-    decay, clips by the global norm, and gives and takes the state as checkpoints have it. Every
-    rank makes one and calls its methods in the same order."""
+    decay; `gradient_norm` returns the gradient's global norm; `step` takes it, clips by it and
+    updates all groups; `written` gives the state to a checkpoint, and `restore` takes it from one.
+    Every rank makes one and calls its methods in the same order."""
 
     def __init__(
         self,
@@ -140,8 +141,10 @@ class FlatOptimizer(ABC):
         mesh: ParallelMesh,
         shard: bool = False,
     ) -> None:
-        """Group the parameters by weight decay, and make their values views of flat tensors. With
-        `shard` the state is divided over the data-parallel ranks (ZeRO stage 1)."""
+        """Group `parameters` into the ones with weight decay, by the settings `train`, and the ones
+        without, and make their values views of flat tensors: the attribute `groups` is a list of
+        one or two FlatGroups. The number of steps begins at 0. With `shard` the state is divided
+        over the data-parallel ranks of `mesh` (ZeRO stage 1)."""
         self.mesh = mesh
         self.train = train
         owners = mesh.dp if shard else LoneAxis()

@@ -35,9 +35,10 @@ class Layout:
         return tp + self.tp * (dp + self.dp * pp)
 
     def lines(self, rank: int) -> tuple[tuple[int, ...], ...]:
-        """Return four tuples of global ranks: those along the tp, the pp and the dp axis through
-        the global rank `rank`, each in the axis's order, and both ends of its pipeline if it is one
-        of them, else itself alone."""
+        """Return four tuples of global ranks in this layout: those along the tp, the pp and the dp
+        axis through the global rank `rank`, each in the axis's order; then the first and the last
+        rank of its pipeline, in this order, if it is one of them, else itself alone. With one stage
+        the last tuple is itself alone too."""
         tp = rank % self.tp
         dp = rank // self.tp % self.dp
         pp = rank // (self.tp * self.dp)

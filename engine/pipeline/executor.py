@@ -122,9 +122,9 @@ class PartitionedModel:
         self._graded = set(reducer.arrived)
 
     def with_keys(self, batch: PipelineInput) -> PipelineInput:
-        """Return a copy of the microbatch `batch` that has, on this rank's GPU, the random keys of
-        all dropout sites (points of the model) used so far; without dropout the microbatch
-        itself."""
+        """Return a copy of `batch`, the PipelineInput of a microbatch, whose attribute `dropout`
+        has the random keys of all dropout sites (points of the model) used so far, on this rank's
+        GPU. If that attribute is None, `batch` itself is returned."""
         dropout = batch.dropout
         return (
             replace(batch, dropout=dropout.on_device(self.mesh.device, self.sites))

@@ -437,8 +437,9 @@ class Pretrained:
             self._say("modeling code", own)
 
     def _say(self, what: str, outcome: str) -> None:
-        """Record the outcome of a check in the attribute `checked`, under the check's subject
-        `what`, and add it to the attribute `warnings`."""
+        """Store `outcome`, a sentence on the outcome of a check, in the dict attribute `checked`
+        under `what`, the check's subject, and append the same sentence to the list attribute
+        `warnings`."""
         self.checked[what] = outcome
         self.warnings.append(outcome)
 

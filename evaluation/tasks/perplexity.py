@@ -206,9 +206,10 @@ class PerplexityTask(Task):
 
     @property
     def counts(self) -> dict[str, Any]:
-        """Dict name of the result's field → number, of those that need no scores: the whole text's
-        words, counted in both ways, and its sub-words as `Stream.num_tokens` counts them, in some
-        recipes with tokens before the text."""
+        """Dict name of the result's field → number, of the fields that need no scores:
+        `num_original_tokens` and `num_lm_eval_words`, the whole text's words by two rules, and
+        `num_tokens`, its sub-words as `Stream.num_tokens` has them, in some recipes with tokens
+        before the text."""
         words = self.running_text.num_lm_eval_words
         tokens = self.stream.num_tokens
         return {

@@ -54,8 +54,9 @@ days."""
 @dataclass(frozen=True)
 class Size:
     """One scale, smoke or twin, of the small copies of published models that a reproduction trains:
-    the data recipe, the suffix of the copies' names, the overrides, how much is evaluated and how
-    many seeds are trained."""
+    the file `recipe` of their data; the `suffix` of their names; `overrides`, texts KEY=VALUE for a
+    published model's configuration; the numbers of `windows` and `examples` that are scored; and
+    the number of `seeds`."""
 
     recipe: Path
     suffix: str

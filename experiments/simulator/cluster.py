@@ -194,9 +194,10 @@ class Cluster(Config):
     reach: Reach
 
     def beyond(self, gpus: int, seq: int, parameters: int) -> str:
-        """Return in words how a run lies outside the rows that the constants are fitted on; empty
-        if it lies inside. `gpus`, `seq`, the length of a sequence, and `parameters` are the run's
-        numbers."""
+        """Return one text with each reason why a run on this cluster lies outside the rows that the
+        constants are fitted on: the cluster's GPU, the number of nodes that `gpus` fill, the
+        sequence length `seq` in tokens, or the number of `parameters`, with the range of the rows.
+        It is empty if the run lies inside."""
         reasons = []
         if self.processor not in self.reach.processors:
             reasons.append(f"{self.processor}, measured is {' and '.join(self.reach.processors)}")

@@ -123,9 +123,11 @@ class BertEmbedding(Embedding):
 
 
 class MaskedHead(nn.Module):
-    """Prediction of masked tokens by a BERT's last stage: dense layer, GeLU, layer norm, then
-    logits, at the masked positions alone, by the word embedding and a bias, both divided over the
-    tensor-parallel axis."""
+    """Prediction of masked tokens by a BERT's last stage. A call takes the last layer's states, the
+    word embedding and a mask of positions, and returns the logits at the masked positions alone:
+    dense layer, GeLU and layer norm of the states, then the product with the word embedding, plus a
+    bias. The word embedding and the bias are divided over the tensor-parallel axis, the rest is
+    whole on each rank. The bias is not initialized here."""
 
     shard_dims: ClassVar[dict[str, int]] = {"bias": 0}
     roles: ClassVar[Roles] = {"bias": Role.BIAS}
