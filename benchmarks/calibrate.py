@@ -237,9 +237,12 @@ def time_ratios(
     machine: Machine, observations: Sequence[Observation], rule: Rule = simulated_seconds
 ) -> Floats:
     """Return an array [n] with the measured over the predicted time of each observation, above 1 if
-    it was slower than predicted; `rule` is given a machine and workloads and predicts seconds of an
-    iteration, [n]. A quantity that is no time, such as a speed, counts by its inverse. A quantity
-    that is relative refers to the first observation."""
+    it was slower than predicted; of a quantity that is no time, such as a speed, the predicted over
+    the measured value. A quantity that is relative refers to the first observation.
+
+    `rule` is given a machine and workloads and predicts seconds of an iteration, [n]; the machine
+    is `machine`, with the datasheet's constants of the cluster that the observations name, if any.
+    """
     ratios = published_values(observations) / predicted(machine, observations, rule)
     falls = [row.quantity not in ("iteration_seconds", "days_per_epoch") for row in observations]
     return np.where(falls, 1 / ratios, ratios)

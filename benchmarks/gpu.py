@@ -221,8 +221,9 @@ class ItemRecord:
 
     @property
     def result(self) -> Benchmark:
-        """The Benchmark, a record of all items so far, with the machine as it is now. Raises
-        UserError if no case was measured."""
+        """The Benchmark of all items so far, with the ones that the folder's gpu.json had before:
+        their cases and disagreements, the commit of each item, and the machine as it is now. Raises
+        UserError if there is no case."""
         if not self._cases:
             raise UserError("nothing was measured: the line of each item above has the reason")
         return Benchmark(

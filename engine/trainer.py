@@ -442,9 +442,10 @@ class Trainer:
         )
 
     def _describe_validation(self, now: Validation) -> str:
-        """Return a phrase for the console about the Validation `now`: its loss and perplexity and,
-        if `validations` has earlier ones, the lowest loss with its iteration, or that it is the
-        lowest itself."""
+        """Return a phrase for the console about the Validation `now`: the run's name, the
+        iteration, the loss and perplexity and, if this trainer's attribute `validations`, to which
+        the caller adds `now` afterwards, has earlier ones, the lowest loss with its iteration, or
+        that `now` is the lowest itself."""
         text = f"{self.config.name}: validation after {now.iteration:,}: loss {now.loss:.4f}"
         if self.validations:
             best = min(self.validations, key=attrgetter("loss"))

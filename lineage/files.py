@@ -180,9 +180,9 @@ class Remade(NamedTuple):
 
 
 class Absent(NamedTuple):
-    """Mark that a check of a run yields in place of a comparison that it left out, because
-    something is not on this machine or because the value is never recomputed. `name` says in words
-    what is missing or was not compared."""
+    """Mark that a check of a run yields in place of a comparison that it left out. `name` says in
+    words what is missing or was not compared; `ever` is True if that is not on this machine, which
+    is the default, and False if the value is never recomputed on any."""
 
     name: str
     ever: bool = True

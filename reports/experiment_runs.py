@@ -32,7 +32,8 @@ class Origin:
 
     @classmethod
     def of(cls, run: Reproduction) -> "Origin":
-        """Return the Origin of a reproduction, with the seeds of its records."""
+        """Return the Origin of the reproduction `run`: its directory, its manifest, and the seeds
+        of its records."""
         return cls(run.directory, run.manifest, seeds_of(run.records))
 
     @property

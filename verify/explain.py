@@ -127,11 +127,12 @@ class Judged:
         return self.last >= self.number.iteration + needed
 
     def iterate(self, iteration: int) -> None:
-        """Replay an iteration in float64 and in the run's own format, and judge the recorded
-        iteration `SEEN_AHEAD` before it: its first number that rounding does not explain becomes
-        `number`, unless there was one. Compare the iteration's checkpoint, if there is one; its
-        tensors that rounding does not explain become `tensors`, unless an earlier one had some.
-        Call it for each iteration in order."""
+        """Replay the iteration `iteration` in float64 and in the run's own format, and judge the
+        recorded iteration `SEEN_AHEAD` before it: its first number that rounding does not explain
+        becomes the attribute `number`, unless there was one. Compare the checkpoint after
+        `iteration`, if the run has one: its tensors that rounding does not explain become the
+        attribute `tensors`, unless an earlier checkpoint had some. Call it for each iteration of
+        the attribute `iterations`, in order."""
         numbers = self.truth.numbers(iteration)
         # Without validations: the training's losses, of fewer tokens, are no nearer to float64.
         loose = self.native.numbers(iteration, False)

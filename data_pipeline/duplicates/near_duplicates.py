@@ -344,7 +344,8 @@ def resolve(
     linked: Linked, config: DeduplicateConfig, held_before: int = 0, scratch: Path | None = None
 ) -> Resolution:
     """Decide by the settings `config` which of the linked documents are dropped, component by
-    component and in input order within each. Returns a Resolution: the decisions and the counts of
+    component and in input order within each. Returns a Resolution: `decisions`, an array with the
+    document, its survivor and their similarity for each dropped document alone, and the counts of
     compared and uncompared pairs.
 
     Buckets lie in files in `scratch`, or in the system's temporary folder: a member takes about 90

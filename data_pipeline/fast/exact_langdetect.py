@@ -116,8 +116,9 @@ def fast_detect(tables: dict[str, NDArray[Any]]) -> Callable[[str], Detection]:
 
 
 def _letters(factory: DetectorFactory) -> dict[str, int]:
-    """Return a dict from each character that occurs in a profile to its class, a small number, in
-    order of code point; a space has the class SPACE."""
+    """Return a dict from each character that occurs in a profile to its class: SPACE for a space,
+    then UPPER + 1 and the numbers that follow, one for each other character in order of code
+    point."""
     letters = sorted(set(chain.from_iterable(factory.word_lang_prob_map)) - {" "})
     return {" ": SPACE} | {letter: number for number, letter in enumerate(letters, UPPER + 1)}
 

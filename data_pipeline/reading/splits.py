@@ -29,11 +29,14 @@ CACHED = "dataset_info.json"
 
 
 def tell_splits(root: Path | None, names: Sequence[str]) -> list[str]:
-    """Return a list with the split of each file in `names`, which are paths below the folder
-    `root`; "" for a file whose split nothing tells. The folder's lists of splits are read, if it
-    has any. Raises BadInput if one is unreadable.
+    """Return a list with the name of the split of each file in `names`, which are paths below the
+    folder `root`; "" for a file whose split nothing tells. If `root` has a `dataset_dict.json` with
+    splits, the first folder of the path is the split if it is listed there. Otherwise the split is
+    one listed in the `dataset_info.json` beside the file, with which the file's name ends, or the
+    one that words of the path tell, such as `validation` for `dev`. Raises BadInput if a list is
+    unreadable.
 
-    Without a `root`, as for remote files, the names alone tell it.
+    If `root` is None, as for remote files, the paths alone tell it.
     """
     if root is None:
         return [*map(_named, names)]

@@ -55,9 +55,9 @@ class Gopher(TextFilter):
 
 
 def _broken(text: str) -> Iterator[str]:
-    """Yield the names of Gopher's rules that a text breaks, in order; nothing for a text that is
-    kept. Of a text of fewer than 10 words only the first may be taken: the rules on repetition
-    cannot be tried on it."""
+    """Yield the names of Gopher's rules that a text breaks, in order, each rule tried when the next
+    name is asked for; nothing for a text that is kept. A caller must ask for the first name alone
+    if the text may have fewer than 10 words: the rules on repetition fail on such a text."""
     for rule, sought, whole, least, most in QUALITY:
         if (
             not least

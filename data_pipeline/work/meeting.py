@@ -38,11 +38,13 @@ T = TypeVar("T")
 
 
 class Meeting:
-    """Context manager of one part of an array of jobs that build one dataset. In `folder`, which
-    all parts share, it shows the other parts that it lives and which facts it works on, compares
-    its facts with theirs, and waits for their results.
+    """Context manager of one part, `part` of `parts` from 1 on, of an array of jobs that build one
+    dataset. In `folder`, which all parts share, a file that a thread rewrites shows the other parts
+    that this one lives and on which facts it works; one that ends by an error says so there.
 
-    `part` counts from 1; `parts` is the number of all parts.
+    The method `agree` adds facts and raises BadInput if a living part has other values of them.
+    `wait_for` waits for the result of another part, and raises Interrupted if that part has ended
+    or gives no sign of life for MLM_JOIN_SECONDS.
     """
 
     def __init__(self, folder: Path, part: int, parts: int) -> None:

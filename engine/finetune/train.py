@@ -112,8 +112,9 @@ class PairEncoder:
         return cls(backend, start, end, padding)
 
     def pair(self, first: str, second: str, length: int) -> EncodedPair:
-        """Return two texts as an EncodedPair, [CLS] first [SEP] second [SEP], of at most `length`
-        tokens; the longer text, the second if they are equal, loses tokens at its end."""
+        """Return the texts `first` and `second` as an EncodedPair, [CLS] first [SEP] second [SEP],
+        of at most `length` tokens; while there are more, the text that then has more tokens, the
+        second if they have as many, loses its last one."""
         a = self._encode(first)
         b = self._encode(second)
         room = length - 3

@@ -53,12 +53,13 @@ def guards_of(
 
 
 class RecentIterations:
-    """Losses and gradient norms of the last 128 iterations that had both finite, by which spikes
-    are told. Checkpoints keep them, so a resumed run decides alike.
+    """Losses and gradient norms of the last 128 iterations that had both finite: the method `add`
+    is given each iteration's, remembers them, and returns which of the two are spikes. Checkpoints
+    keep the attribute `seen`, so a resumed run decides alike.
 
-    A spike is a loss or a gradient norm above their mean by more than 6 standard deviations, once
-    64 are known (OLMo-core, `optim/skip_step_optimizer.py`, which also counts leaps downwards).
-    Spikes are remembered too, so a lasting level soon stops being a spike.
+    A spike is a loss or a gradient norm above the mean of the ones before it by more than 6
+    standard deviations, once 64 are known (OLMo-core, `optim/skip_step_optimizer.py`, which also
+    counts leaps downwards). Spikes are remembered too, so a lasting level soon stops being a spike.
     """
 
     def __init__(self) -> None:

@@ -22,11 +22,13 @@ class Captured:
         inputs: list[Tensor],
     ) -> None:
         """Call `begin`, which starts an iteration, and twice `function(factor)`, so that everything
-        is compiled and loaded; then `begin` again, and capture two calls of `function` as graphs.
-        `factor` is a scalar tensor, 1 here; `function` returns a tensor.
+        is compiled and loaded; then `begin` again, and capture two calls of `function`, an
+        iteration's first and any later one, as graphs, which the method `total` replays. `factor`
+        is a scalar tensor, 1 here; `function` returns a tensor.
 
-        `function` reads the tensors `inputs`, which become zero: a replay that did not copy its own
-        would be seen. Raises torch's RuntimeError if CUDA cannot capture the calls.
+        `function` must read the tensors `inputs` themselves, into which `total` copies its own.
+        They become zero here: a replay without that copy would be seen. Raises torch's RuntimeError
+        if CUDA cannot capture the calls.
         """
         self.inputs = inputs
         self.factor = torch.ones((), device=inputs[0].device)

@@ -213,9 +213,11 @@ class ResolvedRun:
         return run
 
     def _note_earlier_identities(self, root: Path, own: Path) -> None:
-        """Print to standard error a note for each training below the folder `root`, other than the
-        one in the directory `own`, that was begun with this run's name, settings and inputs, in
-        order of their names. Runs that cannot be read are left out."""
+        """Print to standard error a note for each training directly in the folder `root`, other
+        than the one in the directory `own`, that was begun with this run's name, settings and
+        inputs: that it is the same work under an older identity, and complete, or which command
+        resumes it. Notes are in order of the directories' names; runs that cannot be read get none.
+        """
         for path in sorted(root.glob(f"{self.config.name}-*")):
             with suppress(UserError):
                 run = RunDirectory.open(path, "training")

@@ -166,8 +166,8 @@ class Reach(Config):
 
 
 class Software(Config):
-    """A version of a training program, with its constants on the cluster that it was measured
-    on."""
+    """A version of a training program: its constants on the cluster that it was measured on, the
+    error intervals of predictions with them, and the reach, the range of the measured runs."""
 
     title: str
     constants: SoftwareConstants[Constant]
