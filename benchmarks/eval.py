@@ -232,9 +232,10 @@ def compare_times(
     rounds: int,
     setting: dict[str, Any],
 ) -> Case:
-    """Time two functions by processor seconds, ours first in `runs` and then a rival's, in turn in
-    each of `rounds` rounds. Return a Case of the benchmark's record with `setting`, in which ours
-    should be at least `goal` times faster."""
+    """Time the two functions in `runs`, name → function without arguments, ours first and then a
+    rival's, in turn in each of `rounds` rounds. Return a Case of the benchmark's record, called
+    `name` with the rival's name behind it: the processor seconds of both, how many times faster
+    ours is, which should be `goal` at least, and `setting`."""
     taken = in_turn(name, rounds, {who: partial(cpu_seconds, run) for who, run in runs.items()})
     seconds = {who: [taken_seconds for taken_seconds, _ in many] for who, many in taken.items()}
     mine, theirs = seconds.values()

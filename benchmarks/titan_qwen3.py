@@ -51,9 +51,10 @@ vars(torch).update(_grouped_mm=grouped_product, histc=count)
 
 
 def loss(model: nn.Module, rows: Tensor) -> Tensor:
-    """Return a model's mean cross-entropy, in nats, of the next words of this rank's `rows`, token
-    ids [b, s + 1], as a tensor whose gradient is that mean's divided by the number of data-parallel
-    ranks.
+    """Return the mean cross-entropy, in nats, of `model` on the next words of this rank's `rows`,
+    token ids [b, s + 1], as a scalar tensor. Its gradient is the mean's divided by the model's
+    attribute `data_ranks`, which the caller has set to the number of data-parallel ranks, or by 1
+    without this attribute.
 
     torchtitan divides by the tokens of the whole batch and adds gradients up.
     """

@@ -432,8 +432,8 @@ def _write(path: Path | None, content: JSON | str) -> None:
 
 
 def main() -> None:
-    """Run the command of `sys.argv` and exit with its code. A first word that is not a verb is a
-    protocol for the verb `run`."""
+    """Run the command line of `mlm-eval` with the arguments in `sys.argv`, and exit with its code.
+    A first argument that is neither a verb nor an option is a protocol for the verb `run`."""
     # By default the collector takes a fifth of the time of importing torch and transformers.
     gc.set_threshold(100_000)
     keep_large_buffers()

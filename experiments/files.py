@@ -54,8 +54,10 @@ HELD_OUT = "held out of the fit"
 
 
 class KeptRun(FileSchema, extra="forbid"):
-    """A line of runs.jsonl: the parts of a run that a study keeps, its name, manifest, completion
-    marker, summary and metrics as JSON values. A part that the run lacks is None or empty."""
+    """A line of runs.jsonl, the parts of a run that a study keeps, as JSON values: its `name`,
+    `manifest`, completion marker (`seal`) and `summary`, the list `metrics`, and what only earlier
+    versions wrote, `refused` and `timeline`. A part that the run lacks is None, for `metrics` an
+    empty list."""
 
     name: str
     """Name of the run in the study, of its directory or, in a reproduction, of the model."""

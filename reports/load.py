@@ -17,8 +17,9 @@ from mlm_repro.lineage.run import MANIFEST, RunDirectory
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Complete reproduction, as read from its directory: its manifest, summary, records, data and
-    results."""
+    """Complete reproduction, as `load_reproduction` reads it from its directory: its manifest,
+    summary and records, the `ledger` and the `card` of its data, its `evaluations`, results by
+    model and protocol, and `scores`, the differences between its models."""
 
     directory: Path
     manifest: Manifest

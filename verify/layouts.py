@@ -351,7 +351,8 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
         why = "deterministic" if np.isfinite(again.beyond[0].largest) else "finite"
         raise BadInput(
             f"the serial run is not {why}: {again.beyond[0].tensor} is not finite, or differs when"
-            " the run is repeated, so that no layout can be compared with it"
+            " the run is repeated, so that no layout can be compared with it: correct the program,"
+            " whose numbers must be finite and the same each time"
         )
     # Without iteration 0, which a training from a checkpoint does not have.
     later = Reference(

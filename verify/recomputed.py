@@ -109,10 +109,11 @@ class RunCheck:
                 self.broken.append(comparison)
 
     def _follow(self, parent: Parent) -> None:
-        """Check a directory that the run was made of, or that lies in it, once: its digest and that
-        it is not younger than the run, if the run names it as an input; its seals; and then, as a
-        run, everything that it was made of. The results are added to this check; an input that is
-        not here is noted in `absent`. A broken seal raises IntegrityFailure."""
+        """Check the directory of `parent`, which the run was made of or which lies in it. Of an
+        input that the manifest names, `absent` notes that it is not here, and `broken` that its
+        digest is not the recorded one or that it is younger than the run. Then the seals of the
+        directory are checked and, as a run, it and everything that it was made of, unless that was
+        done before; the results are added to this check. A broken seal raises IntegrityFailure."""
         name = parent.name
         place = parent.place
         made = self.manifest

@@ -159,10 +159,11 @@ class SerialReplay(Trainer, Guard):
         is_moved: bool = False,
         fault: KnownFault = NO_FAULT,
     ) -> None:
-        """Build the model of the run `recorded` in the number format `precision` on this rank's
-        device and load the checkpoint of `start`, or draw random weights if it has none; with
-        `is_moved` master weights are moved by up to a unit round-off, and `fault` is planted.
-        Raises IntegrityFailure for a checkpoint that is damaged or has another digest."""
+        """Build the model of the run `recorded`, whole and undivided, in the number format
+        `precision` on this process's device, and load the checkpoint of `start`, or draw the run's
+        random weights if it has none. With `is_moved` master weights are moved by up to a unit
+        round-off; `fault` is planted, by default none. Raises IntegrityFailure for a checkpoint
+        that is damaged or has another digest."""
         config = recorded.config
         changed = {"precision": precision, **fault.train}
         train = config.train.model_copy(update=changed)

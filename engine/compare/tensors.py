@@ -123,9 +123,10 @@ def assemble(parts: Iterable[TensorPart]) -> dict[Key, Array]:
 
 
 def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None = None) -> None:
-    """Raise IntegrityFailure unless the boxes, each (begin, end) of a part, cover a tensor of shape
-    `whole` exactly once: none may be missing, overlap, lie outside or have another number of dims.
-    Without `whole` the tensor ends where the boxes end. `what` names the tensor in the message."""
+    """Raise IntegrityFailure unless the boxes cover a tensor of shape `whole` exactly once: there
+    must be at least one, and none may be missing, overlap, lie outside or have another number of
+    dims. A box is a pair of index tuples, the begin of a part and its end, exclusive. Without
+    `whole` the tensor ends where the boxes end. `what` names the tensor in the message."""
     if not boxes:
         raise IntegrityFailure(
             f"no part of {what} is listed: its checkpoint is damaged, so copy or save it again"

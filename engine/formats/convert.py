@@ -125,5 +125,5 @@ def check_weights(model: StageModel, written: Imported, where: Path) -> None:
             largest = (ours - theirs).abs().max()
             raise IntegrityFailure(
                 f"the export of {where} is not kept: read back, its {name} differs from the"
-                f" checkpoint's by up to {largest:.1e}"
+                f" checkpoint's by up to {largest:.1e}; check disk and memory, then export it again"
             )

@@ -250,7 +250,8 @@ def read_model(directory: Path, has_weights: bool = True) -> Any:
     except Exception as error:  # the library raises errors of many kinds
         raise BadInput(
             f"transformers cannot build the model of {directory / CONFIG} with its weights"
-            f" ({one_line(error)})"
+            f" ({one_line(error)}): copy the directory again, or install a version of transformers"
+            " that has this model"
         ) from error
     kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
     wrong = sorted(map(str, chain.from_iterable(report[kind] for kind in kinds)))

@@ -81,9 +81,10 @@ def _resident_bytes(field: str) -> int:
 
 
 class MemoryGuard(Guard):
-    """Guard that stores the peak memory in bytes up to the end of the first iteration in
-    `memory.first_iteration_bytes`, and warns once, in the metrics too, when torch's allocator on a
-    GPU has emptied its cache to find room in a later iteration.
+    """Guard that sets `first_iteration_bytes` of the constructor's `memory`, a PeakMemory, to the
+    peak memory in bytes up to the end of the first iteration. It warns once, in the metrics too,
+    when torch's allocator on a GPU has emptied its cache to find room in a later iteration; on a
+    CPU it never warns.
 
     The allocator then waits for the GPU, returns its cache and tries again, which cost "Scaling
     Transformer-XL to 128 GPUs" up to 30 % of its speed.

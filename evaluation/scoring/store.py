@@ -40,9 +40,10 @@ WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class StoredScores:
-    """Scores of one evaluation in the folder `directory`, by number of a batch: `read` gives the
-    ones that all processes have added. Each process adds to a file of its own, which its first
-    addition creates, and calls `close` at the end, which also removes the least recently used
+    """Scores of one evaluation in the folder `directory`, by number of a batch. The method `add`
+    appends the ones of a batch to a file of this process, which its first call creates; `read`,
+    which is given the expected numbers of scored tokens, returns the ones of all processes. At the
+    end each process calls `close`: if it has added any, this also removes the least recently used
     evaluations beside this one while all together have more than LARGEST_BYTES.
 
     If the folder cannot be written, nothing is kept, and no error is raised.

@@ -38,8 +38,8 @@ MOST_STRETCHES = 1 << 14
 
 @dataclass(frozen=True)
 class Detokenizer:
-    """Function that rewrites a whole text before it is tokenized, with the name that the protocol
-    line gives it."""
+    """Function `apply`, which takes a whole text and returns it rewritten, before it is tokenized,
+    with the `name` that the protocol line gives it."""
 
     name: str
     apply: Callable[[str], str]

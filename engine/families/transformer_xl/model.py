@@ -61,8 +61,9 @@ class TiedEmbedding(nn.Module):
         return linear(enter_tensor_parallel(hidden, self.axis), self.word_embeddings.weight)
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross-entropy [n] of each target [n] from states [n, h], whole on every rank,
-        in fp32 (fp64 stays fp64). Collective over the tensor-parallel axis."""
+        """Return the cross-entropy [n], in nats, of each token id in `targets` [n] under the states
+        `hidden` [n, h], in fp32 (fp64 stays fp64). Every tensor-parallel rank calls it with the
+        same whole states and targets, and gets the same whole result."""
         return vocab_parallel_cross_entropy(
             self.logits(hidden), targets, self.vocab_size, self.axis
         )
