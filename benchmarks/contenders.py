@@ -84,7 +84,8 @@ class TrainingSize:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens in the global batch of one iteration."""
+        """Product of the global batch size and the sequence length: how much text, in sub-words,
+        one iteration trains on."""
         return self.train.global_batch_size * self.model.seq_length
 
     @property

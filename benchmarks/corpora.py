@@ -104,8 +104,9 @@ SHAPES = {
 
 
 def texts(name: str, documents: int) -> Iterator[str]:
-    """Return an iterator over the first `documents` texts of the shape called `name`, a key of
-    SHAPES. Each text is seeded by its number, so it is the same at every call."""
+    """Return an iterator over one string for each of the first `documents` documents of the shape
+    called `name`, a key of SHAPES. A string is seeded by its document's number, counted from 0, so
+    it is the same at every call."""
     return (SHAPES[name].text(random.Random(number), number) for number in range(documents))
 
 

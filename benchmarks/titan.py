@@ -83,8 +83,9 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """A small language model without attention and positions: embedded words, two blocks with
-    experts, and a head."""
+    """A small language model without attention and positions, token ids [b, s] → logits [b, s, v]:
+    embedded words, two blocks with experts, and a head. If `score_before_experts` is true, scores
+    multiply the experts' inputs, else their outputs. The weights are random."""
 
     def __init__(self, score_before_experts: bool) -> None:
         super().__init__()

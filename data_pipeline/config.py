@@ -57,7 +57,8 @@ class TokenizerConfig(Config):
 
     @property
     def is_trained(self) -> bool:
-        """True if the build trains the tokenizer."""
+        """True if the build makes the tokenizer from its documents, because `path` is not set and
+        `kind` is "train" or "words"; False if it takes an existing one."""
         return self.origin in ("train", "words")
 
     @model_validator(mode="after")

@@ -213,9 +213,10 @@ class Ledger(FileSchema, frozen=False):
         return entry
 
     def enter(self, tasks: list[JSON]) -> None:
-        """Add the stage entries of finished tasks to the ledger's entries of the same stages;
-        missing ones are appended. Each of `tasks` is a task's counts, which have its entries as
-        JSON in a list `stages`."""
+        """Add the stage entries of finished tasks to the entries of the same names in this ledger's
+        list `stages`, in place; an entry that is missing there is appended. Each of `tasks` is the
+        dict of counts that a task returned: under the key `stages` it has a list of the task's
+        entries as JSON."""
         for counts in tasks:
             for stage in counts["stages"]:
                 self.stage(stage["name"]).merge(StageAttrition.model_validate(stage))

@@ -112,9 +112,10 @@ class TransformerXLConfig(FamilySection):
     """Factor by which the embeddings grow narrower from each cluster to the next."""
 
     def check(self, model: "ModelConfig") -> None:
-        """Raise ValueError for heads that are too wide together, cutoffs that do not rise or lie
-        outside the vocabulary, and a hidden size that is odd or that `div_value` does not divide
-        once for each cutoff."""
+        """Raise ValueError if these options do not fit `model`, the ModelConfig that they belong
+        to: for heads that are together wider than LARGEST_SIZE, for `cutoffs` that do not rise or
+        lie outside the vocabulary, and for a hidden size that is odd or that cannot be divided by
+        `div_value` once for each cutoff. Nothing is changed or returned."""
         if (self.head_dim or 1) * model.num_heads > LARGEST_SIZE:
             raise ValueError(
                 f"num_heads × transformer_xl.head_dim is above {LARGEST_SIZE:,}, the largest width"

@@ -253,4 +253,6 @@ def run_harness(arguments: Sequence[str]) -> None:
     # lm-evaluation-harness raises these for its user's mistakes.
     except (ValueError, KeyError, FileNotFoundError) as error:
         message = str(error).partition("\n")[0].strip("'")
-        raise BadInput(f"lm-evaluation-harness: {message}") from error
+        raise BadInput(
+            f"lm-evaluation-harness reports a mistake in its arguments or files: {message}"
+        ) from error

@@ -262,11 +262,11 @@ class Task(ABC):
         IntegrityFailure for an implausible or not finite loss, as `perplexity` does."""
 
     def facts(self, scores: Scores, provenance: Provenance) -> dict[str, Any]:
-        """Return a dict of the fields of a result that do not depend on its kind: provenance,
-        task's name, note, whether it is partial, number of scored tokens, digest and repository of
-        the text, and warnings, for oddities of the text and for a perplexity per sub-word of at
-        least half the vocabulary's size. `scores` has the scores of this task's `requests`, in
-        order.
+        """Return a dict of the fields of a result that do not depend on its kind: the fields of
+        `provenance`, task's name, note, whether it is partial, number of scored tokens, digest and
+        repository of the text, and `warnings`, a list of sentences for oddities of the text and for
+        a perplexity per sub-word of at least half the vocabulary's size. `scores` is the Scores,
+        one object, of all of this task's `requests` in order.
 
         Raises IntegrityFailure if the mean loss of a sub-word is not finite or above
         LARGEST_EXPONENT.

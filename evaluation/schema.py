@@ -11,7 +11,8 @@ from mlm_repro.lineage.records import Kind
 
 
 class Provenance(FileSchema):
-    """Checkpoint, program, precision and machine behind a result."""
+    """Fields of every result of an evaluation that say what it was computed with: checkpoint and
+    tokenizer, program, precision, batch size, seconds and machine."""
 
     kind: Kind
     checkpoint: str

@@ -479,7 +479,9 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             return list(csv.DictReader(file, skipinitialspace=True))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise BadInput(f"{path} cannot be read: {cause(error)}") from error
+        raise BadInput(
+            f"{path} cannot be read: {cause(error)}; give a file with columns, as CSV in UTF-8"
+        ) from error
 
 
 @cache

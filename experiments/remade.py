@@ -225,8 +225,10 @@ def records(run: Path) -> Comparisons:
 
 
 def forecast(run: Path) -> Comparisons:
-    """Yield comparisons for the forecast in the directory `run`: of its digest with the one that it
-    was sealed with, and of the trials that it names with the manifest's parents."""
+    """Yield two comparisons, each a Remade, for the forecast that is sealed in the run directory
+    `run`: of its file's digest with the one that the manifest states, and of the trials that the
+    file names, a dict name → digest, with the manifest's parents. Raises IntegrityFailure if the
+    manifest or the file is damaged."""
     yield Remade(
         f"{FORECAST}: digest", sha256_file(run / FORECAST), _manifest(run).config["sha256"]
     )

@@ -70,5 +70,5 @@ def is_first_rank() -> bool:
 def launched_ranks() -> int | None:
     """Return the number of launched ranks, which torchrun or another launcher states in WORLD_SIZE;
     None if it is not set, as in a plain process. Raises BadInput, on every rank, if it is not a
-    whole number."""
+    whole number from 1 to a million."""
     return number("WORLD_SIZE")

@@ -164,8 +164,9 @@ class Engine:
         raise NotImplementedError
 
     def parameters(self) -> Named:
-        """Return pairs of name and parameter of this rank's model, in the order of the forward
-        pass; by default those of `module`."""
+        """Return an iterable of pairs of name and tensor for every parameter of this rank's model,
+        in the order of the forward pass. By default these are the pairs that torch gives for the
+        model in the attribute `module`; a subclass may override this."""
         return self.module.named_parameters()
 
     def buffers(self) -> Named:

@@ -369,11 +369,13 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
     def through_checkpoints(
         layout: ParityLayout, folder: Path
     ) -> tuple[list[LayoutFinding], str, bool]:
-        """Compare trainings across a checkpoint: from a serial checkpoint on the layout, and from
-        the layout's own checkpoint on one rank. Checkpoints are written below `folder`.
+        """Compare trainings that go on from a checkpoint with the serial run: on `layout` from a
+        serial checkpoint, and on one rank from a checkpoint of `layout`. Checkpoints are written
+        below `folder`.
 
-        Returns the findings, the reason if checkpoints could not be compared, and True if a rank
-        was lost. Findings made before such a reason are returned with it.
+        Returns three values: a list of a LayoutFinding for each tensor beyond its tolerance, the
+        reason if a training failed, so that checkpoints could not be compared, else "", and True if
+        a rank was lost. Findings made before such a reason are returned with it.
         """
         # With the same kind of optimizer as the layout, because its checkpoint is loaded there.
         begin = ParityLayout(shard_optimizer=layout.shard_optimizer)

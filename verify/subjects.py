@@ -56,14 +56,15 @@ class Asked(NamedTuple):
 
 @contextmanager
 def subject(asked: Asked, seed: int) -> Iterator[tuple[Kind, Work, str, str]]:
-    """Context manager: yield four things of the program in `asked`: the function that builds its
-    engine, its Work, for which random numbers are drawn by `seed`, its name, with the release of a
-    package, and the names, with commas between, of the layouts that `all` stands for.
+    """Context manager: yield a tuple of four values for the program that `asked`, an Asked, names:
+    the function that builds its engine from a Work and a layout; its Work, the training, for which
+    random numbers are drawn by `seed`; its name, with the release of a package; and one string, the
+    names, with commas between, of the layouts that `all` stands for.
 
-    Imports the files and modules of `imports` first. Raises BadInput if one of them, or the
-    program's package, module or function, is missing or cannot be imported, for fields that the
-    program does not have or that have unfit values, and for a number of microbatches that does not
-    divide 8.
+    Imports the files and modules in `asked.imports` first. Raises BadInput if one of them, or the
+    program's package, module or function, is missing or cannot be imported, for fields that are
+    given twice, that the program does not have or that have no value or an unfit one, and for a
+    number of microbatches that does not divide 8.
     """
     name = asked.program
     given = asked.fields

@@ -248,13 +248,17 @@ class _Held:
         self._seen = np.full(size, -1, np.int32)
 
     def candidates(self, place: int) -> tuple[list[int], int, int]:
-        """Return three values. The first is a list of the documents already held, as ascending
-        indices among the members, that are among the first MOST_OFFERED (under `megatron-2019` the
-        first) held in a bucket of the document of index `place` and agree with it in enough minima;
-        of more than MOST_COMPARED, the ones that agree in the most. The second is an upper bound on
-        the number of such documents that are left out, the third how many times a bucket offered a
-        document. Each `place` is asked about once: a second answer would lack the documents of the
-        first."""
+        """Return three values for the document of index `place` among the members. The first is a
+        list of the held documents to compare it with, as ascending indices among the members. Each
+        of its buckets offers the first MOST_OFFERED documents held there, under `megatron-2019` the
+        first alone; the list has the ones that agree with it in enough minima, at most the
+        MOST_COMPARED that agree in the most. The second is an upper bound on the number of held
+        documents that these two limits leave out, the third the number of offers, repetitions
+        included.
+
+        The document is not held by this: if it is kept, the caller then calls `hold`. Call this
+        once for each `place`, because a second call leaves out what the first one returned.
+        """
         where = (self._buckets, self._slots, self._linked.sketches, self._linked.members)
         ranked, left, offered = _candidates(
             place, *where, self._required, self._most, self._found, self._seen

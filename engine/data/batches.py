@@ -44,9 +44,11 @@ def text_of(sample: Callable[[int], NDArray[np.int64]]) -> Take:
 
 @dataclass(frozen=True)
 class TrainingOrder:
-    """Order of training, which gives each rank its microbatches of an iteration: the samples by
-    ascending number, each once, unless a subclass overrides `number`. The function `take` makes a
-    Microbatch from sample numbers and their indices in the global batch."""
+    """Order of training: its method `microbatches` yields the Microbatches of an iteration for a
+    data-parallel rank. Samples come by ascending number, each once, unless a subclass overrides the
+    method `number`. `schedule` has the global batch size of each iteration, and `take` is a
+    function that makes a Microbatch from a sequence of sample numbers and a tuple of their indices
+    in the global batch."""
 
     schedule: BatchSchedule
     microbatch_size: int

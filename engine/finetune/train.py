@@ -185,8 +185,11 @@ class Feature(NamedTuple):
 
 
 class FineTuneModel(StageModel):
-    """A BERT body with a new linear head. Its output is scores: [b, c] for the classes or options
-    of each example, or [b, s, 2] for the start and the end of a span at each position."""
+    """A BERT `body` with a new linear head of `outputs` outputs, whose weights the caller sets. The
+    output is scores. With `over_positions` they are [b, s, 2], for the start and the end of a span
+    at each position, and `outputs` is 2. Otherwise they are [b, c], a row for each example: for c
+    classes `outputs` is c; for c options it is 1, and the c sequences of an example, one for each
+    option, come one after the other in the input."""
 
     def __init__(self, body: BERT, outputs: int, over_positions: bool) -> None:
         super().__init__(body.config, body.mesh)

@@ -87,8 +87,9 @@ class Axis(ABC):
         same values."""
 
     def start_all_reduce(self, tensor: Tensor) -> Pending:
-        """Begin to sum in place the tensors that all ranks of the axis give, of one shape; return
-        the Pending to wait for, after which each rank has the sum. Only an axis of processes works
+        """Begin to replace `tensor` in place by its sum with the tensors, of the same shape, that
+        the other ranks of the axis give; every rank calls it. Return a Pending: after its `wait`
+        each rank has the sum, and until then none may use `tensor`. Only an axis of processes works
         in the background; on any other the sum is complete on return."""
         # An axis that cannot work in the background is done when it returns.
         self.all_reduce(tensor)

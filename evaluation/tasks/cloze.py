@@ -182,8 +182,8 @@ class ClozeTask(Task):
         self._lengths = [len(with_first(tokenizer, ids)) for ids, _ in examples]
 
     def text(self, index: int) -> str:
-        """Return the passage of a request as text, given the request's index in this task's
-        `requests`, whole even if the request lost its beginning."""
+        """Return as a string the passage of the request that has the number `index`, from 0, in
+        this task's `requests`. The passage is whole, even if the request lost its beginning."""
         return self._passages[self.chosen[index]]
 
     @property

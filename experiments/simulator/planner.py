@@ -87,9 +87,10 @@ def ranked_layouts(run: ResolvedRun, cluster: Cluster, gpus: int) -> list[Choice
 
 
 def expected_seconds(choice: Choice) -> float:
-    """Return the predicted seconds of an iteration in a layout, divided by the probability that the
-    layout fits into memory. Layouts are ranked by it; less is better. The layout must be one that
-    can run: the prediction of any other, which has a `reason`, may lack time and probability."""
+    """Return the predicted seconds of an iteration in the layout of `choice`, a Choice, divided by
+    the probability that the layout fits into memory, both from its `prediction`. Layouts are ranked
+    by it; less is better. The layout must be one that can run: the prediction of any other, which
+    has a `reason`, may lack time and probability."""
     return choice.prediction.seconds / choice.prediction.probability_fits
 
 

@@ -85,8 +85,9 @@ class Prediction:
 
 
 class Walk(NamedTuple):
-    """Workloads with equal numbers of stages, chunks, microbatches and layers, whose pipelines are
-    walked together."""
+    """Group of workloads with equal numbers of stages, chunks, microbatches and layers, whose
+    pipelines are walked together. It has the indices of the workloads, and what they share: the
+    order of their passes, and the number of layers of each stage."""
 
     places: NDArray[np.int64]
     """Indices of the workloads among all workloads, [n]."""

@@ -80,10 +80,11 @@ class ExactMLP(MLP):
 
 
 class BertLayer(TransformerLayer):
-    """BERT's layer, [s, b, h] → [s, b, h]: attention and MLP, each after a norm; `is_token` [b, s],
-    an argument of the call, is False at padding. Under sequence parallelism input and output are
-    this rank's positions, [s/t, b, h]. The residual is taken before the norm, or in the original
-    order after it."""
+    """BERT's layer, [s, b, h] → [s, b, h]: attention and MLP, each after a norm. A call takes the
+    states, the Dropout or None for none, and `is_token` [b, s], which is False at padding. Under
+    sequence parallelism input and output are this rank's positions, [s/t, b, h]. The residual is
+    taken before the norm, or after it if `bert.layer_norm_order` is `original`. Every
+    tensor-parallel rank calls it."""
 
     attention_class = BidirectionalAttention
     mlp_class = ExactMLP
