@@ -126,7 +126,8 @@ def check_entries(
     if unexpected := sorted(index.keys() - shapes.keys()):
         raise IntegrityFailure(
             f"{directory}: {INDEX} has tensor {unexpected[0]!r}, which the model does not have"
-            f" ({len(unexpected)} such tensors): is it another model's?"
+            f" ({len(unexpected)} such tensors): the index is damaged or of another model, so copy"
+            " or save the checkpoint again"
         )
     for name, shape in shapes.items():
         shards.entry_of(directory, index, name, shape)

@@ -396,14 +396,14 @@ def list_() -> None:
 
 
 def _start(settings: Settings, checkpoint: Path, json: Path | None, mark: str) -> Place:
-    """Find the checkpoint that a user named by a path or name, start the ranks of the settings'
-    layout, and return the checkpoint's `Place`: its directory and format.
+    """Find the checkpoint that a user named by the path or name `checkpoint`, start the ranks of
+    the settings' layout, and return the checkpoint's `Place`: its directory and format.
 
-    A command that starts ranks does not return from here: it exits with their code, and each rank
-    runs the command again. Raises BadInput or IntegrityFailure without a usable checkpoint,
-    Interrupted if the hub stops answering. Raises BadInput also if the file `json` cannot be
-    written, or has content without the text `mark`, which shows that this command wrote it, unless
-    `--overwrite` is given.
+    A command that starts several ranks does not return from here: it exits with their code, and
+    each rank runs the command again and returns. Raises BadInput or IntegrityFailure without a
+    usable checkpoint, Interrupted if the hub stops answering. Raises BadInput also if the file
+    `json`, None if there is to be none, cannot be written, or has content without the text `mark`,
+    which shows that this command wrote it, unless the command line has `--overwrite`.
     """
     check_place("--json", json, mark)
     place = Place.find(checkpoint, settings.vocab)

@@ -50,10 +50,11 @@ class Request:
 
     @classmethod
     def rolling(cls, document: Sequence[int], first: int, seq_length: int) -> list[Self]:
-        """Return a list of requests that score each sub-word of a document once, after the token
-        `first`, in the windows of `rolling_windows`: each scores the next `seq_length` sub-words,
-        or the rest, after the one token before them, and the last of several is extended to the
-        left to full length. `document` has the sub-words' ids; without any the list is empty."""
+        """Return a list of Requests, token ids with the number of those at the end that are scored,
+        which score each sub-word of a document once, after the token `first`, in the windows of
+        `rolling_windows`: each scores the next `seq_length` sub-words, or the rest, after the one
+        token before them, and the last of several is extended to the left to full length.
+        `document` has the sub-words' ids; without any the list is empty."""
         tokens = np.asarray([first, *document], dtype=np.int64)
         return [
             cls.of_window(tokens, window) for window in rolling_windows(len(tokens), seq_length)

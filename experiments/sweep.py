@@ -58,15 +58,16 @@ def combinations(vary: Sequence[str]) -> list[tuple[str, ...]]:
 def sweep(
     recipe: str, vary: Sequence[str], fixed: Sequence[str], runs: Path, part: tuple[int, int]
 ) -> list[SweptRecipe]:
-    """Train a recipe, a shipped model or a TOML file, at the combinations of `vary` that are not
-    complete below the folder `runs`, one after the other, each with `mlm-train`; `fixed` has
-    overrides for all. `part` is (I, N): only every Nth combination is trained, from the Ith on,
-    counted from 1.
+    """Train `recipe`, the name of a shipped model or of a TOML file, at the combinations of the
+    values in `vary`, a text `KEY=VALUE,VALUE` for each key, that are not complete below the folder
+    `runs`, one after the other, each with `mlm-train`; `fixed` has overrides `KEY=VALUE` for all.
+    `part` is (I, N): only every Nth combination is trained, from the Ith on, counted from 1.
 
-    Returns a list with a SweptRecipe for each combination without its seed, the lowest mean loss
-    first; complete trainings of other parts count. A training of this part that diverges is a
-    result; one of another part counts as not trained. Raises BadInput for a recipe or a setting
-    that cannot be trained or has no dataset with a validation split, and DataMissing or
+    Returns a list with a SweptRecipe, settings and losses by seed, for each combination without its
+    seed, the lowest mean loss first; complete trainings of other parts count. A training of this
+    part that diverges is a result, with an infinite mean loss; one of another part counts as not
+    trained. Combinations without a complete training come last. Raises BadInput for a recipe or a
+    setting that cannot be trained or has no dataset with a validation split, and DataMissing or
     IntegrityFailure for its dataset, before the first training, and StepFailed for a training that
     fails otherwise or is stopped.
     """

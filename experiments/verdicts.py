@@ -556,10 +556,11 @@ def _verdict(
 
 def _find(experiment: Experiment, claim: Claim, records: Rows) -> list[Record]:
     """Return a list of the records with the claim's series, quantity and x, in the order of kinds
-    of `ORDER`; the first one answers the claim. `records` has the experiment's.
+    of `ORDER`; the first one answers the claim, and without any the list is empty. `records` has
+    the experiment's, as a dict of lists by series, quantity and kind.
 
-    On a curve of an experiment that a reproduction answers, a twin's x counts as the same share of
-    its own training.
+    On a curve of an experiment that a reproduction answers, the x of a twin, whose kind is
+    `scaled`, counts as the same share of its own training.
     """
     mine = (claim.series, claim.quantity)
     at = []

@@ -42,9 +42,9 @@ def apart(results: Sequence[Benchmark]) -> str:
 
 def engines_exhibit(*runs: Path) -> Exhibit:
     """Return the Exhibit of two engines trained alike: a figure, a table with a row for each
-    layout, and every number as data. `runs` are the directories of comparisons, one a layout, and
-    at least one; the exhibit of a single run is named after its directory, that of several
-    `engines`. Raises the errors of `read_engines`."""
+    layout, the serial one first, and every number as data. Each of `runs`, one or more arguments,
+    is the directory of a comparison on one layout; the exhibit of one is named after its directory,
+    that of several `engines`. Raises the errors of `read_engines`."""
     results = sorted(map(read_engines, runs), key=lambda result: _setting(result)[1] != "serial")
     data = []
     for result in results:

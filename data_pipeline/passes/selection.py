@@ -52,9 +52,11 @@ def find_rare_ngrams(settings: Settings, inputs: list[Path], directory: Path) ->
 
 
 def select_documents(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write `places.bin`, the index of a shard's remaining documents; the parts of documents
-    that were cut, with their tokens; and `left_in.jsonl`, a list of the documents that still hold
-    n-grams too frequent to be cut out.
+    """Task: write `places.bin`, the index of a shard's remaining documents, in order; the parts of
+    documents that were cut, as a DocumentWriter writes them, and their token ids back to back, in
+    the `token_dtype` of the vocabulary, in `tokens.bin`; and `left_in.jsonl`, a line for each
+    document or part that still holds n-grams too frequent to be cut out, with its `id` and the
+    `share` of its characters, from 0 to 1, that they cover.
 
     The index, int64 [documents, 6], locates each one, so that a slice reads no more of a shard than
     its own documents: 1 for a part, 0 for a whole document; start and end of its line, in bytes;
@@ -62,12 +64,13 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
     the files that are written here, the others in the inputs' files.
 
     Settings: `is_written` (False if the shard is only compared with, and all that is written is an
-    empty list), `start` (the shard's first number in the corpus), `count` (its documents after the
-    token filters), `deduplicate` (True if it was done), `decontaminate` (section or None),
-    `tokenizer` (digest or None), `keep_dropped` (True if dropped documents are written too).
+    empty `left_in.jsonl`), `start` (the shard's first number in the corpus), `count` (its documents
+    after the token filters), `deduplicate` (True if it was done), `decontaminate` (section or
+    None), `tokenizer` (digest or None), `keep_dropped` (True if dropped documents are written too,
+    to `dropped.jsonl`).
     Inputs: the shard after each pass, then decisions, n-grams and tokenizer if the recipe has them.
     Returns `stages`, the stages' ledger entries, the number of remaining `documents`, where each
-    part counts, and `left_in`, the number of lines in that list.
+    part counts, and `left_in`, the number of lines in `left_in.jsonl`.
     """
     prepared, measured, *more = inputs
     section = settings["decontaminate"]

@@ -392,7 +392,7 @@ def plain(value: Any, depth: int = 0) -> Any:
     if depth > MAX_DEPTH:
         raise ValueError(
             f"metadata is nested deeper than {MAX_DEPTH} levels in a key that sources.metadata"
-            " names"
+            " names: to keep the document, take the key out of that setting"
         )
     if isinstance(value, dict):
         return {mend_surrogates(str(key)): plain(inner, depth + 1) for key, inner in value.items()}

@@ -128,12 +128,12 @@ class Remote:
         return io.BufferedReader(file, buffering or io.DEFAULT_BUFFER_SIZE)
 
     def files(self) -> list[tuple[str, "Remote"]]:
-        """Return a list of pairs, the name and Remote of the file itself, or of all files that
-        match a pattern, an address with `*`, or lie below a folder, in order of address. Names are
-        paths below the address, or below the folder before a pattern; the file itself has its last
-        part. The list is empty if nothing matches a pattern or a folder has no files; without a
-        pattern BadInput is raised if nothing is at the address. Raises the other errors of Remote
-        too."""
+        """Return a list of pairs, the name and Remote of the file at this Remote's address, or of
+        all files that match the address as a pattern, with `*`, or lie below it as a folder, in
+        order of address. Names are paths below the address, or below the folder before a pattern; a
+        file at the address itself has its last part. The list is empty if nothing matches a pattern
+        or a folder has no files; without a pattern BadInput is raised if nothing is at the address.
+        Raises the other errors of Remote too."""
         import fsspec
 
         if "*" in self.url:

@@ -106,8 +106,8 @@ class Prose(TextFilter):
         return "\n\n".join(prose) if words >= self.min_words else Drop("too little prose")
 
     def prose_of(self, text: str) -> list[str]:
-        """Return a list of the paragraphs of a text that are prose by the settings, in order, each
-        as one line."""
+        """Return a list of the paragraphs of `text` that are prose by this stage's settings, in
+        order, each as one line; empty if none is prose."""
         return [paragraph for paragraph in paragraphs(text) if self._is_prose(paragraph)]
 
     def _is_prose(self, paragraph: str) -> bool:

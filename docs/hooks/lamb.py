@@ -24,9 +24,9 @@ PAIRS = (
 
 
 def correction() -> str:
-    """Return as text a Markdown table of c(t) = √(1 − β₂ᵗ) / (1 − β₁ᵗ), the factor on the rate in
-    the code of the post "Scaling Transformer-XL to 128 GPUs", at each step t of `STEPS`, with the
-    default betas of a training."""
+    """Return as text a Markdown table with a column for each step t of `STEPS` and one row:
+    c(t) = √(1 − β₂ᵗ) / (1 − β₁ᵗ), the factor on the rate in the code of the post "Scaling
+    Transformer-XL to 128 GPUs", with the default betas of a training."""
     first = TrainConfig().adam_beta1
     second = TrainConfig().adam_beta2
     values = (math.sqrt(1 - second**step) / (1 - first**step) for step in STEPS)

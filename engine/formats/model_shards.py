@@ -459,9 +459,10 @@ class _Region:
         self.other = current
 
     def enter(self, column: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
-        """Act as forward pre-hook of `column`, a layer by columns: return the first of its inputs,
-        whole on every rank, with a gradient that is summed over the ranks. If the pass is not yet
-        among divided activations, swap the random state."""
+        """Act as forward pre-hook of `column`, a layer by columns: return the first of its
+        `inputs`, which is whole and the same on every rank, unchanged, but with a gradient that is
+        summed over the ranks. If the pass is not yet among divided activations, swap torch's random
+        state."""
         if not self.is_inside:
             self.swap()
         return enter_tensor_parallel(inputs[0], self.axis)

@@ -106,7 +106,8 @@ def join_ranks() -> None:
         )
     if not (waits := os.environ.get(JOIN_SECONDS, "300")).isdigit():
         raise BadInput(
-            f"the environment variable {JOIN_SECONDS} is {waits!r}, not a whole number of seconds"
+            f"the environment variable {JOIN_SECONDS} is {waits!r}, not a whole number of seconds:"
+            " correct it or unset it"
         )
     agent_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     deadline = time.monotonic() + int(waits)

@@ -23,8 +23,9 @@ metrics.jsonl alone."""
 
 
 class Session(NamedTuple):
-    """Pair of functions that write to a logger and close it in one session of a run. Either raises
-    the errors of the logger's library."""
+    """Pair of functions of a logger for one session of a run: `write(iteration, numbers)` writes
+    `numbers`, a dict name → number, and `close()` ends the session. Either raises the errors of the
+    logger's library."""
 
     write: Callable[[int, dict[str, float]], None]
     """Function (iteration, numbers by name) that writes the numbers and returns nothing; from call

@@ -211,7 +211,8 @@ class Convention(NamedTuple):
 
     @property
     def is_share(self) -> bool:
-        """True if the values are shares of right answers, False if they are losses in nats."""
+        """True if this convention's `values` are shares of right answers, False if they are losses
+        in nats."""
         return self.axes["average"].startswith(ACCURACY)
 
 
@@ -312,8 +313,10 @@ class ReadText:
             yield name, total / max(1, divisor)
 
     def divisors(self) -> dict[str, int]:
-        """Return a dict name → count by which some program divides the text's summed loss, wrong
-        counts included. A sub-word that is a part of a character is decoded as U+FFFD.
+        """Return every number by which some program divides this text's summed loss, as a dict
+        name, such as `bytes`, → count of its words, characters, bytes or sub-words; wrong counts
+        are included, and one may be 0. A sub-word that is a part of a character is decoded as
+        U+FFFD.
 
         Two counts of decoded sub-words are left out if the tokenizer decodes a sub-word without its
         space.

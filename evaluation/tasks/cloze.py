@@ -239,8 +239,10 @@ def cloze_numbers(losses: Floats, correct: Flags) -> JSON:
 
 
 def accuracy_numbers(num_correct: int, num_examples: int) -> JSON:
-    """Return a dict name of the result's field → number: both counts, the share of right answers
-    under `accuracy`, and under `standard_error` that share's standard error."""
+    """Return a dict name of a result's field → number, for `num_correct` right answers to
+    `num_examples` examples, at least 1: both arguments under their own names, the share of right
+    answers, from 0 to 1, under `accuracy`, and that share's standard error under
+    `standard_error`."""
     accuracy = num_correct / num_examples
     error = math.sqrt(accuracy * (1 - accuracy) / max(1, num_examples - 1))
     return {

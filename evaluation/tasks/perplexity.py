@@ -227,8 +227,9 @@ class PerplexityTask(Task):
 
     def result(self, scores: Scores, provenance: Provenance) -> PerplexityResult:
         """Return this task's PerplexityResult: the perplexity, exp(summed loss / the protocol's
-        divisor), and beside it the number by every other convention. `scores` has the scores of
-        `requests`.
+        divisor), and beside it the number by every other convention. `scores` has a model's scores
+        of this task's `requests`, in order; `provenance` states the model, program and machine, and
+        its fields become the result's.
 
         For a text of too few words the numbers by words, except Megatron's own, are None, the
         perplexity too if its divisor is words, and one of the result's `warnings` says why. Raises

@@ -55,8 +55,10 @@ class Trained(NamedTuple):
 
 
 def kept(training: Path) -> KeptRun:
-    """Return the KeptRun, a line of runs.jsonl, that an ablation keeps of the training in a run's
-    directory; of the training's metrics it has the validations alone."""
+    """Return the KeptRun, a line of runs.jsonl, that an ablation keeps of the training in the run
+    directory `training`: its name, its manifest, completion marker and summary, as far as they
+    exist, and of its metrics the validations alone. Raises IntegrityFailure if one of these files
+    cannot be read or a validation does not fit the schema."""
     return KeptRun.of(training, metrics=[line.to_json() for line in read_validations(training)])
 
 

@@ -146,8 +146,9 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
 
 
 def kept_bytes(layer: nn.Module, *inputs: Any) -> int:
-    """Call the module `layer` on `inputs` and return the number of bytes in the storages that
-    autograd then holds for backward, without the module's parameters; each storage counts once."""
+    """Call the module `layer` with the arguments `inputs` and return the number of bytes in the
+    storages that autograd then holds for backward, without the module's parameters; each storage
+    counts once."""
     memory = SavedBytes(layer)
     with memory:
         output = layer(*inputs)
