@@ -579,7 +579,8 @@ class Pretrained:
             if is_number and not torch.stack(torch.aminmax(tensor)).isfinite().all():
                 raise IntegrityFailure(
                     f"{self.directory}: tensor {name!r} holds values that are not finite numbers:"
-                    " the training diverged, or the file is damaged"
+                    " the training diverged, or the file is damaged; evaluate an earlier checkpoint"
+                    " or an undamaged copy"
                 )
             content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             return (
