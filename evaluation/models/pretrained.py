@@ -560,7 +560,8 @@ class Pretrained:
         if not differs <= MERGED[beside.itemsize]:
             raise BadInput(
                 f"the adapter {self._adapter} cannot be scored: merged into the model's weights it"
-                " gives other logits than beside them"
+                " gives other logits than beside them; take another adapter, or the model without"
+                " it"
             )
         self._say(
             "adapter",
