@@ -210,8 +210,9 @@ def written_bytes(
 
 
 def _stages_of_ranks(model: ModelConfig, parallel: ParallelConfig) -> list[list[PipelineStage]]:
-    """Return a list that has for each pipeline rank, in order, a list of the PipelineStages that it
-    holds, one for each of its chunks. Raises BadInput if there are fewer layers than stages."""
+    """Return a list that has for each pipeline rank of the layout `parallel`, in order, a list of
+    the PipelineStages of `model` that it holds, one for each of its `chunks`: rank r of pp holds
+    the stages r, r + pp and so on. Raises BadInput if there are fewer layers than stages."""
     stages = split_layers(model.num_layers, parallel.pp, parallel.chunks)
     return [stages[rank :: parallel.pp] for rank in range(parallel.pp)]
 

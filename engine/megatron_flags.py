@@ -410,11 +410,12 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
 
 
 def _schedule_flags(train: TrainConfig) -> dict[str, str]:
-    """Return a dict of flags for the lengths of the learning rate's schedule: name, without dashes
-    → value as text. A length of 0 gives no flag. Lengths are in iterations if the batch does not
-    grow and they are integers, else in samples, with --train-samples too. If a length is no whole
-    number of samples, the warm-up is given as a fraction of the schedule and the other lengths are
-    rounded."""
+    """Return a dict of flags, name without dashes in front → value as text, for the three lengths
+    of the learning rate's schedule: `lr-decay`, its whole, `lr-warmup` and `lr-wsd-decay`. A length
+    of 0 gives no flag. The names end in `-iters` if the batch does not grow and the lengths are
+    whole iterations, else in `-samples`, and `train-samples`, the training's length, comes with
+    them. If a length is no whole number of samples, the flag of the warm-up is
+    `lr-warmup-fraction`, of the schedule, and the other lengths are rounded."""
     end = end_of_schedule(train)
     named_lengths = {
         "lr-decay": end,

@@ -139,8 +139,8 @@ def _bubble_share(row: Row, first: Row) -> float:
 
 def _state_gigabytes(row: Row, first: Row) -> float:
     """Return, as a float, the gigabytes (10⁹ bytes) of parameters, gradients and optimizer state on
-    a rank, from the row's number of parameters, its ranks and its stage of ZeRO. `first` is not
-    used.
+    a rank, from three values of the dict `row`: `parameters`, the whole model's, `gpus`, its ranks,
+    which are all data-parallel, and `stage`, of ZeRO. `first` is not used.
 
     ZeRO stage 1 divides the optimizer state over the ranks, stage 2 also gradients, stage 3 also
     parameters.

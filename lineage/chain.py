@@ -100,7 +100,10 @@ def resolve_checkpoint(path: Path) -> Path:
             " checkpoints"
         )
     if not (path / INDEX).is_file():
-        raise BadInput(f"{path} is complete but is not a checkpoint: it has no {INDEX}")
+        raise BadInput(
+            f"{path} is complete but is not a checkpoint: it has no {INDEX}; name a checkpoint, or"
+            " a run that has one"
+        )
     return path
 
 

@@ -101,7 +101,7 @@ def parse_config(values: JSON, model: type[ConfigT], where: str) -> ConfigT:
     and for an integer of more than 63 bits, with a sentence that gives `where` as their origin."""
     try:
         if _is_too_large(values):
-            raise BadInput(f"{where} has an integer of more than 63 bits")
+            raise BadInput(f"{where} has an integer of more than 63 bits: give a smaller number")
         return model.model_validate(values)
     except RecursionError as error:
         raise BadInput(f"{where} has values that are nested too deeply") from error

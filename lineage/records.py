@@ -74,7 +74,10 @@ def read_records(path: Path) -> list[Record]:
     """Return a list of all records of the file `path`, in order. Raises BadInput if the file is
     missing or unreadable, or with the first line that is not a record."""
     if not path.is_file():
-        raise BadInput(f"there are no result records at {path}")
+        raise BadInput(
+            f"there are no result records at {path}: name a complete run or reproduction, whose"
+            " directory has this file"
+        )
     try:
         text = read_bytes(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:

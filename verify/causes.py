@@ -252,8 +252,8 @@ def ratio_of(value: Array, serial: Array) -> float:
 
 
 def is_near(value: Array, serial: Array) -> bool:
-    """Return True if the difference of a tensor from the serial one has a norm below `CLOSE`, a
-    thousandth, of the serial one's norm; False if the serial one is 0."""
+    """Return True if the norm of `value` - `serial`, two arrays of one shape, is less than `CLOSE`,
+    a thousandth, times the norm of `serial`; False if `serial` is 0."""
     return bool(norm(value - serial) < CLOSE * norm(serial))
 
 

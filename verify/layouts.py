@@ -216,9 +216,11 @@ def _keep(outputs: dict[str, Array], name: str, *called: Any) -> None:
 
 
 class Masks(TorchFunctionMode):
-    """Function mode for `F.dropout`: every call that would drop, and with `drops_at_zero` any call,
-    drops half of its tensor by torch's generator. `seen` records the calling module and the digests
-    of its input and mask."""
+    """Context manager that replaces `F.dropout` inside its block, in which the caller runs the
+    model of `engine`: a call that would drop, or any call if the engine's `drops_at_zero` is set,
+    sets half of its tensor to zero by torch's generator, whatever its probability, and multiplies
+    the rest by 2. The list `seen` gets a tuple for each, in order: the name of the module that
+    calls, empty if none does, and the digests of input and mask."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()

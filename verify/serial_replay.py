@@ -59,8 +59,9 @@ class Start(NamedTuple):
 
 
 class RecordedRun:
-    """A training as its directory records it, complete or not: configuration, metrics, validations
-    and checkpoints."""
+    """A training as its directory records it, complete or not: its `config`; dicts by iteration of
+    its `steps`, the lines of metrics, of the list of its `validations`, and of its `checkpoints`'
+    paths; and `begin`, its starting point."""
 
     def __init__(self, path: Path) -> None:
         """Read the run at `path`. Raises BadInput for a directory that is not a training or was
@@ -94,7 +95,7 @@ class RecordedRun:
         if list(self.steps) != list(range(first, first + len(self.steps))) or not self.steps:
             raise BadInput(
                 f"{path} cannot be replayed: its metrics.jsonl does not have a line for each"
-                f" iteration from {first} on"
+                f" iteration from {first} on; train further, or restore that file from a copy"
             )
 
     @property
@@ -128,8 +129,9 @@ class RecordedRun:
 
 
 class KnownFault(NamedTuple):
-    """A known fault of training programs, in words, with the changes to a replay that reproduce
-    it."""
+    """A known fault of training programs: `kind` has it in words; `plant`, a function that
+    changes a SerialReplay, and the settings `train` and `model` of a replay reproduce it. An empty
+    `kind` stands for no fault."""
 
     kind: str
     """The fault in words."""

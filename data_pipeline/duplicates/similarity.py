@@ -90,9 +90,10 @@ def compare(own: Keys, keys: Keys, spans: Integers, enough: float) -> NDArray[np
 
 
 class ShingledTexts:
-    """Computes similarities of texts by their numbers. A text is read by its number with the
-    function `text_of`, and the keys of its shingles, of `characters` characters each, are cached; a
-    cache that would exceed `most` keys is emptied first."""
+    """Cache of texts' shingles of `characters` characters; the method `similarities` returns the
+    Jaccard similarities of one text to others, all given by their numbers. The function `text_of`
+    is called with the number of a text that is not cached, and returns the text. A cache that would
+    exceed `most` shingles is emptied first."""
 
     def __init__(
         self, text_of: Callable[[int], str], characters: int, most: int = MOST_REMEMBERED

@@ -124,12 +124,14 @@ def measure_overlap(
 
 
 def count_shard(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write the n-grams, of `words` words, of the test-set file `test_set` that a shard of
-    the input contains, sorted, one a line, to `found.txt`. The shard is the list `pieces`; its
-    lines of more than `max_line_bytes` are left out. Returns the number of texts in the shard as
-    `texts`, and `damaged`, a sentence on each damaged file; without `goes_on`, Damaged is raised
-    for such a file. Raises BadInput if the test set cannot be read, and the other errors of
-    `read_pieces`, such as Interrupted if a file was changed."""
+    """Task: write the n-grams of a test set that a shard of the input contains, each once, sorted,
+    one a line, to `found.txt`. Settings: `test_set`, the test set's file; `words`, the number of
+    words of an n-gram; `pieces`, the list of the shard's Pieces; `max_line_bytes`, above which a
+    line is left out; and `goes_on`. Returns a dict with the number of the shard's texts, `texts`,
+    and `damaged`, a list of a sentence for each damaged piece, whose texts before the damage
+    count; without `goes_on`, Damaged is raised for the first. Raises BadInput if the test set
+    cannot be read, and the other errors of `read_pieces`, such as Interrupted if a file was
+    changed."""
     damaged: list[str] = []
     items = read_sound(settings["pieces"], settings["max_line_bytes"], settings["goes_on"], damaged)
     texts = (item.text for item in items if isinstance(item, Document))

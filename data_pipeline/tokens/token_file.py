@@ -211,7 +211,8 @@ class TokenFileWriter:
         fits = values.dtype == self._dtype or not values.size
         if not fits and (values.min() < self._limits.min or values.max() > self._limits.max):
             raise ValueError(
-                f"a token id lies outside {self._dtype}, the numbers that the token file can hold"
+                f"a token id lies outside {self._dtype}, the numbers that the token file can hold:"
+                " begin the file with a dtype that holds the largest id"
             )
         if lengths.sum(dtype=np.int64) != values.size or (lengths < 0).any():
             raise ValueError(

@@ -210,7 +210,10 @@ def _output(commands: str) -> str:
                 check=False,
             )
             if done.returncode or not done.stdout:  # a pipe's exit code is its last command's alone
-                raise BadInput(f"{command} failed or printed nothing: {done.stderr.strip()}")
+                raise BadInput(
+                    f"the command {command} of README failed or printed nothing; mend it or the"
+                    f" program that it runs: {done.stderr.strip()}"
+                )
     return "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
 
 

@@ -87,7 +87,10 @@ def lower(orders: Sequence[Sequence[Compute]], chunks: int) -> Lowered:
     # Checked once here: a schedule that drops a pass would train, and only its gradients would be
     # wrong.
     if any(sorted(order) != complete for order in orders):
-        raise ValueError("an order of the schedule leaves out a pass or makes one twice")
+        raise ValueError(
+            "an order of the schedule leaves out a pass or makes one twice: give each rank every"
+            " pass of its stages once"
+        )
     programs: list[list[Instruction]] = [[] for _ in orders]
     timeline: list[list[Interval]] = [[] for _ in orders]
     arrived: set[tuple[Op, int, int]] = set()

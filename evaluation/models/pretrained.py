@@ -561,7 +561,8 @@ class Pretrained:
         if not differs <= MERGED[beside.itemsize]:
             raise BadInput(
                 f"the adapter {self._adapter} cannot be scored: merged into the model's weights it"
-                " gives other logits than beside them"
+                " gives other logits than beside them; take another adapter, or the model without"
+                " it"
             )
         self._say(
             "adapter",
@@ -580,7 +581,8 @@ class Pretrained:
             if is_number and not torch.stack(torch.aminmax(tensor)).isfinite().all():
                 raise IntegrityFailure(
                     f"{self.directory}: tensor {name!r} holds values that are not finite numbers:"
-                    " the training diverged, or the file is damaged"
+                    " the training diverged, or the file is damaged; evaluate an earlier checkpoint"
+                    " or an undamaged copy"
                 )
             content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             return (

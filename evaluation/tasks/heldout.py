@@ -191,7 +191,9 @@ def read_texts(path: Path) -> tuple[list[str], tuple[str, ...]]:
     try:
         content = read_bytes(path, MOST_BYTES).decode("utf-8")
     except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror}") from error
+        raise BadInput(
+            f"{path} cannot be read: {error.strerror}; give a file of text that can be"
+        ) from error
     except UnicodeDecodeError as error:
         raise BadInput(f"{path} is not UTF-8 text: byte {error.start} cannot be read") from error
     if content.startswith(MARK):

@@ -53,7 +53,7 @@ def standard_lambada(name: str, path: Path, tokenizer: Encoder, context: int) ->
     are lower-cased and tokenised, by the rule `STRICT`, Megatron's. `path` is their file, one
     passage a line; `name` is the task's; a passage longer than `context` inputs loses its
     beginning. Raises IntegrityFailure for a file of other content, BadInput for one that cannot be
-    read."""
+    read, or if no input is left before a passage's target."""
     source = SourceText(
         name, "LAMBADA test file (original plain text)", TEST_SETS["lambada-standard"].sha256
     )

@@ -49,9 +49,9 @@ class Passes(NamedTuple):
 
 
 def matmul_seconds(machine: Machine, rows: Floats, columns: Floats, depth: Floats) -> Floats:
-    """Return the seconds of a matrix product [rows, depth] × [depth, columns] by the cost model;
-    the sizes are numbers or arrays, and the result is element by element. The rate falls where a
-    dimension is small."""
+    """Return the seconds of a matrix product [rows, depth] × [depth, columns]: its 2 · rows ·
+    columns · depth operations over the rate that `machine` reaches, which is lower where one of the
+    three sizes is small. The sizes are numbers or arrays, and the result is element by element."""
     half = machine.matmul_half_size
     share = rows / (rows + half) * columns / (columns + half) * depth / (depth + half)
     return (
