@@ -234,7 +234,7 @@ class Judged:
                 yield Beyond(iteration, tensor, float(off.norm()), allowed, detail, row)
 
     def sentence(self) -> str:
-        """Return a sentence about the attribute `fault`, which must not be None: the run's name,
+        """Return a sentence about the property `fault`, which must not be None: the run's name,
         the number or tensor in which the fault is first seen, how many tensors of the checkpoint
         are off, if any, and the fault's kind, or that no known fault gives these numbers. To find
         the kind, replays the run's iterations with each known fault, and prints this cost first.
