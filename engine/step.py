@@ -100,12 +100,12 @@ class TrainingStep:
         return Gradient(loss / (sequences * mesh.dp.size), norm, round(signals))
 
     def update(self, gradient: Gradient, learning_rate: float, skip: bool = False) -> bool:
-        """Clip the reduced gradient to `train.clip_gradient` and update the weights with the rate
-        `learning_rate`, unless `skip` is set or loss or norm are not finite; return True if the
-        weights were updated. The argument `gradient` is what the method `gradient` returned last.
-        Every rank calls it.
+        """Clip the reduced gradient to `train.clip_gradient`, update the weights with the rate
+        `learning_rate`, and return True. The argument `gradient` is what the method `gradient`
+        returned last; if its loss or norm is not finite, or if `skip` is True, the weights stay and
+        the result is False. Every rank calls it.
 
-        In fp16 the next loss scale is set in either case.
+        In fp16 the next loss scale is set in either case, by the norm alone.
         """
         # Both numbers are asked: an infinite loss can have a finite gradient.
         changes = gradient.is_finite and not skip

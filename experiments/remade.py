@@ -168,7 +168,8 @@ def _counted_again(
     text and tokenizer give, or an Absent if these are not on this machine. For a last-word result
     of an earlier version, which has no losses of its examples, yield an Absent for them and for
     answers that examples.jsonl lacks, and a sentence if its number of right answers contradicts the
-    answers there. `where` names the evaluation in sentences."""
+    answers there. `run` is the directory of the reproduction, and `where` names the evaluation in
+    sentences."""
     training = training_place(model.run, run.parent)
     config = _manifest(run).config
     limit = config["examples" if isinstance(result, ClozeResult) else "windows"]
@@ -240,8 +241,8 @@ def forecast(run: Path) -> Comparisons:
 
 
 def _in_order(records: Iterable[Record]) -> list[Record]:
-    """Return the records as a list: the published ones first, sorted by content and without source
-    and note, then the others in their order."""
+    """Return a list: copies of the published records with an empty `source` and `note`, sorted by
+    content, then the other records, unchanged and in their order."""
     bare = [
         record.model_copy(update={"source": "", "note": ""})
         for record in records

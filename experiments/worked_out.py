@@ -38,8 +38,8 @@ TAILS = (0.05, 0.95)
 
 
 class Worked(NamedTuple):
-    """A number that was computed or simulated from published numbers, with its range and the
-    predictions of simpler rules."""
+    """A number that was computed or simulated from published numbers, as a Record, with its range
+    and the predictions of simpler rules by their names."""
 
     record: Record
     """The digest of a simulated number is of what it was worked out of: numbers of one workload are

@@ -135,8 +135,9 @@ def evaluations_exhibit(
 
 
 def ledger_exhibit(ledger: Ledger, command: str = "") -> Exhibit:
-    """Return the Exhibit of how many documents each stage of the data pipeline kept, and how many
-    it dropped for which reason. `command` is the one that makes these numbers."""
+    """Return the Exhibit of a dataset's `ledger`, tables without a figure: how many documents each
+    stage of the data pipeline kept, and how many it dropped for which reason. `command` is the
+    command line that makes these numbers, empty if it is not known."""
     return Exhibit(
         "data-ledger",
         "What each stage kept and dropped",

@@ -170,8 +170,11 @@ class Trainings:
         return {exhibit.name: exhibit for exhibit in exhibits}
 
     def _curves(self) -> Iterator[Exhibit]:
-        """Yield an Exhibit for each curve that has a point. On a page of one line the loss's has
-        the validations too."""
+        """Yield an Exhibit, a line chart over iterations, for each curve of the runs that has a
+        point, such as the loss, the validations or a score. It draws each line of the property
+        `lines`: a run, or the mean of runs that differ in the seed alone, with a band from their
+        least to their greatest. If the page has one line, the loss's chart has the validations
+        too."""
         lines = self.lines
         for key in dict.fromkeys(chain.from_iterable(run.curves for run in self.runs)):
             name, title, label = CURVES.get(key, (key.replace(" ", "-"), key, key))

@@ -235,9 +235,11 @@ class Judged:
                 yield Beyond(iteration, tensor, float(off.norm()), allowed, detail, row)
 
     def sentence(self) -> str:
-        """Return a sentence about the fault, which must be there: where it is seen first, how many
-        tensors of a checkpoint are off, if any, and its kind, or that no known fault fits. To find
-        the kind, trains with each known fault."""
+        """Return a sentence about the property `fault`, which must not be None: the run's name,
+        the number or tensor in which the fault is first seen, how many tensors of the checkpoint
+        are off, if any, and the fault's kind, or that no known fault gives these numbers. To find
+        the kind, replays the run's iterations with each known fault, and prints this cost first.
+        Call it after `end`."""
         text = f"{self.run.name}: {self.fault}"
         if self.tensors:
             text += f"; of the checkpoint, {self.tensors[0]}" * (self.fault is not self.tensors[0])
@@ -359,7 +361,7 @@ def _first_bits(first: RecordedRun, second: RecordedRun) -> int | None:
     if not common:
         raise BadInput(
             f"{first.name} and {second.name} cannot be compared, as no iteration is recorded in"
-            " both"
+            " both: give two runs that trained some of the same iterations"
         )
     return None
 

@@ -529,10 +529,10 @@ def _differs(layout: str, row: TensorDifference) -> LayoutFinding:
 def _equal_parts(
     layout: str, ranks: Sequence[Sequence[TensorPart]], weights: Weights
 ) -> Iterator[LayoutFinding]:
-    """Yield a finding for each part of a parameter whose initial values have the same bits as an
-    earlier part at other indices of the whole, although the serial weights differ there. `ranks`
-    has a list of initial parts for each rank. Parts of one value alone, or of equal values, are
-    passed over."""
+    """Yield a finding about the layout named `layout` for each part of a parameter whose initial
+    values have the same bits as an earlier part at other indices of the whole, although `weights`,
+    the serial run's initial weights by name, differ there. `ranks` has a list of initial parts for
+    each rank. Parts of one value alone, or of equal values, are passed over."""
     seen: dict[tuple[str, bytes], tuple[int, TensorPart]] = {}
     for number, parts in enumerate(ranks):
         for part in parts:

@@ -213,13 +213,15 @@ class Resolution(NamedTuple):
 
 
 class _Held:
-    """The kept documents of some components in their buckets, for later documents to be compared
-    with; none at first, and `hold` adds each. A document is given by its index among the members.
+    """The kept documents of the components `linked` in their buckets. None is held at first; the
+    method `hold` adds a kept document, and `candidates` returns those that a later one is to be
+    compared with. A document is given by its index among the members of `linked`.
 
-    `buckets` [members, bands] are positions of buckets in `slots` [bands, 1.5 members], or -1 if a
-    member is alone in its bucket. From that position on, `slots` has the number of kept documents
-    in the bucket, then the first of these documents. Both are mapped files in the folder `scratch`,
-    or in the system's temporary folder if that is None.
+    The attribute `_buckets` [members, bands] has the position of each member's bucket in the
+    attribute `_slots` [bands, 1.5 members], or -1 if the member is alone in its bucket. From that
+    position on, `_slots` has the number of kept documents in the bucket, then the first of these
+    documents. Both are mapped files in the folder `scratch`, or in the system's temporary folder if
+    that is None.
     """
 
     def __init__(self, linked: Linked, config: DeduplicateConfig, scratch: Path | None) -> None:

@@ -60,9 +60,10 @@ disk."""
 
 class InstalledDocs:
     """Source of the documentation that is installed: strings and comments in Python, package
-    descriptions and manuals, in order of distribution and path.
+    descriptions and manuals, in order of distribution and path; Python's standard library comes
+    last.
 
-    Python comes last. With a limit, files are read in the order of a hash of the seed and their
+    With a limit, files are read in the order of a hash of the seed and their
     name until the limit is reached: a uniform sample of files, whose documents keep the order of
     the whole.
     """

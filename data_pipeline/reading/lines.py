@@ -126,9 +126,9 @@ def compression(path: Path | Remote) -> str:
 
 
 class _Zstandard(io.RawIOBase):
-    """The content of a Zstandard file as a stream that is read from front to back. A long window
-    takes up to 2 GiB of memory. Reading raises EOFError if the file is cut off, OSError if it is
-    damaged."""
+    """The content of `file`, a Zstandard file that is open for reading, as a stream that is read
+    from front to back. A long window takes up to 2 GiB of memory. Reading raises EOFError if the
+    file is cut off, OSError if it is damaged."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._content = _expand(iter(lambda: file.read(SMALL_CHUNK_BYTES), b""), ".zst")

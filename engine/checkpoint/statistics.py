@@ -190,7 +190,8 @@ def check_loaded(
         ):
             raise IntegrityFailure(
                 f"{directory}: tensor {name!r} is not what was saved: {difference}; its file"
-                " changed, or this machine misreads it"
+                " changed (copy or save the checkpoint again), or this machine misreads it (read it"
+                " on another)"
             )
 
 

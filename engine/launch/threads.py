@@ -143,8 +143,8 @@ class World:
 
     def wait(self, rank: int, is_ready: Callable[[], bool]) -> None:
         """Let other ranks compute until the calling rank, number `rank`, is woken and the function
-        `is_ready` returns True; return at once if it does already. Ends this rank if the method
-        `check`, called after each waking, raises."""
+        `is_ready` returns True; return at once if it does already. After each waking it calls the
+        method `check`, whose error, raised if the world has a failure, ends this rank."""
         while not is_ready():
             self._fall_asleep(rank)
             while rank not in self._awake:

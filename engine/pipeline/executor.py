@@ -286,10 +286,10 @@ class PipelineExecutor:
         return None if is_last else output.detach()
 
     def _backward(self, compute: Compute, gradient: Tensor | None) -> Tensor | None:
-        """Run the backward pass `compute`, which adds to the parameters' gradients and frees the
-        forward pass's graph. `gradient` is the gradient of the stage's output, None on the last
-        stage. Return the gradient of the stage's input for the previous stage; None on the first
-        stage."""
+        """Run the backward pass of the microbatch and stage that `compute` gives as numbers, after
+        their forward pass; it adds to the parameters' gradients and frees the forward pass's graph.
+        `gradient` is the gradient of the stage's output, None on the last stage. Return the
+        gradient of the stage's input for the previous stage; None on the first stage."""
         # Popped, so that the activations are freed as the backward pass walks through them.
         inputs, output = self._graphs.pop((compute.microbatch, compute.chunk))
         torch.autograd.backward(output, gradient)

@@ -294,7 +294,7 @@ def _numbers(bits: Bits, kind: str) -> dict[str, float | int]:
     """Return a dict of a tensor's numbers: `norm`, `min` and `max` of its finite values,
     `nonfinite`, the count of the others, and `checksum`, as `engine.checkpoint.statistics` computes
     them before writing. `min` and `max` are 0 if no value is finite. `bits` are the flat tensor's
-    values as integers, `kind` their format, such as F32."""
+    values as signed integers, `kind` their format, such as F32."""
     values = (bits.astype("<i4") << 16).view("<f4") if kind == "BF16" else bits.view(FLOATS[kind])
     finite = values[np.isfinite(values)].astype(np.float64)
     extremes = finite if len(finite) else np.zeros(1)

@@ -195,7 +195,9 @@ def read_texts(path: Path) -> tuple[list[str], tuple[str, ...]]:
             f"{path} cannot be read: {error.strerror}; give a file of text that can be"
         ) from error
     except UnicodeDecodeError as error:
-        raise BadInput(f"{path} is not UTF-8 text: byte {error.start} cannot be read") from error
+        raise BadInput(
+            f"{path} is not UTF-8 text: byte {error.start} cannot be read; save the file as UTF-8"
+        ) from error
     if content.startswith(MARK):
         content = content[1:]
         remarks.append("its byte order mark is left out")
