@@ -267,9 +267,9 @@ def scoring_model(network: GPT2) -> ScoringModel:
 
 
 def ours(model: ScoringModel, requests: Sequence[Request], batch_size: int | None) -> Answers:
-    """Score requests with this suite's engine in this process; return an array [requests, 2]: the
-    negative log-likelihood in nats, and 1 where all tokens were the likeliest. None as batch size
-    lets the engine choose it."""
+    """Score `requests` with the loaded `model` of this suite's engine in this process; return an
+    array [requests, 2]: the negative log-likelihood in nats, and 1 where all tokens were the
+    likeliest, else 0. With None as `batch_size` the engine chooses it."""
     scores = score(model, requests, batch_size, workers=1)
     return np.stack([scores.nll, scores.all_greedy], axis=1)
 

@@ -135,6 +135,7 @@ def build(layout: Any, score_before_experts: bool = True) -> nn.Module:
 
 
 def build_late(layout: Any) -> nn.Module:
-    """Return this rank's share of a small language model, as the function `build` makes it, but
-    with scores that multiply the experts' outputs, not their inputs. Every rank calls it."""
+    """Return this rank's share of a small language model, divided over `layout.tp` ranks by a call
+    of the function `build`, with scores that multiply the experts' outputs, not their inputs. Every
+    rank calls it. Seeds torch's generator."""
     return build(layout, score_before_experts=False)

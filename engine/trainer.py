@@ -61,12 +61,12 @@ class Trainer:
     the run with the other ranks."""
 
     def __init__(self, run: ResolvedRun, directory: RunDirectory, mesh: ParallelMesh) -> None:
-        """Build model, optimizer, inputs, checkpoint writer and guards of this rank for `run`, a
-        ResolvedRun, whose `directory` must have been begun. Every rank calls it. No step is
-        computed and no checkpoint read before the method `prepare`. Raises BadInput for a layout
-        that cannot divide the model, such as one with more stages than layers, and for a token file
-        of the dataset that is missing or has too little text for the model; IntegrityFailure for
-        one that is damaged."""
+        """Build model, optimizer, inputs, checkpoint writer and guards of this rank of `mesh` for
+        `run`, whose files go to `directory`, a RunDirectory that the caller has begun. Every rank
+        calls it. No step is computed and no checkpoint read before the method `prepare`. Raises
+        BadInput for a layout that cannot divide the model, such as one with more stages than
+        layers, and for a token file of the dataset that is missing or has too little text for the
+        model; IntegrityFailure for one that is damaged."""
         self.run = run
         self.directory = directory
         self.mesh = mesh

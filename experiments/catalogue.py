@@ -404,7 +404,7 @@ class Ablation(Config):
 
 
 class Expected(Config):
-    """expected.toml: the claims that an experiment answers."""
+    """expected.toml: a list of the ids of the claims that an experiment answers."""
 
     claims: tuple[str, ...]
     """Ids of the claims; `*` stands for any characters."""

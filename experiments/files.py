@@ -257,8 +257,9 @@ class TextScore(FileSchema):
 
 
 class ReproductionScores(FileSchema):
-    """scores.json of a reproduction: paired differences between its models on the same text, over
-    `articles` articles and `seeds` trainings of each model."""
+    """scores.json of a reproduction: the names of its models, smallest first, and a Comparison,
+    the paired difference on the same text, of each two that are neighbours in size, over `articles`
+    articles and `seeds` trainings of each model."""
 
     text: str
     """Name of the protocol by which the text was scored."""

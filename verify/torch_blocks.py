@@ -134,8 +134,8 @@ def training(texts: Mapping[str, str], seed: int, microbatches: int) -> HeldTrai
 
 
 def token_loss(model: nn.Module, rows: Mapping[str, Tensor]) -> Tensor:
-    """Return the model's mean cross-entropy, in nats, for a microbatch `rows`: of `labels` [b, s]
-    after `tokens` [b, s]."""
+    """Return the model's mean cross-entropy, in nats, for a microbatch `rows`, a mapping with the
+    model's inputs under `tokens` and the ids to predict under `labels`, both [b, s]."""
     return cross_entropy(model(rows["tokens"]), rows["labels"])
 
 

@@ -192,8 +192,10 @@ class Linked(NamedTuple):
 
 
 class Resolution(NamedTuple):
-    """Outcome of comparing the linked documents of some components: which documents are dropped,
-    and how many pairs were compared or left uncompared."""
+    """Outcome of comparing the linked documents of some components: a DECISION record for each
+    dropped document, a histogram of the compared pairs by similarity, the numbers of the documents
+    that were not compared with every earlier one in their buckets, an upper bound on the number of
+    pairs that these left out, and the number of offers."""
 
     decisions: NDArray[Any]
     """Array with a DECISION record for each dropped document, component by component; in a

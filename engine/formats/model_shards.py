@@ -355,7 +355,7 @@ def _check(directory: Path, model: nn.Module, tp: int) -> str:
     if not difference <= TOLERANCE * max(1.0, float(whole.abs().max())):
         raise BadInput(
             f"a {type(model).__name__} cannot be divided over {tp} ranks, and nothing was written:"
-            f" its parts give other outputs than the whole, by {difference:.3g}"
+            f" its parts give other outputs than the whole, by {difference:.3g}; use it undivided"
         )
     return (
         f"{tp} ranks answer as the whole model does in float64: largest difference {difference:.1e}"

@@ -349,7 +349,8 @@ class Pretrained:
             self.model = PretrainedModel(loaded.to(device).eval())
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
             raise BadInput(
-                f"{self.directory} is loaded but fails inside transformers: {one_line(error)}"
+                f"{self.directory} is loaded but fails inside transformers: {one_line(error)}; try"
+                " a fresh copy of the model, or another release of transformers"
             ) from error
         whole = "equals the whole model on scored rows"
         own = "the model's own logits, which it changes"

@@ -133,7 +133,7 @@ def score(
     ):
         raise BadInput(
             "the text was encoded by another model's tokenizer: it has ids beyond this model's"
-            f" vocabulary of {model.vocab_size}"
+            f" vocabulary of {model.vocab_size}; encode it by this model's own"
         )
     size = 1 if model.is_alone else batch_size
     batches = plan_batches(

@@ -70,8 +70,9 @@ class TiedEmbedding(nn.Module):
 
 
 class AdaptiveEmbedding(nn.Module):
-    """Adaptive embedding and softmax, whole on every rank, with less work for rare words: token ids
-    [b, s] → [s, b, h], and states → log-probabilities or losses.
+    """Adaptive embedding and softmax, whole on every rank, with less work for rare words. A call
+    turns token ids [b, s] into embeddings [s, b, h]; the method `logits` turns states into
+    log-probabilities, and `losses` states and targets into cross-entropies.
 
     Token ids are sorted by falling frequency. The head, ids below the first cutoff, has the full
     width. Each tail cluster has a projection, and a width that is the one before divided by
