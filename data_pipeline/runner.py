@@ -326,7 +326,9 @@ def forecast(config: DataConfig) -> None:
 
 
 class Built(NamedTuple):
-    """Measured cost of building a dataset of one sample of a corpus."""
+    """Measured cost of building a dataset of one sample of a corpus: the sample's number of
+    documents; the processor seconds and the bytes on disk of each stage; what the comparison of
+    documents counted; and the bytes that are held in memory."""
 
     documents: int
     seconds: dict[str, float]

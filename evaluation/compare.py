@@ -66,7 +66,7 @@ def read_results(path: Path) -> dict[str, Result]:
         return {name: Result.model_validate(result) for name, result in results.items()}
     except (ValueError, AttributeError) as error:
         raise BadInput(
-            f"{path} holds no results of mlm-eval, as a score's --json writes them"
+            f"{path} holds no results of mlm-eval: name a file that a score's --json wrote"
         ) from error
 
 

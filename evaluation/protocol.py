@@ -306,6 +306,7 @@ def perplexity(nll: float, count: float) -> float:
     if not math.isfinite(exponent) or exponent > LARGEST_EXPONENT:
         loss = f"a loss of {exponent:.4g} nats"
         raise IntegrityFailure(
-            f"the checkpoint gives {loss}: it diverged or its weights are damaged"
+            f"the checkpoint gives {loss}: it diverged or its weights are damaged; evaluate an"
+            " earlier checkpoint or an undamaged copy"
         )
     return math.exp(exponent)

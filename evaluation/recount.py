@@ -81,9 +81,11 @@ def _cloze_follows(result: ClozeResult) -> dict[str, float]:
 def counts(
     result: PerplexityResult | ClozeResult, dataset: Path, context: int, limit: int | None
 ) -> dict[str, float]:
-    """Return the numbers of an evaluation that its text and the tokenizer in the directory
-    `dataset` determine, recomputed from these, as a dict name of the result's field → number.
-    `num_tokens` is -1 if a PerplexityResult has a block that the text has not.
+    """Return the numbers of an evaluation's `result` that its text and the tokenizer in the
+    directory `dataset` determine, recomputed from these, as a dict name of the result's field →
+    number: the counts of words or passages, sub-words, windows or examples, and for a
+    PerplexityResult `bits_per_byte`, which also needs the result's own loss. Its `num_tokens` is -1
+    if the result has a block that the text has not.
 
     The text is found on this machine by the result's task, a key of TASKS or STAND_INS, or
     downloaded. `context` and `limit` are the evaluation's own. Raises DataMissing if the text is

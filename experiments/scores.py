@@ -42,11 +42,10 @@ class Finding(NamedTuple):
 
 
 def text_score(result: PerplexityResult) -> TextScore:
-    """Return a TextScore of an evaluation's result: its bits per byte, and the numbers that their
-    error follows from, the summed loss in nats, to six digits, and the number of words of each
-    article with a scored token.
-
-    An article that was scored in part counts the same share of its words.
+    """Return the TextScore of an evaluation's result: its bits per byte, and two lists, from which
+    their error follows, with a number for each article that has a scored token, in order. `nll` has
+    its loss in nats, summed over the scored tokens, to six digits, and `words` its number of words,
+    or of an article that was scored in part the same share of it.
     """
     scored = [block for block in result.blocks if block.num_scored]
     return TextScore(

@@ -43,7 +43,8 @@ def sha256_json(value: Any) -> str:
 
 
 def bytes_below(directory: Path) -> int:
-    """Return the total size of all files below a directory, at any depth, in bytes."""
+    """Return the total size in bytes of all files below the path `directory`, at any depth; 0 if
+    there are none or the directory does not exist."""
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 

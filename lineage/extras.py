@@ -50,8 +50,8 @@ def check_torch() -> None:
 
 
 def installed(package: str) -> str | None:
-    """Return the version of an installed package as text, or None if it is not installed. The
-    package is not imported."""
+    """Return, as text, the version of the installed package that pip calls `package`, or None if it
+    is not installed. The package is not imported."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -197,7 +197,9 @@ def check_place(option: str, path: Path | None, mark: str) -> None:
         )
     folder = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
     if not folder.is_dir():
-        raise BadInput(f"{option} {path} cannot be written: {folder} is not a directory")
+        raise BadInput(
+            f"{option} {path} cannot be written: {folder} is not a directory; name another place"
+        )
     if not os.access(path if is_stream(path) else folder, os.W_OK):
         raise BadInput(
             f"{option} {path} cannot be written: this user may not write to the device, pipe or"

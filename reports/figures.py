@@ -80,7 +80,9 @@ class Layer:
 
 @dataclass(frozen=True)
 class Panel:
-    """Chart in a figure: layers of points over one pair of axes, with their labels."""
+    """Chart in a figure: `layers` of points over one pair of axes, with the labels of both axes and
+    the chart's title, by default none. Its y axis is logarithmic for a perplexity, for a loss that
+    varies much, or if `is_logarithmic` is set."""
 
     layers: Sequence[Layer]
     x_label: str

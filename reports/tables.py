@@ -167,8 +167,9 @@ def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
 
 
 def attrition_table(ledger: Ledger) -> Table:
-    """Return a Table for readers of a dataset's ledger: for each stage a row of the documents that
-    it kept, and a row for each reason for dropping. Counts are in full, sizes in kB, MB or GB."""
+    """Return a Table, for people, of the `ledger` of a dataset: for each stage, in order, a row of
+    the documents that it kept, then a row for each reason for dropping, each with their share of
+    the documents that came to the stage. Counts are in full, sizes in kB, MB or GB."""
     rows = []
     for stage in ledger.stages:
         label = f"kept ({stage.note})" if stage.note else "kept"

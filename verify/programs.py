@@ -171,8 +171,11 @@ class InDouble(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class HeldTraining:
-    """A function that builds a model for a layout, with the batch and loss of its training. A call
-    with a Work and a layout, on each rank of it, returns the Program of that rank."""
+    """A training of a model, which is called like a function, with a Work and a layout, on each
+    rank of the layout, and returns the Program of that rank. Its field `build` makes the model for
+    a layout; `batch` is the whole batch, which is divided into `microbatches` on every rank, and
+    `loss` the function of the loss of a model and a microbatch. `tolerance` and `in_double` state
+    how exactly layouts are to agree."""
 
     build: Callable[[ParityLayout], Any]
     """Function that is given a layout and returns a model, a model and its optimizer, or a

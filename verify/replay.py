@@ -190,7 +190,10 @@ def _train_again(run: Path, segment: Segment, root: Path) -> Path:
         train_segment()
     elif code := launch(train_segment, segment.layout.world_size):
         if code == IntegrityFailure.exit_code:
-            raise IntegrityFailure("a file that it needs is damaged, as a rank says above")
+            raise IntegrityFailure(
+                "a file that the replay needs is damaged: put back an undamaged copy of the one"
+                " that a rank's message above names"
+            )
         raise SystemExit(code)
     if not is_sealed(checkpoint_path(again.path, end)):
         raise Interrupted(

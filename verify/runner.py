@@ -214,8 +214,10 @@ def on_ranks(
     reference: Reference = UNKNOWN,
     *args: Any,
 ) -> Outcome:
-    """Run `program` on forked ranks of a layout, as `compare_layout` does, and return the outcome.
-    Raises BadInput if the engine refuses the configuration, Diverged if a rank fails otherwise."""
+    """Run `program(kind, work, layout, reference, *args)`, which returns a Computed, on the forked
+    ranks of `layout`, as `compare_layout` does, and return the Outcome, in which no rank failed.
+    Raises BadInput if a rank raised it, because the engine, the class `kind`, refuses the
+    configuration, and Diverged if a rank failed otherwise."""
     outcome = compare_layout(program, kind, work, layout, reference, *args)
     if refused := outcome.failure.partition("failed: BadInput: ")[2]:
         raise BadInput(refused)

@@ -260,9 +260,11 @@ class Builder:
                 module.set_gradient_divide_factor(self.fields.gradient_divide_factor)
 
     def pipelined(self, model: Decoder, layout: ParityLayout) -> Program:
-        """Return this rank's stages of torch.distributed.pipelining as a Program, with the step
-        over their microbatches, at least 2 · pp in number. Raises ValueError for a schedule that
-        torch does not have."""
+        """Return a Program of this rank's stages, cut from the whole `model`, of which each rank of
+        `layout` has a copy. Its `gradient` runs the field `schedule`, a schedule of
+        torch.distributed.pipelining, on the whole batch in `microbatches`, or 2 · pp if that is
+        more, and returns the mean loss on every rank. Every rank calls it. Raises ValueError for a
+        schedule that torch does not have."""
         rank = dist.get_rank()
         count = max(self.microbatches, 2 * layout.pp)
         schedule: Any = get_schedule_class(self.fields.schedule)

@@ -56,7 +56,8 @@ def training(texts: Mapping[str, str], seed: int, microbatches: int) -> Iterator
             model.save_pretrained(folder)
         except Exception as error:
             raise BadInput(
-                f"transformers builds no {config.model_type}: {type(error).__name__}: {error}"
+                f"transformers builds no {config.model_type}, so correct the fields of its"
+                f" configuration or take another model: {type(error).__name__}: {error}"
             ) from error
         yield HeldTraining(Loaded(Path(folder)), batch_of(seed), token_loss, microbatches)
 

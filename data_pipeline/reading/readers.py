@@ -67,8 +67,10 @@ class Damaged(BadInput):
 
 
 class Limit:
-    """Counter whose method `admits` lets documents pass up to a largest number of documents and of
-    their UTF-8 bytes; a limit that is None does not count."""
+    """Counter whose method `admits` returns True for a document that is within a largest number of
+    documents and of their texts' UTF-8 bytes, together with the ones admitted before; a limit that
+    is None does not count. After a document that was too long, a shorter one may be admitted; the
+    attribute `reached` says that one was refused."""
 
     def __init__(self, max_documents: int | None, max_bytes: int | None) -> None:
         self._max_documents = max_documents

@@ -197,7 +197,8 @@ class Tokenizer:
             raise
         except Exception as error:  # the library raises bare Exception
             raise BadInput(
-                f"{vocab_json} and {merges_txt} are not a byte-level BPE vocabulary: {error}"
+                f"{vocab_json} and {merges_txt} are not a byte-level BPE vocabulary, as GPT-2's"
+                f" are: copy both again or name others; {error}"
             ) from error
 
     @classmethod

@@ -109,8 +109,10 @@ def read_names(name: str) -> NameMap:
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Place of a rank whose tensors are recorded: number of tensor-parallel ranks, its own among
-    them, whether the sequence is divided, and its first layer."""
+    """Place of a rank whose tensors are recorded: the number `tp` of tensor-parallel ranks and the
+    rank's index `tp_rank` among them, from 0; whether the sequence is divided over them; and the
+    number of the rank's first layer in the whole model, from 0. The defaults are for a rank that
+    has the whole model."""
 
     tp: int = 1
     tp_rank: int = 0

@@ -85,9 +85,11 @@ of accidental matches."""
 
 @dataclass(frozen=True)
 class Identified:
-    """Answer to a claimed number, or to several numbers of one program: the conventions of
-    evaluation that give it, each with its probability, and in `nearest` the three whose numbers lie
-    nearest to it, matching or not, as dicts without `probability`."""
+    """Answer to the text `claimed`, a number or several numbers of one program: in `matches` the
+    conventions of evaluation that give it, likeliest first, each a dict of texts with its
+    `probability`, and in `nearest` the three whose numbers lie nearest to it, matching or not, as
+    dicts without one. `next_text` names the text to score next, if several match; the method
+    `describe` returns the answer as a text for people."""
 
     claimed: str
     matches: list[dict[str, str]]

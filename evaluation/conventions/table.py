@@ -382,10 +382,11 @@ def last_word_readings(usage: Usage) -> list[dict[str, str]]:
 
 
 class LastWords:
-    """Passages read by one convention, given as `axes`, axis → value, for their last words.
-    `requests`, one for each passage, are to be scored by a model; a passage longer than `context`
-    inputs loses its beginning. `averages` turns their scores into mean losses and shares of right
-    answers."""
+    """Passages, given as texts, read for their last words by one convention, given as `axes`, a
+    dict axis → value. The attribute `requests` is a list of a Request for each passage, in order,
+    for a model to score; a passage longer than `context` inputs loses its beginning. The method
+    `averages` takes their Scores and yields mean losses and shares of right answers, as pairs of
+    name and value."""
 
     def __init__(
         self, axes: Mapping[str, str], passages: Sequence[str], tokenizer: Encoder, context: int

@@ -279,7 +279,11 @@ def _multiply(module: nn.Linear, x: Tensor) -> Tensor:
 
 
 class Pretrained:
-    """A transformers model and its tokenizer, loaded from a checkpoint's place and checked."""
+    """A transformers model and its tokenizer, loaded from a checkpoint's place and checked. The
+    attributes `model` and `tokenizer` are ready to score: the model is on its device, with dropout
+    off. `context` is the most inputs that the model takes, UNLIMITED if its configuration states
+    none. `checked` and `warnings` have sentences for the user on what was checked, and on what is
+    ignored; `digest` is the digest of the files."""
 
     def __init__(self, place: Place, dtype: torch.dtype, device: torch.device) -> None:
         """Load and examine the model and tokenizer of `place`, with weights in `dtype` on `device`,

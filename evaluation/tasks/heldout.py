@@ -241,7 +241,9 @@ def _parse(content: str, where: str) -> Any:
     try:
         return parse_json(content)
     except ValueError as error:
-        raise BadInput(f"{where} is not JSON") from error
+        raise BadInput(
+            f"{where} is not JSON, so no document can be read from it: correct or replace it"
+        ) from error
 
 
 def _text_of(value: object, where: str) -> str:

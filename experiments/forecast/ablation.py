@@ -50,8 +50,9 @@ def trials_of(
     experiment: str, ablation: Ablation, arm: Arm, dataset: Path = Path()
 ) -> list[RunConfig]:
     """Return a list with a RunConfig, of `experiment` on `dataset`, for the trial of each learning
-    rate of an arm of the ablation, in the order of the rates; empty if a finder or another arm
-    gives the rate. Raises BadInput if the recipe is not valid."""
+    rate of `arm`, or of `ablation` if the arm states no rates of its own, in the order of the
+    rates; empty if a finder or another arm gives the rate. Raises BadInput if the recipe is not
+    valid."""
     rates = () if ablation.finder or arm.rate_of else arm.rates or ablation.rates
     return [
         ablation_config(experiment, ablation, arm, SEARCH_SEED, rate, dataset) for rate in rates

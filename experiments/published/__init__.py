@@ -51,7 +51,7 @@ def published_value(row: Row, quantity: str) -> Range:
     if quantity not in row:
         raise BadInput(
             f"no claim states {quantity} for the workload {row['series']} of {row['experiment']},"
-            " in the files of experiments/claims"
+            " in the files of experiments/claims: state it there, or name another quantity"
         )
     return Range.printed(Decimal(row[quantity]))
 
@@ -68,6 +68,7 @@ def published_records(series: tuple[str, ...]) -> Iterator[Record]:
 
 
 def position(part: Part, row: Row) -> JSON:
-    """Return, as a dict, the fields that a record of a workload begins with: its `series`, its `x`,
-    None without an x axis, and `x_name`, the axis's name."""
+    """Return, as a dict, the fields that place a record of the workload `row` of `part`: `series`,
+    the row's; `x`, the number in the row's column of the part's x axis; and `x_name`, that column's
+    name. Without an x axis `x` is None and `x_name` is empty."""
     return {"series": row["series"], "x": float(row[part.x]) if part.x else None, "x_name": part.x}

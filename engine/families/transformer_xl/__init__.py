@@ -82,8 +82,9 @@ class TrainingStreams(TrainingOrder):
     goes on in the text where its last sequence stopped.
 
     The documents, shuffled as for other models, form one line of tokens, cut into streams of
-    `iterations` sequences; row p reads stream p. A row that a growing batch adds later begins as
-    far into its stream as the other rows are.
+    `iterations` sequences, the number of the training's iterations. Row p reads stream p, so the
+    method `number` returns p · `iterations` + i for it in iteration i, both counted from 0. A row
+    that a growing batch adds later begins as far into its stream as the other rows are.
     """
 
     iterations: int
