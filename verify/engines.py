@@ -168,8 +168,8 @@ class Engine:
 
     def buffers(self) -> Named:
         """Return pairs of name and buffer of floating-point numbers of this rank's model: by
-        default the buffers of `module` that are in its state_dict. They are compared with the
-        serial run's as weights are, so they must be the same on every layout."""
+        default the buffers of the attribute `module` that are in its state_dict. They are compared
+        with the serial run's as weights are, so they must be the same on every layout."""
         return saved_buffers(self.module)
 
     def shards(self, named: Mapping[str, Tensor]) -> list[Shard]:
