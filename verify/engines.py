@@ -42,8 +42,9 @@ Weights = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Work:
-    """The training that every engine is given: configuration, number of iterations, samples and
-    initial weights."""
+    """The training that every engine is given: configuration, number of iterations, token files
+    with their weights, from which the method `inputs` makes the microbatches, and initial weights,
+    by default drawn from the seed; and values that the other program's own settings take."""
 
     config: RunConfig
     iterations: int
