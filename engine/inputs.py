@@ -84,10 +84,11 @@ class TrainingInputs:
 
 
 class ValidationSplit:
-    """Sequences of the validation split, `num_samples` in number, which the method `inputs` yields
-    in microbatches: each alone or, for a model with memory, in streams of text that continue from
-    microbatch to microbatch. `probed` has the token ids of a checkpoint's probe, a tuple for each
-    sample. The constructor raises BadInput if the split is too short."""
+    """Sequences of the validation split, which the method `inputs` yields in microbatches: each
+    alone or, for a model with memory, in streams of text that continue from microbatch to
+    microbatch. The attribute `num_samples` is the number of sequences in the whole split; `probed`
+    has the token ids of a checkpoint's probe, a tuple for each sample. The constructor raises
+    BadInput if the split is too short."""
 
     def __init__(
         self, config: RunConfig, parts: TokenFiles, mesh: ParallelMesh, tokenizer: Path

@@ -163,7 +163,7 @@ def _end_at_once() -> None:
     """End this process with the exit code of Interrupted, after its exit functions, but without the
     interpreter's own end: a stop may have left an import half done, or native code at work in a
     thread, and either could abort that end. Does nothing in a process of `multiprocessing`, which
-    ends in this way by itself, and where the exit functions are its parent's."""
+    ends in this way by itself, and has its parent's exit functions."""
     from multiprocessing import parent_process
 
     if not parent_process():

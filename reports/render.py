@@ -79,9 +79,10 @@ def _draw(exhibit: Exhibit) -> bytes:
 
 
 def _inline(svg: str, exhibit: Exhibit) -> Markup:
-    """Return `svg`, the text of an SVG file, as an element for the page: each palette colour a
-    custom property of the page, styles as classes, coordinates rounded to a tenth of a point, and
-    the exhibit's text alternative."""
+    """Return the `<svg>` element of an exhibit's figure for the page, as Markup, from `svg`, the
+    text of the figure's SVG file: each palette colour becomes a custom property of the page, styles
+    become classes, and coordinates are rounded to a tenth of a point. The element has the exhibit's
+    text alternative and the class `column` or `wide`."""
     styles = {}
 
     def shorten(attribute: re.Match[str]) -> str:

@@ -214,8 +214,8 @@ def ledger_data(ledger: Ledger) -> Table:
 
 
 def settings(card: DataCard) -> list[tuple[str, str]]:
-    """Return a list of pairs (stage, its settings as one text) from the card of a dataset, in the
-    card's order."""
+    """Return a list of pairs (stage, its settings as one text, `name value; name value`) from the
+    DataCard of a dataset, in the card's order."""
 
     def as_text(value: Any) -> str:
         return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)

@@ -42,8 +42,9 @@ Weights = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Work:
-    """The training that every engine is given: configuration, number of iterations, samples and
-    initial weights."""
+    """The training that every engine is given: configuration, number of iterations, token files
+    with their weights, from which the method `inputs` makes the microbatches, and initial weights,
+    by default drawn from the seed; and values that the other program's own settings take."""
 
     config: RunConfig
     iterations: int
@@ -171,8 +172,8 @@ class Engine:
 
     def buffers(self) -> Named:
         """Return pairs of name and buffer of floating-point numbers of this rank's model: by
-        default the buffers of `module` that are in its state_dict. They are compared with the
-        serial run's as weights are, so they must be the same on every layout."""
+        default the buffers of the attribute `module` that are in its state_dict. They are compared
+        with the serial run's as weights are, so they must be the same on every layout."""
         return saved_buffers(self.module)
 
     def shards(self, named: Mapping[str, Tensor]) -> list[Shard]:

@@ -311,8 +311,8 @@ def _row_left_out(row: int, replay: SerialReplay) -> None:
 
 
 def _reused(again: Callable[[Dropout], Dropout], replay: SerialReplay) -> None:
-    """Plant a fault in a replay: the dropout of each microbatch is replaced by `again(dropout)`,
-    which reuses masks."""
+    """Plant a fault in `replay`, in place and from now on: the Dropout of each microbatch is
+    replaced by the one that `again` returns for it, which reuses masks."""
     _passed(
         replay.inputs,
         "of",

@@ -405,9 +405,10 @@ class FileSource:
 
 
 def _cut_frames(piece: Piece, shard_bytes: int, cuts: list[Cut]) -> Iterator[Piece]:
-    """Yield pieces of a compressed file, cut at the starts of frames in `cuts`. The first entry of
-    `cuts` is where the first piece begins, and the last is the end of the file. Each piece but the
-    last has at least `shard_bytes` of content."""
+    """Yield consecutive parts of `piece`, the Piece of a whole compressed file, as Pieces cut at
+    the starts of frames in `cuts`. The first entry of `cuts` is where the first part begins, and
+    the last is the end of the file. Each part but the last has at least `shard_bytes` of
+    decompressed content; the field `bytes` is the exact size of a part's content."""
     first = cuts[0]
     for cut in cuts[1:]:
         if (size := cut.content - first.content) >= shard_bytes or cut is cuts[-1]:

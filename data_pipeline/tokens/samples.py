@@ -125,7 +125,7 @@ class PackedSamples:
 
     def sample(self, number: int) -> Integers:
         """Return the token ids of the `number`-th sample, from 0, in training order, a new int64
-        array [s + 1]."""
+        array [s + 1]. Raises IndexError if there are not so many samples."""
         return np.concatenate([piece.tokens for piece in self.pieces(number)]).astype(np.int64)
 
 

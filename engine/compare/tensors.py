@@ -167,7 +167,8 @@ def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None =
 
 class TensorDifference(NamedTuple):
     """Largest deviation of one tensor in one iteration, counted from 0, from the reference's
-    tensor: how large and where, the number of elements compared, and the tolerance."""
+    tensor: its size, infinite if an element is NaN or missing, its place as a phrase, the number of
+    elements compared, and the tolerance."""
 
     largest: float
     """Largest difference of an element; infinite if it is NaN, if a part lies outside the whole

@@ -86,7 +86,8 @@ def place_groups(
 class ValidationOrder:
     """Order of validation, which gives each rank its microbatches: sequences of the validation
     split from the first on, each once, dealt to the data-parallel ranks in turn. It has
-    `num_samples` sequences in all, and a validation may take fewer."""
+    `num_samples` sequences in all, and a validation may take fewer. The function `take` makes a
+    Microbatch of the sequences with given numbers."""
 
     num_samples: int
     take: Take

@@ -373,7 +373,7 @@ def our_names(model: Any, where: object) -> dict[str, Tensor]:
         if ours is None:
             raise IntegrityFailure(
                 f"{where}: tensor {name!r} is not one of Megatron-LM's GPT-2, which alone can be"
-                " imported"
+                " imported: give a checkpoint of a GPT-2"
             )
         if ours in tensors:
             raise IntegrityFailure(

@@ -140,9 +140,10 @@ class TransformerLayer(nn.Module):
     def bias_and_mask(
         self, rows: int, of: str, dropout: Dropout | None
     ) -> tuple[Tensor, DropoutMask | None]:
-        """Return a pair: the bias [h] of a branch of this layer, `attention` or `mlp` as the text
-        `of` says, and the DropoutMask for the branch's output, None without dropout. `rows` is the
-        number of positions that this rank has, s or, with sequence parallelism, s/t."""
+        """Return a pair: the bias [h] that the caller must add to the output of a branch of this
+        layer, as the branch's last product leaves it out, and the DropoutMask for that output, None
+        without dropout. The text `of` names the branch, `attention` or `mlp`. `rows` is the number
+        of positions that this rank has, s or, with sequence parallelism, s/t."""
         # Not added by the product: with tensor parallelism it would be summed once for each rank.
         bias = (self.mlp.dense_4h_to_h if of == "mlp" else self.self_attention.dense).bias
         return bias, _mask(f"layers.{self.layer}.{of}_output", rows, dropout, self.mesh)

@@ -39,7 +39,9 @@ def place_of(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class Place:
-    """Directory and format of a checkpoint, found once and before torch is imported."""
+    """A checkpoint's directory and format, its path or name as the user gave it, and, if there is
+    one, the name of the requested GGUF file and the directory of an adapter. The class method
+    `find` finds all this once, before torch is imported."""
 
     asked: Path
     """Path or name of the checkpoint as the user gave it."""

@@ -182,7 +182,7 @@ class Job(Config):
 
     @property
     def python(self) -> str:
-        """The command of the Python interpreter that runs the ranks: this process's interpreter, or
+        """The path of the Python interpreter that runs the ranks, this process's own, or just
         `python` in a container."""
         return "python" if self.container else sys.executable
 

@@ -135,8 +135,9 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
         super().__init__(lambda tensor: Held(tensor, self), lambda held: held.tensor)
 
     def change(self, storage: torch.UntypedStorage, by: int) -> None:
-        """Count one holder of a storage more (`by` = 1) or less (`by` = -1). The bytes of a storage
-        count once, while it has a holder; a parameter's bytes never count."""
+        """Count one holder of a storage more (`by` = 1) or less (`by` = -1), and bring the
+        attributes `now` and `peak`, in bytes, up to date: a storage's bytes count once, while it
+        has a holder; a parameter's bytes never count."""
         address = storage.data_ptr()
         before = self.holders[address]
         self.holders[address] += by

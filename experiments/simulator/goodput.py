@@ -46,11 +46,12 @@ class Failures(NamedTuple):
         restart: float = RESTART_SECONDS,
         per_gpu_hour: float = FAILURES_PER_GPU_HOUR,
     ) -> "Failures":
-        """Return the Failures of a job on `gpus` GPUs: the time between failures, infinite if
-        `per_gpu_hour` is 0, and the times of a checkpoint, its copy and a restart, in seconds.
+        """Return the Failures of a job on `gpus` GPUs, with all times in seconds: the mean time
+        between failures, infinite if `per_gpu_hour`, the failures of a GPU in an hour, is 0; the
+        time to write a checkpoint, `written_bytes` at `rate` bytes a second; the time to copy it to
+        the host, the same bytes at COPIED_BYTES_PER_SECOND; and `restart` as it is given.
 
-        The rank that writes most writes `written_bytes` of a checkpoint at `rate` bytes a second;
-        `per_gpu_hour` is the number of failures of a GPU in an hour, `restart` in seconds.
+        The caller gives as `written_bytes` the most that any one rank writes of a checkpoint.
         """
         mean = 3600 / (per_gpu_hour * gpus) if per_gpu_hour else math.inf
         return cls(mean, written_bytes / rate, restart, written_bytes / COPIED_BYTES_PER_SECOND)

@@ -37,8 +37,8 @@ it."""
 
 
 class Choice(NamedTuple):
-    """A layout, as a workload, with its predicted time and memory, or the reason in `prediction`
-    why it cannot run."""
+    """A layout, as a Workload, with its Prediction: time and memory, or in the field `reason` why
+    it cannot run or does not fit."""
 
     workload: Workload
     prediction: Prediction

@@ -129,7 +129,8 @@ class AdaptiveEmbedding(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the log-probabilities of all words of the vocabulary, [..., words], in fp32 (fp64
-        stays fp64), the same on every rank, for states [..., h]; padding has none."""
+        stays fp64), for states [..., h]; padding has none. Every rank computes all of them by
+        itself, without communication."""
         first = self.bounds[1]
         head = self._head(hidden)
         clusters = range(1, len(self.words))
