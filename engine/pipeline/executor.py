@@ -263,10 +263,10 @@ class PipelineExecutor:
         return self._total
 
     def _forward(self, compute: Compute, inputs: Tensor | None) -> Tensor | None:
-        """Run the forward pass `compute`, keep its graph for the backward pass unless gradients are
-        off, and return the stage's output, detached, for the next stage. `inputs` is the previous
-        stage's output, None on the first stage, which reads the token ids. The last stage adds its
-        loss × sequences to the total and returns None."""
+        """Run the forward pass of the microbatch and chunk that `compute` names, keep its graph for
+        the backward pass unless gradients are off, and return the stage's output, detached, for the
+        next stage. `inputs` is the previous stage's output, None on the first stage, which reads
+        the token ids. The last stage adds its loss × sequences to the total and returns None."""
         chunk = self._chunks[compute.chunk]
         batch = self._microbatches[compute.microbatch]
         # A received activation is a leaf of this rank's graph; its gradient is what the stage

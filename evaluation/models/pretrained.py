@@ -282,10 +282,11 @@ class Pretrained:
     """A transformers model and its tokenizer, loaded from a checkpoint's place and checked."""
 
     def __init__(self, place: Place, dtype: torch.dtype, device: torch.device) -> None:
-        """Load and examine the model and tokenizer of `place`, with weights in `dtype` on `device`,
-        and silence transformers' messages. Raises BadInput for a model that cannot be read this way
-        or a missing package, IntegrityFailure for damaged files, HardwareMissing, before weights
-        are read, for a model larger than memory."""
+        """Load the model and tokenizer of `place`, which `Place.find` returned, with weights in
+        `dtype` on `device`, into the attributes `model` and `tokenizer`, examine both, and silence
+        transformers' messages. Raises BadInput for a model that cannot be read this way or a
+        missing package, IntegrityFailure for damaged files, HardwareMissing, before weights are
+        read, for a model larger than memory."""
         self.directory = place.directory
         self._adapter = place.adapter
         library = import_extra("transformers", EXTRA)
