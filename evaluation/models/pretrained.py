@@ -504,7 +504,7 @@ class Pretrained:
         if wrong := [f"tensor {name!r} is missing" for name in missing] + others:
             raise IntegrityFailure(
                 f"{self.directory}: {wrong[0]} ({len(wrong)} such), so the weights are incomplete"
-                " or of another model than the configuration"
+                " or of another model than the configuration: copy both again"
             )
         self.checked["weights"] = "the file's tensors are the model's"
         if left:
