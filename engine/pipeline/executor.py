@@ -161,10 +161,10 @@ class PartitionedModel:
 def partition(
     model: ModelConfig, parallel: ParallelConfig, mesh: ParallelMesh, dtype: torch.dtype, seed: int
 ) -> PartitionedModel:
-    """Return a PartitionedModel of this rank's stages of the configured model, with initial values
-    drawn from `seed`, the same in every layout, in the number format `dtype` on the mesh's device.
-    Raises BadInput for fewer layers than stages, and for ZeRO stage 3 over several data-parallel
-    ranks that are threads."""
+    """Return a PartitionedModel of this rank's stages of the model that `model` describes, divided
+    by `parallel` and the mesh, with initial values drawn from `seed`, the same in every layout, in
+    the number format `dtype` on the mesh's device. Raises BadInput for fewer layers than stages,
+    and for ZeRO stage 3 over several data-parallel ranks that are threads."""
     stages = split_layers(model.num_layers, parallel.pp, parallel.chunks)
     model_class = family_of(model).model_class()
     chunks = []
