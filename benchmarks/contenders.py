@@ -109,8 +109,8 @@ class TrainingSize:
 
 @dataclass(frozen=True)
 class Timed:
-    """One contender's round of a training: times of the iterations after the warm-up, losses of all
-    iterations, and peak memory."""
+    """One contender's round of a training: seconds of each iteration after the warm-up, losses of
+    all iterations, and the first rank's peak memory in bytes."""
 
     seconds: list[float]
     """Seconds of each iteration after the warm-up, by the clock that was given."""

@@ -219,8 +219,9 @@ class _Given:
 
 def _count_in_batches(given: _Given) -> JSON:
     """Return a dict name → value of the settings of `[train]` for clock, warm-up and decay, counted
-    in batches; None for a setting that keeps its default. Sets --global-batch-size in `given` if it
-    is missing, and --train-iters from a length in samples.
+    in batches; None for a setting that keeps its default. Sets in `given` the flags
+    --global-batch-size, if it is missing, to --micro-batch-size, and --train-iters, if
+    --train-samples is given, to the number of whole batches in it.
 
     The rules are Megatron-LM's (`training.py`: `update_train_iters`,
     `get_optimizer_param_scheduler`). Raises BadInput for settings that its `arguments.py` refuses,

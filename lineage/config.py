@@ -194,9 +194,9 @@ def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
-    """Return one sentence on the values of a `model` that validation refused with `error`: on the
-    first unknown key, with the nearest known one, or else on the first fault. Other unknown keys
-    are named, other faults counted."""
+    """Return one sentence on values that the class `model` refused with `error`: on the first
+    unknown key, with a known one that may be meant, such as the nearest, if there is one; or else
+    on the first fault. Other unknown keys are named, other faults counted."""
     errors = error.errors()
     first = next((fault for fault in errors if fault["type"] == "extra_forbidden"), errors[0])
     location = tuple(first["loc"])

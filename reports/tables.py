@@ -134,9 +134,9 @@ def cell_of(records: Sequence[Record], text: Callable[[float], str]) -> str:
 
 
 def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
-    """Return a list of the page's two Tables of a reproduction's models: published and trained
-    shapes, from the first seed of each model, and training runs, a row for each. `ours` is the kind
-    of our numbers."""
+    """Return a list of two Tables of `models`, the models of a reproduction: published and trained
+    shapes, for the first seed of each model alone, and training runs, a row for each of `models`.
+    `ours` is the kind of our numbers."""
     shapes = []
     for model in models:
         if model.name == model.series:
@@ -190,8 +190,9 @@ def attrition_table(ledger: Ledger) -> Table:
 
 
 def records_data(records: Iterable[Record], printed: Sequence[str] = ()) -> Table:
-    """Return a Table with a row for each record under its field names, with numbers as recorded. In
-    the first rows the texts in `printed`, one for each row, replace the values."""
+    """Return a Table with a row for each record and a column for each of its fields, with numbers
+    as recorded. `printed` has one text for each of the first rows, which stands there in the column
+    `value`; by default it has none."""
     rows = [
         [(exact if field in EXACT else _plain)(getattr(record, field)) for field in RECORD_FIELDS]
         for record in records

@@ -80,10 +80,10 @@ class ParityLayout(ParallelConfig):
         return "-".join(part for part in parts if part) or "serial"
 
     def configure(self, config: RunConfig) -> RunConfig:
-        """Return a copy of a configuration of this suite's engine with the layout's settings under
-        `parallel`: those named in `NAMED`, such as tp, pp and schedule. Data parallelism follows
-        from the number of ranks; `dp`, `cp`, `ep` and `fsdp` are left out. Raises BadInput if the
-        layout sets the size of microbatches."""
+        """Return a copy of `config`, a RunConfig of this suite's engine, with the layout's settings
+        under `parallel`: those named in `NAMED`, such as tp, pp and schedule. Data parallelism
+        follows from the number of ranks; `dp`, `cp`, `ep` and `fsdp` are left out. Raises BadInput
+        if the layout sets the size of microbatches."""
         if self.mb:
             raise BadInput(
                 "mb, the size of microbatches in a layout's name, is for `mlm-verify layouts"

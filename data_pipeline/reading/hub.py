@@ -121,8 +121,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 @dataclass(frozen=True)
 class Location:
-    """Repository, OWNER/NAME, subset and revision of a corpus on the Hugging Face hub; a subset or
-    a revision of None stands for the hub's default."""
+    """A corpus on the Hugging Face hub: its repository, as OWNER/NAME, its subset and its revision;
+    a subset or a revision of None stands for the hub's default."""
 
     repository: str
     subset: str | None

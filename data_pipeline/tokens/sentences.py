@@ -76,8 +76,9 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Sentences:
-    """The sentences of a token file: the index of each one's first token and of the token after its
-    last, counted through the file, and the index of each document's first sentence."""
+    """The sentences of a token file, in arrays: the index of each one's first token and of the
+    token after its last, counted through the file, and the index of each document's first sentence,
+    then the number of all sentences."""
 
     starts: Integers
     """Index of the first token of each sentence among the file's tokens, [sentences]."""

@@ -159,8 +159,9 @@ class TrainingState:
 class CheckpointWriter:
     """Writer of a training's checkpoints, one at a time, beside the training.
 
-    Every rank has one, and calls its methods at the same moments. Training waits while the state is
-    copied to the host and for what ranks tell each other; a thread writes, syncs, reads back and
+    Every rank has one, and calls its methods at the same moments: `begin`, then `go_on` until it
+    returns an Ancestor; before that, no other checkpoint may begin. Training waits while the state
+    is copied to the host and for what ranks tell each other; a thread writes, syncs, reads back and
     seals.
     """
 

@@ -42,8 +42,9 @@ def write_shard(
     path: Path, shapes: Mapping[str, tuple[torch.dtype, Sequence[int]]], tensors: Iterable[Tensor]
 ) -> str:
     """Write tensors to the safetensors file `path`, sync it, and return its SHA-256, hexadecimal.
-    `shapes` has name → (dtype, shape), of dtypes in NAMES; `tensors`, which must have these, come
-    in the same order and are taken one at a time, so that memory holds one.
+    `shapes` has name → (dtype, shape), of dtypes in NAMES. `tensors` yields the tensors alone, of
+    these dtypes and shapes and in the same order, which is not checked; they are taken one at a
+    time, so that memory holds one.
 
     With a single dtype and names in alphabetical order, the file is the one that the safetensors
     library would write. Raises OSError when the file cannot be written, and KeyError for another

@@ -417,9 +417,10 @@ class FineTuner:
         return self.model.run_stage(batch.tokens, batch).float().cpu()
 
     def _input(self, batch: Sequence[Feature], dropout: Dropout | None = None) -> PipelineInput:
-        """Return a batch of features as a PipelineInput on the device: token ids [sequences, s],
-        padded to the longest, with their segments, and the labels [b, 1], or [b, 2] for spans, as
-        targets. `dropout` is for these sequences; without it nothing is dropped."""
+        """Return a batch of features as a PipelineInput on the device: token ids [sequences, s] of
+        all sequences of each feature in turn, padded to the longest, with their segments and a mask
+        that is False at padding, and the labels [b, 1], or [b, 2] for spans, one row for each
+        feature, as targets. `dropout` is for these sequences; without it nothing is dropped."""
         pairs = list(chain.from_iterable(feature.sequences for feature in batch))
         tokens = torch.full((len(pairs), max(len(pair.tokens) for pair in pairs)), self.encoder.pad)
         types = torch.zeros_like(tokens)

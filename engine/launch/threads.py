@@ -153,8 +153,8 @@ class World:
             self.check()
 
     def wake(self, rank: int) -> None:
-        """Wake the waiting rank with this number, so that it calls its `is_ready` again. Nothing
-        happens to a rank that has ended."""
+        """Wake the waiting rank with this number, so that it calls its `is_ready` again; the caller
+        holds the lock. Nothing happens to a rank that has ended."""
         if rank not in self._ended:
             self._awake.add(rank)
             self._wakeups[rank].notify()

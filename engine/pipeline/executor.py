@@ -161,10 +161,10 @@ class PartitionedModel:
 def partition(
     model: ModelConfig, parallel: ParallelConfig, mesh: ParallelMesh, dtype: torch.dtype, seed: int
 ) -> PartitionedModel:
-    """Return a PartitionedModel of this rank's stages of the configured model, with initial values
-    drawn from `seed`, the same in every layout, in the number format `dtype` on the mesh's device.
-    Raises BadInput for fewer layers than stages, and for ZeRO stage 3 over several data-parallel
-    ranks that are threads."""
+    """Return a PartitionedModel of this rank's stages of the model that `model` describes, divided
+    by `parallel` and the mesh, with initial values drawn from `seed`, the same in every layout, in
+    the number format `dtype` on the mesh's device. Raises BadInput for fewer layers than stages,
+    and for ZeRO stage 3 over several data-parallel ranks that are threads."""
     stages = split_layers(model.num_layers, parallel.pp, parallel.chunks)
     model_class = family_of(model).model_class()
     chunks = []
@@ -263,10 +263,10 @@ class PipelineExecutor:
         return self._total
 
     def _forward(self, compute: Compute, inputs: Tensor | None) -> Tensor | None:
-        """Run the forward pass `compute`, keep its graph for the backward pass unless gradients are
-        off, and return the stage's output, detached, for the next stage. `inputs` is the previous
-        stage's output, None on the first stage, which reads the token ids. The last stage adds its
-        loss × sequences to the total and returns None."""
+        """Run the forward pass of the microbatch and chunk that `compute` names, keep its graph for
+        the backward pass unless gradients are off, and return the stage's output, detached, for the
+        next stage. `inputs` is the previous stage's output, None on the first stage, which reads
+        the token ids. The last stage adds its loss × sequences to the total and returns None."""
         chunk = self._chunks[compute.chunk]
         batch = self._microbatches[compute.microbatch]
         # A received activation is a leaf of this rank's graph; its gradient is what the stage

@@ -286,10 +286,11 @@ class Pretrained:
     ignored; `digest` is the digest of the files."""
 
     def __init__(self, place: Place, dtype: torch.dtype, device: torch.device) -> None:
-        """Load and examine the model and tokenizer of `place`, with weights in `dtype` on `device`,
-        and silence transformers' messages. Raises BadInput for a model that cannot be read this way
-        or a missing package, IntegrityFailure for damaged files, HardwareMissing, before weights
-        are read, for a model larger than memory."""
+        """Load the model and tokenizer of `place`, which `Place.find` returned, with weights in
+        `dtype` on `device`, into the attributes `model` and `tokenizer`, examine both, and silence
+        transformers' messages. Raises BadInput for a model that cannot be read this way or a
+        missing package, IntegrityFailure for damaged files, HardwareMissing, before weights are
+        read, for a model larger than memory."""
         self.directory = place.directory
         self._adapter = place.adapter
         library = import_extra("transformers", EXTRA)
@@ -509,7 +510,7 @@ class Pretrained:
         if wrong := [f"tensor {name!r} is missing" for name in missing] + others:
             raise IntegrityFailure(
                 f"{self.directory}: {wrong[0]} ({len(wrong)} such), so the weights are incomplete"
-                " or of another model than the configuration"
+                " or of another model than the configuration: copy both again"
             )
         self.checked["weights"] = "the file's tensors are the model's"
         if left:

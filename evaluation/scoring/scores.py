@@ -357,8 +357,9 @@ def score_rows(
     log-probability of the target in nats, float64, and two flags. Every tensor-parallel rank of the
     last stage calls it with the same states and targets, and gets the same.
 
-    The flags say whether the target is the most likely token, and the most likely one that is not
-    `banned`. Of equally likely tokens only the first counts.
+    The flags say whether the target is the most likely token, and whether it is the most likely one
+    that is not in `banned`, an array of token ids; if that is None, both are equal. Of equally
+    likely tokens only the first counts.
     """
     axis = model.mesh.tp
     logits = model.network.logits(hidden)  # [n, v/t]

@@ -63,8 +63,9 @@ def kept(training: Path) -> KeptRun:
 
 
 def keep(training: Path, study: Path) -> None:
-    """Add the training in a run's directory to runs.jsonl in the folder `study`, replacing one of
-    the same name; its validations are kept with it."""
+    """Add a line for the training in a run's directory to runs.jsonl in the folder `study`, which
+    need not have that file yet, in place of a line with the same name. Of the training's metrics
+    the line has the validations alone."""
     write_runs(study, (read_runs(study) | {training.name: kept(training)}).values())
 
 
