@@ -88,9 +88,10 @@ class Cases(Config):
 
 
 class Said(Config):
-    """The answer of `mlm-verify layouts` on one tree: its findings, the reasons why it cannot run,
-    or neither if every layout ran without a finding. With findings, the reasons of layouts that
-    could not run are left out."""
+    """The answer of `mlm-verify layouts` on one tree of source code. `state` is "finding" with the
+    findings as `sentences`, "cannot run" with the reasons, or "silent" without sentences, if every
+    layout ran without a finding; `seconds` is the time it took. With findings, the reasons of
+    layouts that could not run are left out."""
 
     state: Literal["finding", "silent", "cannot run"]
     sentences: tuple[str, ...]
