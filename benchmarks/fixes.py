@@ -44,9 +44,11 @@ class Edit(Config):
 
 
 class Case(Config):
-    """An upstream commit that mends a silent fault, and how `mlm-verify layouts` is asked to find
-    that fault: `program`, `fields`, each a FIELD=VALUE, `layouts` and `microbatches`, 0 for the
-    program's default. A row of fixes.toml."""
+    """A row of fixes.toml: an upstream commit that mends a silent fault, how `mlm-verify layouts`
+    is asked to find that fault (`program`, `fields`, each a FIELD=VALUE, `layouts` and
+    `microbatches`, 0 for the program's default), and in `named` the regular expression that the
+    finding must match. The faulty code is the commit's parent or, with `edits`, the fixed code with
+    the old lines put back. `why`, if not empty, explains a miss or an alarm after the fix."""
 
     name: str
     repository: Literal["megatron", "torchtitan"] = "megatron"
