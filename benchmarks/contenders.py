@@ -74,8 +74,9 @@ def adamw(model: nn.Module, train: TrainConfig, fused: bool = False) -> torch.op
 
 @dataclass(frozen=True)
 class TrainingSize:
-    """The model's configuration and the recipe of a timed training, with its batch, precision and
-    iterations."""
+    """Settings of a timed training: the model's configuration `model`, the recipe `train` with
+    batch, precision and iterations, and the number of iterations at the beginning of a round,
+    `warm_up`, that are not timed. The method `batch` invents the tokens of an iteration."""
 
     model: ModelConfig
     train: TrainConfig

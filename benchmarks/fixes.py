@@ -44,9 +44,11 @@ class Edit(Config):
 
 
 class Case(Config):
-    """An upstream commit that mends a silent fault, and how `mlm-verify layouts` is asked to find
-    that fault: `program`, `fields`, each a FIELD=VALUE, `layouts` and `microbatches`, 0 for the
-    program's default. A row of fixes.toml."""
+    """A row of fixes.toml: an upstream commit that mends a silent fault, how `mlm-verify layouts`
+    is asked to find that fault (`program`, `fields`, each a FIELD=VALUE, `layouts` and
+    `microbatches`, 0 for the program's default), and in `named` the regular expression that the
+    finding must match. The faulty code is the commit's parent or, with `edits`, the fixed code with
+    the old lines put back. `why`, if not empty, explains a miss or an alarm after the fix."""
 
     name: str
     repository: Literal["megatron", "torchtitan"] = "megatron"
@@ -88,9 +90,10 @@ class Cases(Config):
 
 
 class Said(Config):
-    """The answer of `mlm-verify layouts` on one tree: its findings, the reasons why it cannot run,
-    or neither if every layout ran without a finding. With findings, the reasons of layouts that
-    could not run are left out."""
+    """The answer of `mlm-verify layouts` on one tree of source code. `state` is "finding" with the
+    findings as `sentences`, "cannot run" with the reasons, or "silent" without sentences, if every
+    layout ran without a finding; `seconds` is the time it took. With findings, the reasons of
+    layouts that could not run are left out."""
 
     state: Literal["finding", "silent", "cannot run"]
     sentences: tuple[str, ...]

@@ -225,8 +225,9 @@ def promise(
     config: DataConfig, sources: OpenedSources, rehearsed: "Rehearsed", size: int
 ) -> Promise:
     """Return the Promise for a build of `size` bytes of text by the recipe `config` and its number
-    of processes: the predicted documents, seconds, memory and disk. `rehearsed` is the measured
-    cost of a sample of the same `sources`; the predicted numbers grow with the number of documents.
+    of processes: the predicted number of documents, the seconds and the bytes of disk, both as
+    dicts by stage, and the bytes of memory. `rehearsed` is the measured cost of a sample of the
+    same `sources`; the predicted numbers grow with the number of documents.
 
     The number of compared pairs that are not alike grows with the square of the number of
     documents, up to the limit of documents that a bucket offers.
@@ -571,9 +572,10 @@ def _complete(
     shelf: Path | None = None,
     meeting: Meeting | None = None,
 ) -> RunDirectory:
-    """Build in the locked directory of a run, with `build` on the executor `workers`, seal it, and
-    return the run; a run that is sealed already is returned at once, with a note on standard error.
-    `room` is the disk space in bytes that the work may take.
+    """Lock the directory of `run`, a run that has begun; call `build` with a Workspace there, whose
+    tasks run on the executor `workers`; call the function that it returns with the directory, which
+    that fills; seal the run and return it. A run that is sealed already is returned at once, with a
+    note on standard error. `room` is the disk space in bytes that the work may take.
 
     `shelf` is a folder that keeps the results of slow stages from one build to the next. With a
     `meeting`, all parts but the first work in the directory without its lock, and end when it is

@@ -249,7 +249,8 @@ def _device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise BadInput(
-            f"there is no device {name} here: {str(error).partition(chr(10))[0]}"
+            f"there is no device {name} here, so leave device out or give another:"
+            f" {str(error).partition(chr(10))[0]}"
         ) from error
     return device
 

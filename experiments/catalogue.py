@@ -71,9 +71,10 @@ ABOUT = 0.1
 
 
 class Tolerance(Config):
-    """An entry of tolerances.toml: how far from the value of some claims, by their ids, a
-    measurement may lie, and the reason. It is not added to the rounding of the printed digits: the
-    wider of the two counts."""
+    """An entry of tolerances.toml: in `tolerance` how far from the value of a claim a measurement
+    may lie, a text such as `±0.5`, in the claim's unit, or `5%`, of the value; in `claims` the ids
+    of the claims for which it counts, or patterns with `*`; in `because` the reason. It is not
+    added to the rounding of the printed digits: the wider of the two counts."""
 
     claims: tuple[str, ...]
     """Ids of claims; `*` stands for any characters."""

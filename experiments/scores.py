@@ -28,8 +28,10 @@ NORMAL = 1.645
 
 
 class Finding(NamedTuple):
-    """A claimed effect between two arms of an ablation or two sizes of a model, with its measured
-    difference, its verdict and a sentence on it."""
+    """A claimed effect between two arms of an ablation or two sizes of a model: the claim,
+    `effect`; the measured mean difference with its interval, `record`; the verdict, `outcome`,
+    which is "confirmed", "contradicted" or "undecided"; and a sentence on it. `is_number` is False
+    if a training diverged, so that the difference means nothing."""
 
     effect: Effect
     record: Record

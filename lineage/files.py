@@ -127,7 +127,8 @@ def parse_document(values: Any, model: type[SchemaT], name: str) -> SchemaT:
         first = error.errors()[0]
         where = ".".join(str(step) for step in first["loc"]) or "the whole file"
         raise IntegrityFailure(
-            f"{name} does not fit its schema: {where}: {first['msg']}"
+            f"{name} does not fit its schema: {where}: {first['msg']}; put back an undamaged copy"
+            " of it"
         ) from error
 
 

@@ -29,8 +29,8 @@ class ExperimentNumbers:
 
     @cached_property
     def every(self) -> list[Record]:
-        """List of the published numbers as records, in the order of the claims, then of the records
-        of numbers made here."""
+        """List of Records: the published number of each claim of the experiment, in order, then the
+        numbers made here, the attribute `records`, as they are."""
         experiment = self.experiment
         x_name = self.x_name
         return [

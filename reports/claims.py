@@ -100,8 +100,9 @@ class Group(NamedTuple):
 
 
 class PaperPart(NamedTuple):
-    """Part of a paper's section: one experiment, a table or figure, with its claims; or the claims
-    without an experiment; or, last, the numbers of others."""
+    """Part of a paper's section of the page: an experiment's title, its `exhibit`, a table or
+    figure, and its `claims`, if there are any; or the claims without an experiment; or, as the last
+    part, the claims on numbers of others, which nobody tried here. Claims come as verdicts."""
 
     title: str
     place: str

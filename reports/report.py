@@ -127,9 +127,10 @@ class Report:
     @property
     def headlines(self) -> list[str]:
         """List of sentences that explain the counts of outcomes: the meaning of an outcome, how
-        good the predictions are, claims that were not tried. The last ones say how many verdicts
-        could have failed, from files beside the runs, which are read at each access. Raises
-        IntegrityFailure if one of these files is damaged."""
+        good the predictions are, claims that were not tried. The last ones, one for each
+        verdicts.json that lies beside the runs' directories, say how many verdicts could have
+        failed; these files are read at each access, and none need be there. Raises IntegrityFailure
+        if one is damaged."""
         beside = dict.fromkeys(path.parent / VERDICTS for path in self.inputs.runs)
         scores = [read_document(path, VerdictScore).sentence for path in beside if path.is_file()]
         return [*headlines(self.claims), *scores]

@@ -149,9 +149,10 @@ def ledger_exhibit(ledger: Ledger, command: str = "") -> Exhibit:
 
 
 def _labelled(records: Sequence[Record], reproduction: Reproduction) -> list[Layer]:
-    """Return a list of curves, a Layer for each pair of series and kind of number, from the records
-    that have a value on the x axis: published ones first, then in the reproduction's order. Labels
-    that include their sizes replace the names of trained models, but not of published ones."""
+    """Return a list of curves, a Layer for each pair of series and kind of number, from the ones of
+    `records` that have a value on the x axis: published ones first, then in the order of the
+    attribute `order` of `reproduction`. The name of a trained model is replaced by its label in the
+    summary of `reproduction`, which includes its size; published series keep their names."""
     labels = reproduction.summary.labels
     return [
         layer

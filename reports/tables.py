@@ -343,10 +343,13 @@ def by_protocol(
 def evaluations_tables(
     evaluations: Mapping[str, Result], order: Sequence[str], labels: Mapping[str, str]
 ) -> list[Table]:
-    """Return a list of the page's Tables of perplexities by convention and of last-word tests; a
-    table without results is left out. Rows are sorted by protocol, then by the model's position in
-    `order`; other models come last. A model stands under its label in `labels`, or else its own
-    name. Results are given by file stem, the model's name and the task."""
+    """Return a list of at most two Tables of the page: one of perplexities by convention and one of
+    last-word tests, each with a row for each result of its kind and left out if there is none.
+
+    Rows are sorted by protocol, then by the model's position in `order`; other models come last. A
+    model stands under its label in `labels`, or else its own name. `evaluations` has the results by
+    file stem, which is the model's name and the task.
+    """
     tables = []
     for title, heads, is_cloze in (
         ("Perplexity", CONVENTIONS, False),

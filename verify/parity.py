@@ -225,5 +225,8 @@ def choose_layouts(
                 f"{layout.name} needs {layout.world_size} ranks and --ranks allows {ranks}"
             )
         if reason := misfit(layout, config):
-            raise BadInput(f"{layout.name} does not fit: {reason}")
+            raise BadInput(
+                f"{layout.name} does not fit: {reason}; change that, or leave this layout out of"
+                " --layouts"
+            )
     return chosen, {}

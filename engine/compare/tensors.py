@@ -102,9 +102,9 @@ def computation_order(names: Iterable[str]) -> list[str]:
 
 
 def assemble(parts: Iterable[TensorPart]) -> dict[Key, Array]:
-    """Return a dict (iteration from 0, tensor name) → whole tensor as a numpy array, joined from
-    its TensorParts on all ranks. If several ranks computed the same part, the last one counts. A
-    tensor is taken to end where its parts end.
+    """Return a dict (iteration from 0, tensor name) → whole tensor as a numpy array. `parts` has
+    the TensorParts of all tensors from all ranks, one after the other. If several ranks computed
+    the same part, the last one counts. A tensor is taken to end where its parts end.
 
     Raises IntegrityFailure if the parts of a tensor overlap, leave a hole between them or have
     different numbers of dims; parts that are missing at its end are not noticed.

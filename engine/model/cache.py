@@ -44,9 +44,10 @@ class Cache(ABC):
 @dataclass
 class KeyValueCache(Cache):
     """Cache for generation: keys and values of one pipeline stage's layers, for sequences of at
-    most `capacity` positions. Inputs are the positions after the stored ones, and `attend` stores
-    theirs. A single position beyond `capacity` is not refused, but its keys and values are lost;
-    several inputs that go beyond it raise RuntimeError."""
+    most `capacity` positions; a new one has none. Inputs are the positions after the stored ones;
+    the method `attend` stores their keys and values, and returns the attention's outputs. A single
+    position beyond `capacity` is not refused, but its keys and values are lost; several inputs that
+    go beyond it raise RuntimeError."""
 
     capacity: int
     _stored: dict[int, Tensor] = field(default_factory=dict)

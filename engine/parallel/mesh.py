@@ -144,7 +144,8 @@ class Axis(ABC):
 @dataclass(frozen=True)
 class LoneAxis(Axis):
     """An axis of one rank: a collective leaves its tensor as it is, and one that returns a tensor
-    returns that one; to send or to receive raises NotImplementedError.
+    returns that one; `gather_objects` returns a list of its value alone; to send or to receive
+    raises NotImplementedError.
 
     With another `size` it stands for an axis whose other ranks are not there, so that a model built
     on `meta` has one rank's shapes; its collectives still do nothing.

@@ -206,10 +206,12 @@ def checkpoints(run: Path) -> Comparisons:
 
 
 def datasets(run: Path) -> Comparisons:
-    """Yield a Parent, a directory to check in turn, for each dataset that the manifest in a
-    training's directory names; its digest is to be compared with the one in the manifest. Raises
-    BadInput if there is no run, IntegrityFailure if its manifest is damaged, DataMissing if it does
-    not name its datasets."""
+    """Yield a Parent for each dataset that the manifest in a training's directory names, in the
+    order of the configuration, to be checked in turn: the directory where the dataset is now,
+    found by its digest if it was moved, its name in the manifest, and the function that gives the
+    digest to compare with the manifest's. A dataset that is not found is yielded too, with a
+    likely directory. Raises BadInput if there is no run, IntegrityFailure if its manifest is
+    damaged, DataMissing if it does not name its datasets."""
     for dataset in named_datasets(run):
         yield Parent(dataset.place, dataset.parent, dataset_digest)
 

@@ -531,14 +531,15 @@ class Pretrained:
         return model
 
     def _adapted(self, model: Any) -> Any:
-        """Merge the adapter of this place into a transformers model's weights, which are changed,
-        and return the model; without an adapter return it as it is.
+        """Merge the adapter that the checkpoint's place has, if any, into the weights of `model`, a
+        transformers model, which are changed, and return the model; without an adapter return it as
+        it is.
 
-        The merged model's logits are compared with the unmerged one's; if they are the same,
-        `checked` and `warnings` get a sentence about the merge. Raises BadInput if they differ by
-        more than rounding, or if peft is missing or cannot merge the adapter. An output layer that
-        shares the embedding's weights gets its own first, since an adapter may change one of the
-        two.
+        The merged model's logits are compared with the unmerged one's; if they are the same but for
+        rounding, the attributes `checked` and `warnings` get a sentence about the merge. Raises
+        BadInput if they differ by more, or if peft is missing or cannot merge the adapter. An
+        output layer that shares the embedding's weights gets its own first, since an adapter may
+        change one of the two.
         """
         if not self._adapter:
             return model

@@ -151,9 +151,10 @@ class ClozeTask(Task):
         tokenizer: Encoder,
         seq_length: int,
     ) -> None:
-        """Encode the passages by `rule`, the tokenizer's first tokens before each. A passage longer
-        than `seq_length` inputs loses its beginning, those tokens too. If the rule filters stop
-        words, their ids become `banned`.
+        """Encode each of the `passages` by `rule`, with the tokenizer's first tokens before it, as
+        one of the task's `requests`. A passage longer than `seq_length` inputs loses its beginning,
+        those tokens too. If the rule filters stop words, the attribute `banned` becomes an array of
+        the ids whose text is one, in any case, with or without space around it; else it stays None.
 
         Raises BadInput if there is no passage, or if no token is left before a target.
         """

@@ -233,7 +233,10 @@ def _read_lines(path: Path, content: str) -> list[str]:
 
 def _read_array(path: Path, content: str) -> list[str]:
     if not isinstance(values := _parse(content, str(path)), list):
-        raise BadInput(f'{path} is not a JSON array of {{"text": ...}} documents')
+        raise BadInput(
+            f'{path} is not a JSON array of {{"text": ...}} documents: make it one, or a .jsonl'
+            " file with a document on each line"
+        )
     return [_text_of(value, f"{path}: document {number}") for number, value in enumerate(values, 1)]
 
 

@@ -12,12 +12,13 @@ from mlm_repro.lineage.errors import BadInput, Interrupted
 
 
 class PartExecutor:
-    """Runs one part's share of a stage's tasks, every `parts`-th from number `part` on, on
-    `workers`, on one of several machines that share a folder, and waits until the other parts have
-    done theirs. The blocks of `workers` and `meeting` must be open when it runs.
+    """Executor of one part of a build on several machines that share a folder. Its method `run`
+    does this part's share of a stage's tasks on the executor `workers`, waits until the other parts
+    have done theirs, and yields the Done of every task in order. The blocks of `workers` and of
+    `meeting`, which has this part's number and the number of parts, must be open when it runs.
 
-    Once `is_over` returns True, the first part has written the dataset and removed the tasks'
-    files, perhaps between two looks of this part.
+    `is_over` is a function that returns True once the first part has written the dataset and
+    removed the tasks' files; `run` raises Interrupted if that happens while it waits.
     """
 
     def __init__(
