@@ -91,8 +91,9 @@ class TrainingSize:
 
     @property
     def setting(self) -> JSON:
-        """Return a new dict of settings for a record: `model` and `train`, dicts of the values that
-        differ from the defaults, and `warm_up`, the number of iterations that are not timed."""
+        """Dict of this size's settings for a benchmark's record, new at each access: `model` and
+        `train`, dicts of the values of these two configurations that differ from the defaults, and
+        `warm_up`, the number of iterations that are not timed."""
         return {
             "model": self.model.model_dump(exclude_defaults=True),
             "train": self.train.model_dump(exclude_defaults=True),

@@ -14,8 +14,9 @@ ROWS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One document: a text, and an id that tells people where it is from. No stage's decision
-    depends on the id."""
+    """Document of a corpus: its `text`, and an `id` that tells people where it is from. If the id
+    does not, the text `source`, else empty, gives its file and line; `metadata` is a dict of
+    further keys that the recipe keeps, or None. No stage's decision depends on the id."""
 
     id: str
     text: str

@@ -78,9 +78,9 @@ def rolling_windows(num_tokens: int, seq_length: int) -> Iterator[Window]:
 
 
 def whole_windows(num_tokens: int, size: int, first_scored: int = 1) -> list[Window]:
-    """Return a list of the disjoint windows of `size` tokens over a text of `num_tokens` tokens,
-    each scored from its token `first_scored` on, counted from 0. Empty for a text shorter than a
-    window.
+    """Return a list of the disjoint Windows of `size` tokens over a text of `num_tokens` tokens, in
+    order. Each scores its tokens from the one with the number `first_scored`, counted from 0 in the
+    window: by default all but the first. Empty for a text shorter than a window.
 
     Tokens after the last whole window are not scored.
     """

@@ -81,7 +81,9 @@ def read_records(path: Path) -> list[Record]:
     try:
         text = read_bytes(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} cannot be read: {cause(error)}") from error
+        raise BadInput(
+            f"{path} cannot be read: {cause(error)}; if it is damaged, put back an undamaged copy"
+        ) from error
     records = []
     for number, line in enumerate(text.removesuffix("\n").split("\n") if text else [], 1):
         try:

@@ -51,7 +51,7 @@ class ExperimentNumbers:
     @property
     def x_name(self) -> str:
         """Name of the quantity on the x axis, such as `gpus`: the first that a part of the
-        experiment or a record has; empty without one."""
+        experiment has or, if none has one, the first that a record has; empty without one."""
         names = (
             *(part.x for part in self.experiment.parts),
             *(record.x_name for record in self.records),

@@ -53,9 +53,10 @@ show."""
 
 
 class Examined(NamedTuple):
-    """The results of one layout: its comparison with the serial run, and the findings of all probes
-    that could be made, one for each cause. Without findings the layout has passed only if
-    `cannot_run` and `not_asked` are empty too."""
+    """The results of one layout: `outcome`, its comparison with the serial run, and `findings`, the
+    findings of all probes that could be made, one for each cause. A layout without findings has
+    passed only if `cannot_run` and `not_asked`, the reasons that it or a part was not compared, are
+    empty texts too. `lost` is True if a rank was lost."""
 
     outcome: Outcome
     findings: list[LayoutFinding]
@@ -179,13 +180,14 @@ def check(
 def probe(
     kind: Kind, work: Work, layout: ParityLayout, reference: Reference, draw: int = 0
 ) -> Computed:
-    """Train this rank's part of a program in a layout, with all probes, and return the rank's
-    Computed: recorded tensors, differences from the reference, first outputs of modules. Without
-    weights in `work` the training starts from the program's own, with noise where they are
-    constant. If `draw` is not 0, weights are moved by up to a rounding before each iteration.
-    Planted gradients and dropout masks are left out with an empty reference, planted gradients also
-    if the engine's `counts_norm` is False. Every rank calls it; without weights in `work` there
-    must be one rank alone."""
+    """Build this rank's engine, `kind(work, layout)`, train it, and return the rank's Computed:
+    numbers of each iteration, recorded tensors, their differences from `reference`, the first
+    output of each module, and the parameters before weights are loaded; of a serial program also
+    the gradients after each microbatch. Without weights in `work` the training starts from the
+    program's own, with noise where they are constant. If `draw` is not 0, weights are moved by up
+    to a rounding before each iteration. Unless the reference is empty, there are dropout masks too
+    and, if the engine's `counts_norm` is True, planted gradients. Every rank calls it; without
+    weights in `work` there must be one rank alone."""
     engine = kind(work, layout)
     seen = Computed()
     engine.show(engine.recorder(seen.initial.append), "", engine.parameters())
@@ -258,10 +260,11 @@ def after_checkpoint(
     begun: Path | None,
     saved: Path | None,
 ) -> Computed:
-    """Load the checkpoint directory `begun`, or if it is None take the first step from the weights
-    in `work`, which must be there; save a checkpoint at `saved` unless that is None; then take the
-    further steps on this rank. Return a Computed of these: their numbers and their differences from
-    the reference, which must not have the first step. Every rank calls it."""
+    """Build this rank's engine, `kind(work, layout)`, and train it on both sides of a checkpoint.
+    Load the checkpoint directory `begun`, in which the first step is done, or if it is None take
+    the first step from the weights in `work`, which must be there; save a checkpoint at `saved`
+    unless that is None; then take the further steps. Return a Computed of these: their numbers and
+    their differences from `reference`, which must not have the first step. Every rank calls it."""
     engine = kind(work, layout)
     seen = Computed()
     if begun:

@@ -538,8 +538,10 @@ class MegatronCore(Engine):
         self.optimizer.reload_model_params()
 
     def checkpoint(self, is_loading: bool) -> JSON:
-        """Return Megatron-Core's sharded states under `model`, `optimizer` and `scheduler`: to be
-        saved, or with `is_loading` to be filled from a checkpoint."""
+        """Return a dict of this rank's states, which Megatron-Core's `save` writes, or with
+        `is_loading` one that its `load` takes to return a checkpoint's values in the same form:
+        `model` and `optimizer`, both sharded, and `scheduler`, the state of the learning rate's
+        schedule."""
         model = self.gpt.sharded_state_dict(metadata=CHECKPOINT)
         states = self.optimizer.sharded_state_dict(
             model, is_loading=is_loading, metadata=CHECKPOINT

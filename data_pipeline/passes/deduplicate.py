@@ -197,11 +197,12 @@ def _digests(measured: Path, counts: Sequence[int], word: int) -> Words:
 
 
 def lay_side_by_side(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write binary files on the documents that are no copies, in order: `distinct.bin`, their
-    numbers in the corpus; `sketches.bin`, their sketches; and for each band a file `band-NNNN.bin`
-    of their keys. Settings are those of `find_copies`; inputs are the folder of the
-    pass `measure`, which has all shards, and the folder of the copies. Returns the number of these
-    documents as `documents`."""
+    """Task: write binary files, without headers, on the documents that are no copies, in order:
+    `distinct.bin`, their numbers in the corpus, int64; `sketches.bin`, their sketches, several
+    uint64 each; and for each band a file `band-NNNN.bin` of their keys in it, uint64. It takes the
+    settings of `find_copies`; inputs are the folder of the pass `measure`, which has all shards,
+    and the folder of the copies, which `find_copies` wrote. Returns the number of these documents
+    as `documents`."""
     config = DeduplicateConfig(**settings["config"])
     measured = inputs[0]
     copies = np.load(inputs[1] / "00000" / COPIES, mmap_mode="r")["document"]

@@ -115,7 +115,10 @@ def measure_overlap(
                 (counted.task(number).path / FOUND).read_text(encoding="utf-8").split("\n")[:-1]
             )
         if not (texts := sum(task_counts["texts"] for task_counts in counted.counts)):
-            raise BadInput(f"the corpus is empty: {sources.describe()} gave no documents")
+            raise BadInput(
+                "the corpus is empty: correct the sources or name others, as"
+                f" {sources.describe()} gave no documents"
+            )
         results[name] = {"texts": texts} | overlap(present, path, words)
     write_json(
         directory / RESULT,

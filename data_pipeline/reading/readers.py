@@ -157,12 +157,12 @@ def _read_rows(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
 
 
 def _csv_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
-    """Yield a pair for each row of a CSV file below the names of its columns: the number of the
-    line at which the row ends, from 1, and a dict of its fields by column, or a text that says why
-    it is malformed if it has too many fields. Fields are texts, None where the row is too short,
-    with lone surrogates for invalid UTF-8. The field under the text's key is bytes, which are not
-    checked, and empty where the row is too short. A file with `.tsv` in its name has tabs between
-    columns. Raises csv.Error for a field with wrong quotes."""
+    """Yield a pair for each row of the CSV file of `piece`, below the names of its columns: the
+    number of the line at which the row ends, from 1, and a dict of its fields by column, or a text
+    that says why it is malformed if it has too many fields. Fields are texts, None where the row is
+    too short, with lone surrogates for invalid UTF-8. The field in the column `piece.text_key` is
+    bytes, which are not checked, and empty where the row is too short. A file with `.tsv` in its
+    name has tabs between columns. Raises csv.Error for a field with wrong quotes."""
     delimiter = "\t" if ".tsv" in piece.path.lower().rpartition("/")[2] else ","
     # csv refuses fields of over 128 kB, and a text may be longer; `_read_rows` checks its length.
     csv.field_size_limit(1 << 62)

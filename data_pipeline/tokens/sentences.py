@@ -45,8 +45,10 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self:
-        """Return the Vocabulary of a tokenizer: flags of its tokens, found by decoding each of them
-        alone, its end-of-text id and its special ids."""
+        """Return the Vocabulary of a tokenizer: flags of each of its tokens, found by decoding it
+        alone, the id of end-of-text and the ids of [CLS], [SEP], [MASK] and [PAD] in this order.
+        The flags say that the token's text begins or ends in a word, begins with white space, ends
+        a sentence or ends a line; all are False for a token without text."""
         texts = [tokenizer.text_of(token) for token in range(tokenizer.vocab_size)]
 
         def flags(test: Any) -> Flags:

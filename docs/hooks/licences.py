@@ -32,7 +32,8 @@ TITLES = {
 
 
 class Pin(NamedTuple):
-    """A package's name, its pinned version, and in `digests` the SHA-256 of each of its files."""
+    """Pin of a package: its `name`, its `version`, and in `digests` a tuple of the SHA-256, as
+    hexadecimal text, of each of its files."""
 
     name: str
     version: str

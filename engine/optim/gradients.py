@@ -51,16 +51,18 @@ class _Bucket:
 @dataclass
 class GradientReducer:
     """Reducer of one rank's gradients: brings them from the model to the optimizer's flat groups,
-    by hooks that it registers on the parameters, and sums them over ranks. In each iteration
-    `begin` is called before the first backward pass and `finish` after the last.
+    by hooks that it registers on the parameters, and sums them over ranks. In each iteration the
+    caller calls `begin` before the first backward pass, `arm` with a chunk's parameters before the
+    last backward pass of that chunk, and `finish` after all. The sums stay undivided: `finish` sets
+    the divisor by which the optimizer divides them.
 
     A parameter's first gradient in an iteration is copied into the flat gradient, and later
     microbatches are added; in mixed precision on a GPU the product that computes a weight's
-    gradient writes there itself. In the last backward pass of a chunk (`arm`) each bucket's
-    all-reduce starts when its last parameter has its gradient, unless other ranks of the replica
-    hold terms of it; then `finish` starts it. Under ZeRO stage 1 a bucket's slices are reduced to
-    their owners alone, a reduce-scatter (Rajbhandari et al. 2020, Section 7); the tied embedding's
-    sum goes to every rank.
+    gradient writes there itself. In the last backward pass of a chunk each bucket's all-reduce
+    starts when its last parameter has its gradient, unless other ranks of the replica hold terms of
+    it; then `finish` starts it. Under ZeRO stage 1 a bucket's slices are reduced to their owners
+    alone, a reduce-scatter (Rajbhandari et al. 2020, Section 7); the tied embedding's sum goes to
+    every rank.
     """
 
     groups: Sequence[FlatGroup]

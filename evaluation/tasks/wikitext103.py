@@ -102,10 +102,10 @@ def huggingface_wikitext(
     `wikitext2`, at `path` by transformers' strided recipe (`docs/source/en/perplexity.md`), which
     divides the loss by sub-words, one too few in each window but the first.
 
-    Its windows hold the whole context, the target included, so the first target has one token less
-    before it than in Megatron-LM's. A stride is half the context, but on WikiText-2, the page's own
-    text, the page's 512 at most. Raises BadInput if the file cannot be read, IntegrityFailure if it
-    is another file or gives GPT-2 another number of sub-words.
+    Its windows have `context` tokens, the target included, so the first target has one token less
+    before it than in Megatron-LM's. A stride is half of `context`, but on WikiText-2, the page's
+    own text, the page's 512 at most. Raises BadInput if the file cannot be read, IntegrityFailure
+    if it is another file or gives GPT-2 another number of sub-words.
     """
     longest = 512 if test_set == "wikitext2" else context
     stride = min(longest, context // 2)

@@ -135,9 +135,10 @@ class Plan:
 def make_plan(
     target: str, mode: str, smoke: bool, recipe: Path | None, seeds: int | None = None
 ) -> Plan:
-    """Decide between the full size and twins, by `mode` (full, scaled or auto) and this machine's
-    GPUs, and return the Plan with the models to train: `target`, such as `8.3b`, and the smaller
-    ones. `smoke` asks for the smallest twins. `recipe`, a file, replaces the size's data recipe.
+    """Return the Plan with the models to train: `target`, such as `8.3b`, and the smaller ones, in
+    full size or as twins. The argument `mode` decides: `full`, `scaled`, or `auto`, the full size
+    if this machine's GPUs can train it and `smoke` is False. `smoke` asks for the smallest twins.
+    `recipe`, a file, replaces the size's data recipe.
 
     Twins are trained with `seeds` seeds, by default as many as their size states, counting up from
     the recipe's own seed. Raises HardwareMissing if the full size is asked for and does not fit.
