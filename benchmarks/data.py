@@ -236,8 +236,9 @@ def measure_stages(
 
 def measure_stage(stage: StageRivals, texts: Sequence[str]) -> tuple[Case, list[Any]]:
     """Run a stage by plain libraries and by ours, in turn on each block of the texts, and compare
-    the answers. Return the record's Case of times and differences, and a list of our answers, one
-    for each text.
+    the answers text by text. Return a pair: the record's Case with both processor times, their
+    ratio and the number of texts whose answers differ, and a list of our answers, one for each
+    text.
 
     Both are called with the first two texts before, which loads tables and compiles and is not
     counted.

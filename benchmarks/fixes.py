@@ -291,5 +291,8 @@ def _run(command: Sequence[str], directory: Path, given: bytes = b"") -> bytes:
         last = (done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"])[
             -1
         ]
-        raise BadInput(f"{' '.join(command[:2])} failed in the directory {directory.name}: {last}")
+        raise BadInput(
+            f"{' '.join(command[:2])} failed in the directory {directory.name}: {last}; if the"
+            " clone lacks a commit, fetch it"
+        )
     return done.stdout

@@ -65,8 +65,9 @@ def experts(score_before_experts: bool) -> Any:
 
 
 class Block(nn.Module):
-    """A residual block of a model: maps [b, s, h] to the same shape by adding the experts' output
-    on the normed input."""
+    """A residual block of a model: maps hidden states [b, s, h] to the same shape by adding the
+    output of a new layer of `experts` on the normed states. Scores multiply the experts' inputs if
+    `score_before_experts` is true, else their outputs. There is no attention."""
 
     moe_enabled = True
 

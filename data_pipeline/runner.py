@@ -373,7 +373,8 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
     if len(local) < len(sources.sources):
         raise BadInput(
             "time, memory and disk are predicted by a rehearsal, which reads only files, and"
-            " `sources.names` has a corpus of the Hugging Face hub or installed-docs"
+            " `sources.names` has a corpus of the Hugging Face hub or installed-docs: leave that"
+            " out there to have the rest predicted"
         )
     values = config.model_dump(mode="json", exclude={"sources"}) | {"workers": 1}
     if "deduplicate" in config.stages:

@@ -121,7 +121,8 @@ def read_script(text: str) -> list[str]:
         words = shlex.split(arguments)
     except ValueError as error:
         raise BadInput(
-            f"the arguments in the script cannot be split into words: {error}"
+            f"the arguments in the script cannot be split into words: {error}; correct its"
+            " quotation marks and backslashes"
         ) from error
     end = next((at for at, word in enumerate(words) if re.match(r"[;&|>]|\d>", word)), len(words))
     return [word for word in words[:end] if word != "$@"]

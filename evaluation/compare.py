@@ -26,8 +26,10 @@ it."""
 
 
 class Difference(Config):
-    """Difference between a model's result and the first model's, over the same articles, stretches
-    of a text or examples."""
+    """Result of the model `model` minus the first model's, in one protocol, `task`, over
+    `num_pairs` pairs: the same articles, stretches of a text or examples. It has the differences of
+    ln perplexity and, for a last-word test, of accuracy, each with its standard error, a 95 %
+    interval for the ln perplexity, and a p value."""
 
     task: str
     model: str

@@ -127,8 +127,8 @@ def broken_links(run: Path) -> list[str]:
     """Return a list of a sentence for each contradiction within a run's manifest, between it and
     the run's sealed checkpoints, and between the checkpoints. Empty if there is none. Files are not
     compared with their seals. Checkpoints without a lineage.json are left out. The run directory
-    must have a manifest. Raises IntegrityFailure if a JSON file or a seal cannot be read, KeyError
-    or TypeError if one lacks a key."""
+    must have a manifest. Raises IntegrityFailure if a JSON file or a seal cannot be read, KeyError,
+    TypeError or AttributeError if one lacks a key or has a value of another kind."""
     manifest = read_object(run / MANIFEST)
     broken = list(broken_manifest(run.name, manifest))
     checkpoints = [path for path in complete_checkpoints(run) if (path / LINEAGE).is_file()]

@@ -210,9 +210,11 @@ Comparisons = Iterator[str | Remade | Absent | Parent]
 
 
 def as_said(result: BaseModel, values: Mapping[str, object], where: str, by: str = GIVES) -> Remade:
-    """Return a Remade, the comparison of the fields of the document `result` that `values` names
-    with `values`, the recomputed values by field's name. `where` and `by` are for the sentences on
-    differences."""
+    """Return a Remade that sets fields of the document `result` beside `values`, a dict of
+    recomputed values by field's name: its `said` is a dict of the same fields of `result`, its
+    `gives` a copy of `values`. Nothing is compared here. `where` names the document in the later
+    sentences on differences, and `by` introduces the recomputed values. `result` must have each
+    field."""
     return Remade(where, {name: getattr(result, name) for name in values}, {**values}, by)
 
 

@@ -20,8 +20,9 @@ OWN: tuple[Kind, ...] = ("measured", "counted", "computed")
 
 
 class Claims(tuple[Verdict, ...]):
-    """Tuple of verdicts, each with its claim; its properties count them, and the method `by` groups
-    them."""
+    """Tuple of verdicts, each with its claim. The method `of` sorts them by outcome, and `by`
+    groups them by one of their fields. The properties `counts` and `counted` are numbers of claims;
+    `deviations` is a list of distances from the published numbers."""
 
     @classmethod
     def of(cls, verdicts: Iterable[Verdict]) -> Self:

@@ -251,8 +251,10 @@ class Judged:
         )
 
     def _kinds(self) -> list[str]:
-        """Return the kinds, in words, of the known faults with which a replay gives every number
-        and every tensor of this run, each kind once. Prints the cost of these replays first."""
+        """Return a list of the kinds, in words, of the known faults with which a replay gives, but
+        for rounding, all numbers and checkpoints that this object's `run` recorded in the replayed
+        iterations, each kind once; empty if no fault does. The replays are made here, and their
+        cost is printed first, to standard error, unless `--quiet` is given."""
         row = next((tensor.row for tensor in self.tensors if tensor.row is not None), None)
         known = list(known_faults(self.run, row))
         announce(

@@ -93,7 +93,8 @@ def read_documents(path: Path) -> list[list[str]]:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(
-            f"the test set {path} cannot be read as UTF-8 text: {cause(error)}"
+            f"the test set {path} cannot be read as UTF-8 text: {cause(error)}; put a"
+            " readable copy of it, in UTF-8, in its place"
         ) from error
     if path.suffix == ".jsonl":
         grouped = [

@@ -164,9 +164,9 @@ def _ngrams_of(lines: str) -> Ngrams:
 
 
 def _share(text: str, ngrams: Ngrams) -> float:
-    """Return about the share, from 0 to 1, of a text's characters that the n-grams of `ngrams`
-    cover; a character that several cover counts once. A match counts as long as its n-gram, whose
-    words have one space between them. 0 for an empty text."""
+    """Return about the share, from 0 to 1, of a text's characters that the matches of `ngrams`, an
+    Ngrams, cover; a character that several cover counts once. A match counts as long as its n-gram,
+    whose words have one space between them. 0 for a text that is empty or has no match."""
     covered = end = 0
     for start, ngram in ngrams.matches(text):
         covered += max(0, start + len(ngram) - max(start, end))

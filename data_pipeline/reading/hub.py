@@ -256,8 +256,10 @@ def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 def _open(location: Location) -> Any:
     """Return a dict from the name of each split of the corpus at `location` on the hub to an
-    iterable of its rows, dicts by column, which downloads them as they are read. The libraries'
-    errors are passed on, so that calling and reading belong in `asking_for`."""
+    IterableDataset of the library `datasets`: an iterable of the split's rows, dicts by column,
+    which downloads them as they are read. `num_shards` is the number of its files, and its method
+    `shard` gives the rows of one file. The libraries' errors are passed on, so that calling and
+    reading belong in `asking_for`."""
     from datasets import load_dataset
 
     return load_dataset(

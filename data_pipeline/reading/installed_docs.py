@@ -105,8 +105,9 @@ class InstalledDocs:
         return sha256_json({"python": platform.python_version(), "distributions": versions})
 
     def describe(self) -> str:
-        """Return a description for the ledger: the version of Python, the number of installed
-        packages and, once it is drawn, the size of the sample."""
+        """Return a text of one line for the ledger: this source's name, the version of Python and
+        the number of installed packages. Once `pieces` has drawn a sample, the numbers of its files
+        and of all files are in it too."""
         version = platform.python_version()
         count = len(self._distributions)
         return (

@@ -144,9 +144,10 @@ class PairSamples:
         return self.make(int(self._epoch(epoch)[index]), number)
 
     def make(self, place: int, number: int) -> PairSample:
-        """Return as a PairSample the sample number `place` in the file's order, split into its two
-        parts, perhaps swapped, cut to its target length and masked, with random draws from the seed
-        plus `number`."""
+        """Return as a PairSample the sample at row `place`, from 0, of the attribute `index`, which
+        is in the file's order: split into its two parts, perhaps swapped, cut to its target length
+        and masked. `number`, its number in training order, is added to the seed of these random
+        draws, so that the same row has other masks in each pass over the file."""
         first, last, target = self.index[place].tolist()
         random = np.random.RandomState((self._seed + number) % 2**32)
         spans = zip(

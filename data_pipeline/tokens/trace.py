@@ -139,7 +139,7 @@ def _taken(run: Path, iteration: int, config: _Config) -> tuple[_Batch, int]:
     if iteration not in steps:
         raise BadInput(
             f"{run} has no iteration {iteration:,}, which --step asks for: its metrics.jsonl goes"
-            f" to {max(steps, default=0):,}"
+            f" to {max(steps, default=0):,}; give --step an iteration that has a line in it"
         )
     last = steps[max(steps)]
     left = config.iterations - last.iteration

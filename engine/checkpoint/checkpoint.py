@@ -349,7 +349,8 @@ class CheckpointWriter:
                 if lost := numbers[name][3]:
                     raise Diverged(
                         f"tensor {name!r} holds {lost} numbers that are not finite: this checkpoint"
-                        " is not written, and earlier ones are kept"
+                        " is not written, and earlier ones are kept; a new run with a lower"
+                        " train.learning_rate may avoid it"
                     )
                 yield self._copies[name]
 

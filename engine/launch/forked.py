@@ -109,7 +109,8 @@ def run_forked(
         raise RanksFailed(f"rank {rank} failed: {line}", text)
     if silent := sorted(set(range(world_size)) - answers.keys()):
         raise RanksFailed(
-            f"rank {silent[0]} was not done after {timeout_seconds:.0f} s and was ended",
+            f"rank {silent[0]} was not done after {timeout_seconds:.0f} s and was ended; its stack"
+            " on standard error shows where it stood",
             "",
             lost=True,
         )

@@ -24,7 +24,8 @@ def workload_rows(name: str) -> list[Row]:
     rows = [row for row in every if row["experiment"] == name]
     if not rows:
         raise BadInput(
-            f"no row has experiment = {name!r} in the *-runs.csv of experiments/published"
+            f"no row has experiment = {name!r} in the *-runs.csv of experiments/published: name a"
+            " set of these in `workloads` and `baseline`, or add its rows"
         )
     return rows
 
