@@ -176,8 +176,8 @@ def _means(curves: Sequence[Layer], sentence: str) -> str:
 
 def order_of(reproduction: Reproduction) -> str:
     """Return a sentence, from the attributes `records`, `scores` and `summary` of a Reproduction,
-    on whether its larger models end lower in perplexity, in every seed and beyond chance; or that
-    it has one size alone."""
+    on whether its larger models end lower in perplexity and, if it has scores, in bits per byte
+    too, in every seed and beyond chance; or that it has one size alone."""
     return order_verdict(reproduction.records, reproduction.scores, reproduction.summary.labels)
 
 

@@ -126,7 +126,7 @@ def training_streams(
     which gives batch sizes, sequence length and seed, read text as streams, one for each sequence
     of the largest global batch. Only the first of `parts`, pairs (token file, weight), is read. The
     last argument, a tokenizer's directory, is not used. Raises BadInput if the file is shorter than
-    one sequence."""
+    one sample, a sequence and one token."""
     train = config.train
     schedule = BatchSchedule(config.train)
     count = iterations * schedule.batch_size(iterations - 1)
