@@ -182,10 +182,11 @@ class Pipeline:
         )
 
     def joined(self, name: str, *stages: str) -> Path:
-        """Join, by a task, all files called `name` that the tasks of `stages`, names of finished
-        stages, wrote, such as all malformed input, and return the path of the joined file in the
-        workspace. Tasks without such a file are skipped. The files follow one another stage by
-        stage, and in each by shard; the stages must have as many tasks as the first of them."""
+        """Join, by a task, all files called `name`, such as all malformed input, that the tasks of
+        the finished stages wrote whose names are the further arguments, and return the path of the
+        joined file in the workspace. Tasks without such a file are skipped. The files follow one
+        another stage by stage, and in each by shard; the stages must have as many tasks as the
+        first of them."""
         finished = [self.finished[stage] for stage in stages]
         settings = {"shards": len(finished[0].counts), "name": name}
         inputs = (stage_tasks.input for stage_tasks in finished)

@@ -19,9 +19,10 @@ class TrainedBefore(Protocol):
 
 
 class Recipe(Protocol):
-    """Interface of the settings from which a BatchSchedule is made, with `TrainConfig`'s names: the
-    global batch size in sequences, its growth as (start, increment, samples) or None, and the end
-    of the earlier run that the run continues, a TrainedBefore, or None."""
+    """Interface of the settings from which a BatchSchedule is made, a part of `TrainConfig`'s:
+    `global_batch_size` in sequences; `rampup_batch_size`, its growth as (start, increment,
+    samples), or None; and `continues`, the end of the earlier run that the run continues, a
+    TrainedBefore, or None."""
 
     @property
     def global_batch_size(self) -> int: ...

@@ -147,9 +147,9 @@ class EvaluatedCheckpoint:
 def open_checkpoint(
     place: Place, settings: Settings, row_by_row: bool = False
 ) -> EvaluatedCheckpoint:
-    """Load a checkpoint of any format with the backend that the settings name, probe it, and return
-    it as an EvaluatedCheckpoint. Every rank of the settings' layout calls it. With `row_by_row` the
-    weights are laid out for one row at a time.
+    """Load the checkpoint, of any format, that `place` states with the backend that `settings`
+    name, probe it, and return it as an EvaluatedCheckpoint. Every rank of the settings' layout
+    calls it. With `row_by_row` the weights are laid out for one row at a time.
 
     Without a backend the engine computes checkpoints of this suite and of Megatron-LM, and of
     others each GPT-2 that it can; transformers computes every other model, after a warning on

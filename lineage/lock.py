@@ -203,7 +203,7 @@ def check_place(option: str, path: Path | None, mark: str) -> None:
     if not os.access(path if is_stream(path) else folder, os.W_OK):
         raise BadInput(
             f"{option} {path} cannot be written: this user may not write to the device, pipe or"
-            f" link that is there, or else to the folder {folder}"
+            f" link that is there, or else to the folder {folder}: name another place"
         )
     sealed = next(filter(is_sealed, Path(real).parents), None)
     if sealed:

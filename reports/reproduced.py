@@ -26,9 +26,10 @@ def reproduction_exhibits(reproduction: Reproduction) -> dict[str, Exhibit]:
 
 
 def by_kind(curves: Sequence[Layer]) -> list[Panel]:
-    """Return a list of a Panel of validation perplexity over iterations for each kind of number in
-    `curves`, in the reverse of their order there. `layers_of` puts published curves first, so that
-    their panel comes last."""
+    """Return a list of Panels of validation perplexity over iterations, one for each value of the
+    attribute `kind` in `curves`, a flat list of Layers: it has the curves of this kind. The kind of
+    the last curve comes first; `layers_of` puts published curves first, so that their panel is the
+    last one."""
     kinds = dict.fromkeys(curve.kind for curve in reversed(curves))
     return [
         Panel(
@@ -178,8 +179,9 @@ def _means(curves: Sequence[Layer], sentence: str) -> str:
 
 
 def order_of(reproduction: Reproduction) -> str:
-    """Return a sentence, from a reproduction's records and scores, on whether its larger models end
-    lower in perplexity, in every seed and beyond chance; or that it has one size alone."""
+    """Return a sentence, from the attributes `records`, `scores` and `summary` of a Reproduction,
+    on whether its larger models end lower in perplexity and, if it has scores, in bits per byte
+    too, in every seed and beyond chance; or that it has one size alone."""
     return order_verdict(reproduction.records, reproduction.scores, reproduction.summary.labels)
 
 

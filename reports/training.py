@@ -102,9 +102,10 @@ class Training:
 
     @cached_property
     def curves(self) -> Curves:
-        """The run's curves, a dict key → iteration → number: quantities of its iterations, losses
-        of its validations, and the scores that its directory has of its checkpoints. A curve may
-        have no number. Raises IntegrityFailure if a file of such scores cannot be read."""
+        """The run's curves, a dict key → iteration → number: by the keys of `CURVES` quantities of
+        its iterations and, as `validation`, losses of its validations; and the scores that its
+        directory has of its checkpoints, by keys such as `lambada accuracy`. A curve of `CURVES`
+        may be empty. Raises IntegrityFailure if a file of such scores cannot be read."""
         curves: Curves = defaultdict(dict, {key: {} for key in CURVES})
         for line in self.validations:
             curves["validation"][line.iteration] = line.loss

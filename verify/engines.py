@@ -203,10 +203,10 @@ class Engine:
         raise NotImplementedError
 
     def state(self) -> Iterable[tuple[str, str, Tensor]]:
-        """Return the optimizer's moments after `update` as triples: the parameter's name, `exp_avg`
-        or `exp_avg_sq`, and the tensor in the parameter's own shape, so that a divided optimizer
-        must gather its parts. Every rank calls it. By default the result is empty, and moments are
-        not compared."""
+        """Return the optimizer's moments as triples: the parameter's name, `exp_avg` or
+        `exp_avg_sq`, and the tensor in the parameter's own shape, so that a divided optimizer must
+        gather its parts. Every rank calls it, after the method `update`. By default the result is
+        empty, and moments are not compared."""
         return ()
 
     def save(self, directory: Path) -> None:

@@ -48,7 +48,8 @@ KINDS = {
 
 
 class Fields(Config):
-    """Fields of the small model of torch's blocks that `--with` sets."""
+    """Fields that `--with` may set for the small model of torch's blocks: whether its
+    embeddings are tied, how FSDP2 reduces gradients, and the schedule of its pipeline."""
 
     tied: bool = False
     """True if the word embedding is the output head too."""

@@ -65,8 +65,9 @@ def split(
     documents: int, train: int = 29, valid: int = 1, seed: int = 1234
 ) -> tuple[Integers, Integers]:
     """Return two int64 arrays, the shuffled numbers of the training and of the validation
-    documents, for a corpus of `documents` documents, in the ratio `train:valid`, by default 29:1,
-    to the nearest document. Equal `seed`s give equal splits.
+    documents, for a corpus of `documents` documents. The integers `train` and `valid` are the two
+    sides of the ratio, by default 29 to 1; it is kept to the nearest document. Equal `seed`s give
+    equal splits.
 
     Each split has at least one document if there are two or more; one alone is for training. The
     shuffle is NumPy's RandomState, whose stream is fixed for good.

@@ -13,10 +13,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of a run: its degrees of tensor, pipeline and data parallelism, and the ranks' order.
+    """Layout of a run: its degrees of tensor, pipeline and data parallelism, the fields `tp`, `pp`
+    and `dp`, each 1 by default.
 
-    Global rank = tp + TP·(dp + DP·pp): tensor-parallel neighbours are adjacent, then data, then
-    pipeline (Megatron-LM v2, `mpu/initialize.py`).
+    The order of the ranks is fixed, with TP, PP and DP for these degrees: global rank =
+    tp + TP·(dp + DP·pp), so that tensor-parallel neighbours are adjacent, then data, then pipeline
+    (Megatron-LM v2, `mpu/initialize.py`).
     """
 
     tp: int = 1

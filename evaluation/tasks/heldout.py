@@ -132,7 +132,8 @@ def file_cloze(
     for number, passage in enumerate(passages, 1):
         if len(passage.split()) < 2:
             raise BadInput(
-                f"{path}: passage {number}, {passage.strip()!r}, has no words before its last"
+                f"{path}: passage {number}, {passage.strip()!r}, has no words before its last:"
+                " add words, or take it out"
             )
     source = SourceText(
         f"cloze-window{window}" if window else "cloze",

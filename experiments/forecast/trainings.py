@@ -150,7 +150,7 @@ def _read(run: KeptRun) -> Trained:
     ):
         raise IntegrityFailure(
             f"{run.name}: its {METRICS} as kept in runs.jsonl does not end at the last iteration of"
-            " the training: the line was changed"
+            " the training: the line was changed, so restore the study's files"
         )
     final = lines[-1].loss if lines else math.nan
     digest = run.seal["digest"] if run.seal else ""

@@ -153,7 +153,8 @@ class Job(Config):
             names = self.hosts.read_text(encoding="utf-8").split() if self.hosts else []
         except (OSError, UnicodeDecodeError) as error:
             raise BadInput(
-                f"{self.hosts}, the job's file of `hosts`, cannot be read: {cause(error)}"
+                f"{self.hosts}, the job's file of `hosts`, cannot be read: {cause(error)}; set"
+                " hosts to a text file with the name of one host a line for each node"
             ) from error
         if self.hosts and len(names) != self.nodes:
             raise BadInput(

@@ -205,10 +205,11 @@ def _passed_on(parallel: ParallelConfig, model: ModelConfig = MODEL) -> list[flo
 
 
 def _pipeline() -> list[Line]:
-    """Return a list of lines, dicts with a record's fields: the multiples of b·s·h that a rank
-    sends to the other of two stages for each microbatch, the first stage forward and the last one
-    back, and with tensor-parallel ranks, which divide the message, the first stage forward. Starts
-    processes."""
+    """Measure what a rank sends to the other of two stages for each microbatch, in multiples of
+    b·s·h, and return a list of lines, dicts with a record's fields. Two lines are without tensor
+    parallelism, the first stage forward and the last one back; one is for each of the first and the
+    last of WIDTHS, numbers of tensor-parallel ranks, which divide the message: the first stage
+    forward. Starts processes."""
     first, last = _passed_on(ParallelConfig(pp=2))
     numbers = lines(
         "pipeline parallel", {"border_elements_forward": first, "border_elements_backward": last}

@@ -235,8 +235,9 @@ def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Rec
 def results_of(
     reproduction: Path, summary: ReproductionSummary
 ) -> dict[str, PerplexityResult | ClozeResult]:
-    """Return a dict of the results that a reproduction's directory has of the summary's models, by
-    model and protocol with a hyphen between them.
+    """Return a dict of the results, each a PerplexityResult or a ClozeResult, that the directory
+    `reproduction` has of the models of `summary`: one for each model and protocol, whose names with
+    a hyphen between them are the key.
 
     Raises IntegrityFailure if a result is missing, is there twice or has another form than its
     protocol's, or if a file of results is damaged.

@@ -26,8 +26,8 @@ carries 16e9."""
 
 
 class Failures(NamedTuple):
-    """A job's mean time between failures, and the times of a checkpoint, its copy and a restart, in
-    seconds."""
+    """A job's mean time between failures, and three times, all in seconds: to write a checkpoint
+    beside training, to copy it, while training pauses, and to restart."""
 
     mean: float
     """Mean seconds between failures of any of the job's GPUs."""

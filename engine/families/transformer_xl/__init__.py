@@ -51,7 +51,8 @@ class TransformerXLForms(ClosedForms):
 
     def score_bytes(self) -> int:
         """Return the bytes that one query of one head keeps in a layer for the backward pass, in 16
-        bits: 7 for each key of memory and segment, for its scores by content and by distance."""
+        bits: 7 for each key, for its scores by content and by distance. This model's memory length
+        and its sequence length together are the number of keys."""
         return 7 * (self.model.transformer_xl.memory_length + self.s)
 
     def head_columns(self) -> float:
@@ -124,10 +125,11 @@ class ValidationStreams(ValidationOrder):
 def training_streams(
     config: RunConfig, parts: TokenFiles, iterations: int, _: Path | None
 ) -> TrainingStreams:
-    """Return a TrainingStreams, the order in which `iterations` iterations of training read text as
-    streams, one for each sequence of the largest global batch. Only the first file of `parts`,
-    (token file, weight), is read. The last argument, a tokenizer's directory, is not used. Raises
-    BadInput if the file is shorter than one sequence."""
+    """Return a TrainingStreams, the order in which `iterations` iterations of training by `config`,
+    which gives batch sizes, sequence length and seed, read text as streams, one for each sequence
+    of the largest global batch. Only the first of `parts`, pairs (token file, weight), is read. The
+    last argument, a tokenizer's directory, is not used. Raises BadInput if the file is shorter than
+    one sample, a sequence and one token."""
     train = config.train
     schedule = BatchSchedule(config.train)
     count = iterations * schedule.batch_size(iterations - 1)
