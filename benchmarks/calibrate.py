@@ -186,9 +186,9 @@ def all_reduces(gpu: str, ranks: int | None = None) -> Floats:
 
 @cache
 def datasheet(cluster: str) -> dict[str, float]:
-    """Return a dict by name of the values of those constants of a shipped cluster that come from a
-    datasheet. `cluster` is the cluster's name. The dict is kept for further calls, so it must not
-    be changed."""
+    """Return a dict name → value of the constants of a shipped cluster, called `cluster`, that come
+    from a datasheet; its other constants are left out. The dict is kept for further calls, so it
+    must not be changed. Raises BadInput for an unknown name."""
     return {
         name: constant.value
         for name, constant in load_cluster(cluster).constants
