@@ -186,9 +186,9 @@ def all_reduces(gpu: str, ranks: int | None = None) -> Floats:
 
 @cache
 def datasheet(cluster: str) -> dict[str, float]:
-    """Return a dict by name of the values of those constants of a shipped cluster that come from a
-    datasheet. `cluster` is the cluster's name. The dict is kept for further calls, so it must not
-    be changed."""
+    """Return a dict name → value of the constants of a shipped cluster, called `cluster`, that come
+    from a datasheet; its other constants are left out. The dict is kept for further calls, so it
+    must not be changed. Raises BadInput for an unknown name."""
     return {
         name: constant.value
         for name, constant in load_cluster(cluster).constants
@@ -214,10 +214,11 @@ def ideal_seconds(machine: Machine, workloads: Sequence[Workload]) -> Floats:
 def predicted(
     machine: Machine, observations: Sequence[Observation], rule: Rule = simulated_seconds
 ) -> Floats:
-    """Return the values, an array [n], that a rule, by default `simulated_seconds`, predicts for
-    the observed quantities; it is given a machine and workloads and returns seconds of an
-    iteration, [n]. If an observation names a cluster, constants of that cluster's datasheet replace
-    the machine's. A quantity that is relative refers to the first observation."""
+    """Return an array [n] with the value that a rule predicts for each observation, in order and in
+    the observation's own quantity. The rule, by default `simulated_seconds`, is given a machine and
+    workloads and returns each one's seconds of an iteration, from which the quantity follows. If an
+    observation names a cluster, constants of that cluster's datasheet replace the machine's. A
+    quantity that is relative refers to the first observation."""
     workloads = [observation.workload for observation in observations]
     seconds = np.empty(len(observations))
     clusters = np.array([observation.cluster for observation in observations])

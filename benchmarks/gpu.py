@@ -271,7 +271,9 @@ def measure(chosen: str, out: Path | None, deadline: float | None) -> Benchmark:
             record.attempt(name, *ITEMS[name])
     record.worker.end()
     if missing:
-        raise HardwareMissing(f"{missing}: nothing was measured")
+        raise HardwareMissing(
+            f"{missing}: nothing was measured; run this where a torch with CUDA has an NVIDIA GPU"
+        )
     return record.result
 
 

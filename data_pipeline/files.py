@@ -31,8 +31,8 @@ Count = Annotated[int, Field(ge=0)]
 
 @dataclass
 class Amount:
-    """A number of documents with their UTF-8 bytes and tokens, which include each document's
-    end-of-text token."""
+    """A number of documents with the numbers of their UTF-8 bytes and of their tokens, each
+    document's end-of-text token included; either is None if it was not counted."""
 
     documents: int = 0
     bytes: int | None = 0

@@ -328,9 +328,11 @@ class Pipeline:
         return sum(counts["left_in"] for counts in self.finished["select"].counts)
 
     def _deduplicate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
-        """Decide by tasks which documents are near-duplicates, describe the search in the ledger,
-        enter the finished stage in `finished` as `decisions`, and return its directory, with a row
-        for each dropped document, as an Input of a further task. `decided` is not used."""
+        """Decide by tasks which documents of the finished passes `prepared` and `measured` are
+        near-duplicates, describe the search in the ledger, and enter the finished stage in this
+        object's attribute `finished` as `decisions`. Return the stage's directory, whose
+        `00000/decisions.npy` has a row for each dropped document, as an Input of a further task.
+        `decided` is not used."""
         held = sum(task_counts["documents"] for task_counts in measured.counts[: self.compared])
         decisions, compared = find_duplicates(
             self.workspace, prepared, measured, self.config.deduplicate, held

@@ -61,8 +61,9 @@ class FamilySection(Config):
     """True if sequence parallelism can divide the activations."""
 
     def check(self, model: "ModelConfig") -> None:
-        """Raise ValueError if a model of this family cannot have the sizes of `model`. A family
-        with limits overrides this; the base class accepts all sizes."""
+        """Raise ValueError if a model with the options of this section, a family's, cannot have the
+        sizes of `model`, the section that contains it. A family with limits overrides this; the
+        base class accepts all sizes."""
 
 
 # A section although it is empty: an option that stood in the base class would apply to every

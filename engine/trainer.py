@@ -180,10 +180,10 @@ class Trainer:
 
     def run_to_end(self, loggers: dict[str, Start] | None = None, until: int | None = None) -> None:
         """Run the remaining iterations, with validations, checkpoints, their scores and lines of
-        metrics.jsonl, validate on the whole split, write the summary and seal the run. Every rank
-        calls it, after `prepare`; the first one alone writes metrics and summary, gives the metrics
-        to `loggers`, a dict name → function that begins a logger's session, and prints progress to
-        standard error.
+        metrics.jsonl, validate on the whole split, write the summary and seal the run; nothing is
+        returned. Every rank calls it, after `prepare`; the first one alone writes metrics and
+        summary, gives the metrics to `loggers`, a dict name → function that begins a logger's
+        session, and prints progress to standard error.
 
         Raises Interrupted after a checkpoint if a signal or the end of iteration number `until`,
         counted from 1, stops it before the run's end, and without one if a checkpoint cannot be

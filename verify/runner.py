@@ -104,11 +104,12 @@ def train(
     draw: int = 0,
     at_the_end: bool = False,
 ) -> Computed:
-    """Train as one rank of a layout, from the weights of `work` or else the engine's own, and
-    compare this rank's part of every tensor with the reference, or with `at_the_end` the final
-    weights alone. Return a Computed of this rank: the numbers of each iteration and the
-    differences, or the tensors themselves if the reference is empty. If `draw` is not 0, weights
-    are moved by up to a rounding before each iteration. Every rank of the layout calls it."""
+    """Train, as one rank of a layout, the engine that `kind` builds for `work`, from the weights of
+    `work` or else the engine's own, and compare this rank's part of every tensor with the
+    reference, or with `at_the_end` the final weights alone. Return a Computed of this rank: the
+    numbers of each iteration and the differences, or the tensors themselves if the reference is
+    empty. If `draw` is not 0, weights are moved by up to a rounding before each iteration. Every
+    rank of the layout calls it. Raises BadInput, as `kind` does, for an unsupported layout."""
     engine = kind(work, layout)
     computed = Computed()
     if work.initial:

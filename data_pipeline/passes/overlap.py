@@ -37,9 +37,10 @@ RESULT = "overlap.json"
 
 
 def count_overlap(texts: Iterable[str], test_set: Path, words: int) -> tuple[int, set[str]]:
-    """Read the texts, and return their number and the set of the n-grams, of `words` words, of the
-    test-set file `test_set` that they contain. `<unk>` divides a text. Raises BadInput if the test
-    set cannot be read."""
+    """Return a pair: the number of texts in `texts`, which is read once, and the set of the n-grams
+    of the test-set file `test_set` that at least one of the texts contains, as texts of `words`
+    lower-cased words. In a text no n-gram runs across `<unk>`. Raises BadInput if the test set
+    cannot be read."""
     ngrams = ngrams_of_files((test_set,), words, words)
     read = 0
     contained = set[str]()

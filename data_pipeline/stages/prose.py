@@ -99,8 +99,9 @@ class Prose(TextFilter):
     """Largest mean number of words in a paragraph's sentences."""
 
     def apply(self, text: str) -> str | Drop:
-        """Return the paragraphs of prose, each as one line, divided by blank lines, or a Drop if
-        they have too few words. A text that has this form already comes out unchanged."""
+        """Return the paragraphs of `text` that are prose by this filter's settings, each as one
+        line, divided by blank lines, or a Drop if together they have fewer than `min_words` words.
+        A text that has this form already comes out unchanged."""
         prose = self.prose_of(text)
         words = sum(len(paragraph.split()) for paragraph in prose)
         return "\n\n".join(prose) if words >= self.min_words else Drop("too little prose")

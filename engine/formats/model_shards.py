@@ -417,9 +417,11 @@ def divide(model: nn.Module, plan: TensorPlan, axis: Axis, seed: int = 0) -> nn.
 
 
 class _Region:
-    """Divided layers of one rank's part of a transformers model. Where activations enter them from
-    the undivided layers, and where the ranks' sum leaves, torch's random state of the CPU is
-    exchanged, so that dropout inside differs by rank."""
+    """Region of the divided layers in one rank's part of a transformers model. The method `divide`
+    changes a layer in place to be one of them. Where activations enter layers by columns, torch's
+    random state of the CPU is exchanged for the region's own, which `seed` and the rank determine,
+    and where the ranks' sum leaves, it is exchanged back, so that dropout inside differs by
+    rank."""
 
     def __init__(self, axis: Axis, seed: int) -> None:
         self.axis = axis

@@ -127,9 +127,10 @@ def run_schedule(name: ScheduleName, pp: int, chunks: int, counts: Sequence[int]
 def run_stages(
     stages: list[Any], mesh: ParallelMesh, name: ScheduleName, count: int, sequences: int = 1
 ) -> None:
-    """Run the forward and backward passes of one iteration through this rank's stages, one for each
-    chunk, by the schedule `name`, on `count` microbatches of `sequences` sequences, without an
-    optimizer step. All ranks of the pipeline call this."""
+    """Run the forward and backward passes of one iteration through `stages`, a list of this rank's,
+    one for each chunk, by the schedule `name`, on `count` microbatches of `sequences` sequences,
+    whose tokens are all 1. Nothing is returned: gradients are added to the parameters', and no
+    optimizer step follows. All ranks of the pipeline call this."""
     tokens = torch.ones(sequences, stages[0].config.seq_length, dtype=torch.long)
     orders = compute_orders(name, mesh.pp.size, len(stages), count)
     program = lower(orders, len(stages)).programs[mesh.pp.rank]

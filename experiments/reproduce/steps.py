@@ -27,8 +27,8 @@ Step = list[str]
 
 
 def say_step(number: int, count: int, what: str) -> None:
-    """Print to standard output the number of the step that begins, the total and `what`, its name;
-    print nothing in quiet mode."""
+    """Print to standard output an empty line and one that says that step `number`, from 1, of
+    `count` begins, with its name `what`; print nothing in quiet mode."""
     if not is_quiet():
         print(f"\nstep {number} of {count}: {what}", flush=True)
 
