@@ -125,8 +125,9 @@ class Timed:
 
 @dataclass(frozen=True)
 class OurLayout:
-    """This suite's engine, as a contender in a timed training: on one rank, or on several in a
-    layout."""
+    """This suite's engine, as a contender in a timed training, on `ranks` ranks in the layout
+    `parallel`. The method `build` returns the function that trains an iteration and returns its
+    loss; `training` and `steps` are its two parts."""
 
     name: str
     microbatches: int = 1

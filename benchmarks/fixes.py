@@ -166,8 +166,8 @@ def measure(
     )
     if alarms := [name for name, row in rows.items() if row.alarms and not table[name].why]:
         raise Diverged(
-            f"{alarms[0]}: the tree after the fix gives a finding that no `why` in the table of"
-            " cases explains:"
+            f"{alarms[0]}: the tree after the fix gives a finding, and the case has no `why`: find"
+            " the reason and write it there, in the table of cases; the finding is"
             f" {rows[alarms[0]].after.sentences[0]}"
         )
     return Fixes(rows=tuple(rows.values()))

@@ -52,7 +52,8 @@ Batches = Annotated[
 
 class FamilySection(Config):
     """Base class of a family's section of the configuration. A subclass has the family's own
-    options as fields, and overrides `check` if the sizes of such a model have limits."""
+    options as fields, sets the class's `special_tokens` and `divides_sequence` where it differs,
+    and overrides `check`, to raise ValueError, if the sizes of such a model have limits."""
 
     special_tokens: ClassVar[int] = 0
     """Number of this family's special tokens. They get ids after those of a dataset's tokenizer,

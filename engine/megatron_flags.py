@@ -176,8 +176,9 @@ def from_megatron(words: Sequence[str]) -> Translation:
 
 
 class _Given:
-    """Flags of a command line by name, each with its list of values, and the set of flag names that
-    were read, so that the others can be reported."""
+    """Flags of a command line: `flags`, a dict from a name without dashes to its list of values,
+    and `taken`, the set of names that the methods `has`, `text` and `number` were asked for, so
+    that the other flags can be reported."""
 
     def __init__(self, flags: dict[str, list[str]]) -> None:
         self.flags = dict(flags)

@@ -194,7 +194,8 @@ class Absent(NamedTuple):
 class Parent(NamedTuple):
     """Item that a check of a run yields to name a further directory, `place`, that is to be checked
     in the same way, with all that it was made from in turn: an input of the run, or a directory
-    inside the run or inside a folder of runs."""
+    inside the run or inside a folder of runs. With a `name`, under which the run's manifest states
+    an input's digest, this digest is compared with the one that `digest_of` returns for `place`."""
 
     place: Path
     name: str = ""

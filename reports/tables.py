@@ -89,9 +89,10 @@ def comparison_tables(records: Sequence[Record]) -> list[Table]:
 
 def chance(result: Result, vocab_size: int) -> dict[str, str]:
     """Return a dict quantity → text of the scores of an even guess over a vocabulary of
-    `vocab_size` on the text of a result: for a last-word test accuracy in per cent, "at most" a
-    number, and log-likelihood in nats a word; for another bits per byte. Empty if nothing was
-    scored.
+    `vocab_size` on the text of `result`. A quantity begins with the text's name. A last-word test
+    has two, such as `lambada_accuracy`, "at most" a number in per cent, and
+    `lambada_log_likelihood`, a negative number of nats a word; another has one, such as
+    `wikitext103_bits_per_byte`. Empty if nothing was scored.
 
     A word is one sub-word or more, so a guess of a word is right at most as often as a guess of a
     sub-word.

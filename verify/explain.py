@@ -186,9 +186,11 @@ class Judged:
                 yield Beyond(iteration, name.replace("_", " "), distance, allowed, detail)
 
     def _take_checkpoint(self, iteration: int) -> None:
-        """Compare the checkpoint of an iteration, which must be there, with the replays, which must
-        have reached it. Keep in `spread` how far rounding may take each tensor, and in `tensors`
-        the tensors beyond that, unless an earlier checkpoint had such tensors."""
+        """Compare the checkpoint after `iteration`, which must exist, with the float64 replay; both
+        replays must have just reached this iteration. Set `self.spread[iteration]` to a dict
+        tensor's name → distance that rounding explains, as a share of the tensor's norm, and
+        `self.tensors` to a list of a Beyond for each tensor that is farther away, unless an earlier
+        checkpoint had such tensors."""
         others = self.native.tensors()
         spread = {
             tensor: float((others[tensor].double() - true).norm() / true.norm())

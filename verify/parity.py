@@ -193,7 +193,9 @@ def comparable_layout(config: RunConfig, layout: str) -> ParityLayout:
         )
     chosen = parse_layout(layout)
     if reason := misfit(chosen, config):
-        raise BadInput(f"{chosen.name} does not fit: {reason}")
+        raise BadInput(
+            f"{chosen.name} does not fit: {reason}; change that, or take another layout by --layout"
+        )
     return chosen
 
 

@@ -123,8 +123,9 @@ def train(
 
 @dataclass(frozen=True)
 class Outcome:
-    """Results of one layout: the ranks' tensors, their differences from the reference, and why
-    ranks failed. If one failed, `ranks` and `rows` are empty."""
+    """Results of one layout: `ranks`, a Computed of each rank; `rows`, the differences of their
+    tensors from the reference; and `failure`, a sentence on ranks that failed, or an empty text. If
+    one failed, `ranks` and `rows` are empty."""
 
     layout: ParityLayout
     ranks: list[Computed]

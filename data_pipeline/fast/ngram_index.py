@@ -39,7 +39,8 @@ runs of words that the index has."""
 
 class NgramIndex:
     """A hash index of every run of `words` words in `texts`, which takes about 20 to 40 bytes for
-    each run.
+    each run. The method `candidates` yields the places in another text where one of these runs may
+    begin: all matches, and perhaps other places, so that the caller compares the words.
 
     A text consists of at least `words` lower-cased words, joined by one space. Raises ValueError if
     this Python lower-cases in a way the index does not know.

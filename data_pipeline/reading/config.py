@@ -37,7 +37,7 @@ def check_source_name(name: str) -> None:
     if kind in ENDINGS:
         raise ValueError(f"source {name!r} needs a path: {kind}:PATH")
     if name.startswith(HUB):
-        raise ValueError(f"source {name!r} needs a data set of the hub: hub:OWNER/NAME")
+        raise ValueError(f"source {name!r} must name a data set and its owner: hub:OWNER/NAME")
     known = [*HUB_NAMES, INSTALLED_DOCS, HUB, *(f"{kind}:" for kind in ENDINGS)]
     like = [
         known_kind

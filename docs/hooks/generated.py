@@ -23,9 +23,10 @@ PART = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end of \2 -->)", re.DO
 
 
 def rewrite(page: str) -> str:
-    """Return `page`, the Markdown text of a page, with the text between every pair of marks, from
-    `generated: NAME` to `end of NAME`, made anew, as `made` gives it by NAME; marks without a
-    partner stay. Nothing is written."""
+    """Return `page`, the Markdown text of a page, with new text between the marks of each pair,
+    `<!-- generated: NAME -->` and `<!-- end of NAME -->`: the text that the function `made` of this
+    module returns for NAME. Marks without a partner and all other text stay. Nothing is
+    written."""
     return PART.sub(lambda match: f"{match[1]}\n{made(match[2])}\n\n{match[3]}", page)
 
 

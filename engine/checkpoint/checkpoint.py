@@ -97,8 +97,8 @@ class Probe(FileSchema):
         if not math.isclose(loss, self.loss, rel_tol=TOLERANCE.get(self.precision, 1e-4)):
             raise IntegrityFailure(
                 f"{where}: the model's loss on the samples in {PROBE} is {loss!r}, and was"
-                f" {self.loss!r} when the checkpoint was saved: the weights changed, or this"
-                " machine miscomputes"
+                f" {self.loss!r} when the checkpoint was saved: the weights changed, or"
+                " this machine miscomputes: restore the checkpoint, or load it on another machine"
             )
         if computed_on == self.computed_on and loss != self.loss:
             return (

@@ -16,7 +16,8 @@ from mlm_repro.engine.parallel.mesh import Axis, ParallelMesh
 
 class Role(Enum):
     """Kind of a parameter, from which its initial value and its weight decay follow (2019 paper,
-    Section 4.2)."""
+    Section 4.2): a product's matrix, a branch's last matrix, an embedding, the tied word embedding,
+    another vector, a bias or a norm's scale. The first four are decayed."""
 
     WEIGHT = "weight"
     """Matrix of a product: N(0, std), decayed."""

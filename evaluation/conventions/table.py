@@ -401,9 +401,10 @@ class LastWords:
         ]
 
     def averages(self, scores: Scores) -> Iterator[tuple[str, float]]:
-        """Yield pairs of the name and value of each average. `scores` has a model's scores of this
-        object's `requests`. The averages are the mean loss in nats of a target and of a target's
-        sub-word, and the shares of right targets and right sub-words."""
+        """Yield a pair of name and value for each of four averages of `scores`, a model's scores of
+        this object's `requests`: `targets`, the mean loss in nats of a target; `sub-words of
+        targets`, the mean loss of one sub-word; `accuracy`, the share from 0 to 1 of right targets;
+        `accuracy of sub-words`, the share of right sub-words."""
         yield "targets", math.fsum(scores.nll) / len(scores.nll)
         yield "sub-words of targets", math.fsum(scores.nll) / len(scores.greedy)
         yield ACCURACY, float(scores.all_greedy.mean())

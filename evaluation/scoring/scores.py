@@ -62,7 +62,8 @@ Batches = list[list[int]]
 @dataclass(frozen=True)
 class ScoringModel:
     """A causal language model as scoring takes it: this rank's network, the mesh of ranks,
-    vocabulary, longest input, hidden size and number format."""
+    vocabulary, longest input, hidden size and number format. `length_switch` and `is_alone` say
+    which rows must not be in one batch, because the model would read them in another way."""
 
     network: CausalModel | PretrainedModel
     """This rank's part of the model: a stage of an engine's model, or a whole one that transformers

@@ -45,8 +45,9 @@ class RunningText:
 
     @classmethod
     def of_documents(cls, source: SourceText, documents: Sequence[str]) -> Self:
-        """Return the RunningText of documents joined by blank lines. Each document is an article,
-        named `document 0` and so on, but a single document has no articles."""
+        """Return the RunningText of `documents`, a sequence of texts, joined by blank lines, with
+        `source` as its source. Each document is an article, named `document 0` and so on, but a
+        single document has no articles."""
         starts = [*accumulate((len(text) + 2 for text in documents), initial=0)][:-1]
         articles = (
             [(f"document {number}", start) for number, start in enumerate(starts)]

@@ -70,8 +70,10 @@ def keep(training: Path, study: Path) -> None:
 
 
 class Kept:
-    """The trainings that the folder of an ablation keeps, by the name of their configuration, and
-    which of them were asked for."""
+    """Trainings that the folder of an ablation keeps: the attribute `trained` is a dict from the
+    name of a configuration to its Trained. The method `of` returns the Trained of configurations
+    that are asked for; after that the method `check_no_more` raises IntegrityFailure if a training,
+    other than a trial of a learning rate, was never asked for."""
 
     def __init__(self, folder: Path) -> None:
         """Read all trainings that `folder`, an ablation's, keeps, for the attribute `trained` and
@@ -97,7 +99,8 @@ class Kept:
             if training is None:
                 raise IntegrityFailure(
                     f"{self.folder.name} does not keep {config.name}, which {FORECAST} asks for:"
-                    " the forecast was changed or made after its trainings"
+                    " the forecast was changed or made after its trainings; restore it, or run the"
+                    " experiment again"
                 )
             # A requested configuration has no dataset, so it lacks the vocabulary that the training
             # took from its own.

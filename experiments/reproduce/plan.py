@@ -192,8 +192,9 @@ def folder_of(training: str, runs: Path) -> Path:
 
 def training_place(run: str, runs: Path) -> Path:
     """Return the path of the directory of a reproduction's training; `run` is that directory's
-    name, `runs` the folder of runs. Earlier versions kept every seed beside the reproduction, so a
-    sealed directory there comes first."""
+    name, `runs` the folder of runs. A training with another seed than the recipe's is at
+    `runs`/seeds/`run`, any other at `runs`/`run`. Earlier versions kept every seed in `runs`, so if
+    `runs`/`run` is a sealed directory, that is returned whatever its seed."""
     beside = runs / run
     return beside if is_sealed(beside) else folder_of(run, runs) / run
 
