@@ -197,8 +197,9 @@ def datasheet(cluster: str) -> dict[str, float]:
 
 
 def simulated_seconds(machine: Machine, workloads: Sequence[Workload]) -> Floats:
-    """Return the seconds of an iteration of each workload on the machine, [n], as the simulator
-    predicts them."""
+    """Return the seconds of an iteration of each of `workloads` on `machine`, an array [n], as the
+    simulator predicts them. The workloads must be ones that the engine accepts, which is not
+    checked; their memory is not looked at."""
     return iteration_parts(machine, workloads).total
 
 
@@ -386,8 +387,10 @@ NOTES = [
 
 
 class Fit(NamedTuple):
-    """A cluster and a software whose constants are fitted together: their names, the measured rows,
-    and the function that fits a machine to some of the rows."""
+    """A cluster and a software whose constants are fitted together: their names, the measured
+    `rows`, and the function `refit`, which fits a Machine to some of the rows. `left_out` has ways
+    to divide the rows into folds, `apart` rows that no constant is fitted on, and `sources` the
+    kind and source of each constant."""
 
     cluster: str
     software: str

@@ -42,10 +42,12 @@ from mlm_repro.lineage.progress import announce, format_bytes
 
 @dataclass
 class Pipeline:
-    """Runs the stages of a recipe on its opened sources, as tasks in `workspace`.
+    """Build of a dataset by the recipe `config` from its opened `sources`, as tasks in `workspace`.
+    Nothing runs before the method `run`, which runs all stages; then `ledger`, `tokenizer`,
+    `finished` and `splits` have their results, and `publish` makes the dataset.
 
     `test_sets` are the files to search for, by the test set's name, None for one that is missing;
-    the stage `decontaminate` searches for them.
+    the stage `decontaminate` searches for them. `digests` has the digest of each part of the input.
     """
 
     config: DataConfig

@@ -46,8 +46,11 @@ NO_EFFECT, NOTED = (re.compile("|".join(FLAGS[table])) for table in ("no_effect"
 
 
 class Translation(NamedTuple):
-    """A configuration translated from a command line of Megatron-LM, and texts about the flags that
-    did not become settings: flags with their values, or sentences."""
+    """Translation of a command line of Megatron-LM: the RunConfig `config`, and three sorted lists
+    of texts about the flags that did not become settings. `data` has the flags about the data and
+    `without_effect` the flags that leave the training the same, each with its values; `missing` has
+    sentences about flags without a counterpart, and about `--load` for a training that starts from
+    weights."""
 
     config: RunConfig
     data: list[str]

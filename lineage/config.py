@@ -135,7 +135,9 @@ def read_toml(path: Path, seen: tuple[Path, ...] = ()) -> JSON:
     try:
         text = read_bytes(path, MOST_BYTES).decode("utf-8")
         if DEEP.search(text):
-            raise BadInput(f"{path} has a key inside of more than 63 tables")
+            raise BadInput(
+                f"{path} has a key inside of more than 63 tables: nest its tables less deeply"
+            )
         values = tomllib.loads(text)
     except FileNotFoundError as error:
         raise BadInput(f"configuration file {path} does not exist") from error

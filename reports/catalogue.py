@@ -65,9 +65,10 @@ class ExperimentNumbers:
 
 
 def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
-    """Return the Exhibit of an experiment for the page, with data and command: a figure of one
-    quantity, a table of the other published quantities, or both. It has the published numbers with
-    ours over them, or ours alone if the experiment answers no claim."""
+    """Return the Exhibit, for the page, of the experiment in `numbers`, an ExperimentNumbers: with
+    data and command, a figure of one quantity, a table of the other published quantities, or both.
+    It has the published numbers with ours over them, or ours alone if the experiment answers no
+    claim."""
     experiment = numbers.experiment
     quantity = _drawn(numbers)
     command = f"mlm-experiment run {experiment.name}"

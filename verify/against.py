@@ -142,7 +142,7 @@ def _case(
     if not np.isfinite([ours, others]).all():
         raise Diverged(
             f"the {name} became NaN or infinite in one of the two trainings, so that they cannot be"
-            " compared; no run was written"
+            " compared, and no run was written: lower train.learning_rate or train fewer iterations"
         )
     # Measured on the other engine, which knows nothing of ours.
     allowed = curve_tolerance(others, moved, layers)

@@ -128,8 +128,8 @@ def _read_segment(run: Path, config: RunConfig, start: int, end: int) -> Segment
         threads = int(recorded["threads"])
     except (KeyError, TypeError, ValueError) as error:
         raise IntegrityFailure(
-            f"{path} does not record its layout and threads, so the iterations up to it cannot be"
-            f" replayed: {error}"
+            f"{path} does not record its layout and threads ({error}), so the iterations up to it"
+            " cannot be replayed: if it is damaged, copy the run again, else replay another run"
         ) from error
     stored = read_object(path / CONFIG).get("parallel") or config.parallel.model_dump()
     parallel = parse_config({**stored, "tp": layout.tp, "pp": layout.pp}, ParallelConfig, str(path))

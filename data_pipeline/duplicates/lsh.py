@@ -90,8 +90,8 @@ def sketch(minima: NDArray[np.uint32]) -> NDArray[np.uint64]:
 
 @compiled
 def agreement(left: Words, right: Words) -> int:
-    """Return the number of equal bytes of two sketches, which are rows of 64-bit words, padding
-    included."""
+    """Return the number of places at which two sketches, each one row of 64-bit words, have the
+    same byte; padding counts, as equal."""
     mine = left.view(np.uint8)
     theirs = right.view(np.uint8)
     count = 0

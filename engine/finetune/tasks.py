@@ -180,7 +180,9 @@ def _read(path: Path) -> str:
             f"there is no file {path}: --data must name the folder of the task's published files"
         ) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} cannot be read: {cause(error)}") from error
+        raise BadInput(
+            f"{path} cannot be read: {cause(error)}; put the task's published file there again"
+        ) from error
 
 
 class FineTuneRecipe(Config):

@@ -84,9 +84,9 @@ def to_input(
     pairs: Sequence[PairSample] = (),
     places: tuple[int, ...] = (),
 ) -> PipelineInput:
-    """Return a PipelineInput, the microbatch of the token ids in `tokens`, on the mesh's device; on
-    a CPU it shares their memory. Without `pairs` the ids are [b, s + 1], and each predicts the
-    next: tokens and targets are [b, s].
+    """Return a PipelineInput, the microbatch of the token ids in the NumPy array `tokens`, on the
+    device of `mesh`; on a CPU it shares their memory. Without `pairs` the ids are [b, s + 1], and
+    each predicts the next: the PipelineInput's tokens and targets are [b, s].
 
     With `pairs`, for a BERT, one PairSample a row, the tokens are [b, s], the pairs give targets,
     parts and padding, and `recurrence` is not used. `dropout` and `places` are stored as they are.

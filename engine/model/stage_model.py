@@ -133,5 +133,5 @@ class CausalModel(StageModel):
     def logits(self, hidden: Tensor) -> Tensor:
         """Return this rank's logits [..., v/t], with its part of the vocabulary's padding, for
         `hidden`, states [..., h] that the last stage gave out; they are not gathered. A model with
-        an adaptive softmax returns log-probabilities instead. A subclass defines this, and every
-        tensor-parallel rank calls it."""
+        an adaptive softmax returns on every rank the log-probabilities of all words, [..., words],
+        without padding. A subclass defines this, and every tensor-parallel rank calls it."""

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 class NamedProtocol(NamedTuple):
     """Entry of protocols.toml: a protocol's title, the name of its test file, and the function that
-    builds its task."""
+    builds its task, with its settings. It may have a usual longest window, and a function that
+    builds a stand-in task from a dataset's directory on a machine without the test file."""
 
     title: str
     test_set: str

@@ -145,10 +145,11 @@ def _sweep_rates(
 
 
 def _seal_forecast(run: RunDirectory) -> EffectForecast:
-    """Seal a copy of the forecast that the directory of an ablation's run has already, as a run of
-    its own beside it, unless that was done before. Print where and the rates, and return the
-    EffectForecast. Raises IntegrityFailure if the forecast cannot be read, and the errors of
-    `RunDirectory.begin`, such as BadInput if the sealed run's directory holds other work."""
+    """Seal a copy of forecast.json, which the caller has written in the directory of `run`, an
+    ablation's RunDirectory, as a run of its own beside that directory, unless this was done before.
+    Print the sealed run's path and the forecast's rates, and return the EffectForecast. Raises
+    IntegrityFailure if the forecast cannot be read, and the errors of `RunDirectory.begin`, such as
+    BadInput if the sealed run's directory holds other work."""
     path = run.path / FORECAST
     forecast = read_document(path, EffectForecast)
     facts = {ABLATION: run.path.name, "sha256": sha256_file(path)}

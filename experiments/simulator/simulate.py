@@ -61,7 +61,9 @@ class Parts:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted time of one iteration of a workload, and the memory of its fullest rank. One that
+    """Prediction for one iteration of a workload: its seconds with an interval, the rate per GPU,
+    the bytes of memory of its fullest rank and the probability that they fit; `extrapolated` says
+    how the workload lies outside the fitted rows. `reason` is empty if the workload runs. One that
     is refused has a reason and zeros, one that only lacks memory a reason beside its numbers."""
 
     reason: str = ""
