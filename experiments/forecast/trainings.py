@@ -97,7 +97,8 @@ class Kept:
             if training is None:
                 raise IntegrityFailure(
                     f"{self.folder.name} does not keep {config.name}, which {FORECAST} asks for:"
-                    " the forecast was changed or made after its trainings"
+                    " the forecast was changed or made after its trainings; put back the"
+                    " forecast that came before them, or train again"
                 )
             # A requested configuration has no dataset, so it lacks the vocabulary that the training
             # took from its own.
@@ -107,7 +108,8 @@ class Kept:
             if (model, training.config.train) != (asked, config.train):
                 raise IntegrityFailure(
                     f"{training.name} was trained with other settings than {FORECAST} gives it:"
-                    " the forecast was changed or made after its trainings"
+                    " the forecast was changed or made after its trainings; put back the"
+                    " forecast that came before them, or train again"
                 )
             if training.dataset != dataset:
                 raise IntegrityFailure(
