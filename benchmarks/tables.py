@@ -75,9 +75,10 @@ def show_benchmark(result: Benchmark) -> None:
 
 
 def _measure_table(medians: Medians, measure: str, unit: str) -> Table:
-    """Return a Table of one measure's medians: cases down and contenders across, or the other way
-    round if there are more contenders than cases. `unit` is that of the medians. A dash stands
-    where a contender has none for a case."""
+    """Return a Table of one measure's `medians`, a dict (case, contender) → median: cases down and
+    contenders across, or the other way round if there are more contenders than cases. `unit` is
+    that of the medians. The title is `measure`, with the unit unless it is bytes or empty. A dash
+    stands where a contender has none for a case."""
     cases, contenders = (list(dict.fromkeys(key[part] for key in medians)) for part in (0, 1))
     head = "case"
     down = cases

@@ -66,9 +66,10 @@ def loss(model: nn.Module, rows: Tensor) -> Tensor:
 
 
 def build(layout: Any) -> nn.Module:
-    """Return this rank's model, divided over the layout's tp, fsdp, dp and ep; the whole model
-    without process groups. Every rank calls it. Patches torchtitan's modules in this process, and
-    seeds torch's generator."""
+    """Return torchtitan's Qwen3 with experts, two small layers in float64 with the same random
+    weights at each call: this rank's part by the sizes tp, fsdp, dp and ep of `layout`, or the
+    whole model if the caller made no process group. `mlm-verify layouts` calls it, on every rank.
+    Patches torchtitan's modules in this process, and seeds torch's generator."""
     qwen3 = import_module("torchtitan.models.qwen3")
     configs = import_module("torchtitan.config")
     attention = import_module("torchtitan.models.common.attention").ScaledDotProductAttention

@@ -37,9 +37,10 @@ MEGATRON_BYTES = ParameterBytes(2, 2, 8, 4)
 
 
 class RankMemory(NamedTuple):
-    """Peak memory in bytes of each tensor-parallel rank of the pipeline rank number `rank`, in
-    three parts: the training state, the activations, and the copy from which a checkpoint is
-    written."""
+    """Peak memory in bytes of each tensor-parallel rank of one pipeline rank, whose number is the
+    field `rank`. Its parts are the fields `state`, for parameters, gradients and optimizer,
+    `activations`, and `copied`, for the copy from which a checkpoint is written, 0 by default;
+    `total` is their sum."""
 
     state: int
     """Bytes of parameters, gradients and optimizer state."""

@@ -542,11 +542,11 @@ class Trainer:
             note(f"warning: {skipped} of {done} iterations did not change the weights: {why}")
 
     def _console(self, line: Step) -> str:
-        """Return an iteration, given as its Step, as text for the progress line: mean loss of the
-        last 20 iterations, or of the last `record.log_interval` if that is set, gradient norm,
-        learning rate, time and the speed of all ranks together; in fp16 the loss scale, and the
-        number of skipped iterations if there are any. The mean covers at most 128 iterations, and
-        none with a loss or norm that is not finite."""
+        """Return an iteration, given as its Step, as text for the progress line: mean loss,
+        gradient norm, learning rate, time and the speed of all ranks together; in fp16 the loss
+        scale, and the number of skipped iterations if there are any. The mean is over the last 20
+        iterations with a finite loss and norm, or over the last `record.log_interval` of them if
+        that is set, at most 128; if there are none it is this iteration's own loss."""
         skipped = self.state.iteration - self.state.optimizer_steps
         norm = line.gradient_norm
         losses = [loss for loss, _ in self.recent.seen][

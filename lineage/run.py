@@ -113,11 +113,12 @@ class RunDirectory:
 
     def begun(self, manifest: Manifest) -> "RunDirectory":
         """Return this run as a RunDirectory with its manifest on disk: the argument is written,
-        with the time and the environment, unless there is a manifest. Several processes may begin a
-        run at once.
+        with the time and the environment, unless there is a manifest, which then stays as it is.
+        Several processes may begin a run at once.
 
-        Raises BadInput if the directory cannot be made or holds other work, and IntegrityFailure if
-        a manifest that is there is damaged.
+        Raises BadInput if the directory cannot be made or its manifest has another identity than
+        the argument, IntegrityFailure if a manifest that is there is damaged. Files without a
+        manifest are no error here.
         """
         path = self.path
         run = self

@@ -338,7 +338,10 @@ def run_serial(kind: Kind, work: Work) -> Serial:
 def _serially(kind: Kind, work: Work, reference: Reference = UNKNOWN, draw: int = 0) -> Outcome:
     outcome = compare_layout(probe, kind, work, SERIAL, reference, draw, seconds=SECONDS)
     if outcome.failure:
-        raise BadInput(f"the serial run cannot run here: {reason(outcome.failure)}")
+        raise BadInput(
+            "the serial run, the program on one rank, cannot run here; correct the program or its"
+            f" fields: {reason(outcome.failure)}"
+        )
     return outcome
 
 

@@ -320,8 +320,8 @@ class Tokenizer:
     @cached_property
     def vocab_size(self) -> int:
         """Number of token ids without padding: one more than the largest id of any token that the
-        tokenizer has, special or not. Those of `special_ids` that follow its last are not
-        counted."""
+        tokenizer has, special or not. If `special_ids` gives [CLS], [SEP], [MASK] and [PAD] the ids
+        after that one, because the tokenizer lacks them, these four are not counted."""
         return max(self._backend.get_vocab().values()) + 1
 
     @cached_property

@@ -26,7 +26,8 @@ class Finished:
 
     @property
     def digest(self) -> str:
-        """Digest of all files that the tasks of the stage wrote."""
+        """Digest of all files that the tasks of the stage wrote, made of the tasks' recorded
+        digests; no file is read."""
         return sha256_json(self.digests)
 
     @property

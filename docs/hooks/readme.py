@@ -175,7 +175,10 @@ def rewrite(readme: str, results: Path = RESULTS) -> str:
         begin = f"<!--{name}-->"
         end = f"<!--/{name}-->"
         if begin not in readme or end not in readme:
-            raise BadInput(f"README does not have both marks, {begin} and {end}")
+            raise BadInput(
+                f"README does not have both marks, {begin} and {end}: put them back, around the"
+                " text that is generated"
+            )
         before, rest = readme.split(begin, 1)
         readme = f"{before}{begin}\n{block(reproduction)}\n{end}{rest.split(end, 1)[1]}"
     return CONSOLE.sub(lambda match: f"```console\n{match[1]}{_output(match[1])}```", readme)

@@ -64,7 +64,8 @@ def read_mnli(path: Path) -> list[LabelledExample]:
             continue
         if label not in MNLI_LABELS:
             raise BadInput(
-                f"{path} line {line}: gold_label is {label!r}, not one of {', '.join(MNLI_LABELS)}"
+                f"{path} line {line}: gold_label is {label!r}, not one of {', '.join(MNLI_LABELS)}:"
+                " correct it, or write - there to have the line skipped"
             )
         examples.append(LabelledExample(((first, second),), MNLI_LABELS.index(label)))
     return examples

@@ -350,7 +350,7 @@ def _check(directory: Path, model: nn.Module, tp: int) -> str:
     except (RuntimeError, ValueError) as error:
         raise BadInput(
             f"a {type(model).__name__} cannot be divided over {tp} ranks, and nothing was written:"
-            f" its parts do not run ({error})"
+            f" its parts do not run ({error}); use it undivided, or choose another tp"
         ) from error
     if not difference <= TOLERANCE * max(1.0, float(whole.abs().max())):
         raise BadInput(

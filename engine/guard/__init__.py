@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class Iteration:
-    """One training iteration as guards see it: its number, its batch, this rank's microbatches, its
-    gradient, and its line of the metrics."""
+    """One training iteration as guards see it: its number, the size of its global batch, this
+    rank's microbatches, the loss and the norm of the gradient (a Gradient, not the tensors), and,
+    only once the update was made or skipped, its line of the metrics."""
 
     number: int
     """Number of this iteration in the training, counted from 0."""

@@ -37,8 +37,9 @@ WORKSPACE_BYTES = 2 << 20
 
 def reference(query_key_value: Tensor, mask: DropoutMask | None) -> Tensor:
     """Return causal attention's outputs of all heads, [s, b, n·d], differentiable, from one tensor
-    of queries, keys and values, [s, b, n, 3, d]. Scores are multiplied by 1/√d. `mask` drops
-    softmax weights; None means no dropout."""
+    of queries, keys and values, [s, b, n, 3, d]. Scores are multiplied by 1/√d. `mask`, a
+    DropoutMask that describes the masks and has no tensor of them, drops softmax weights and scales
+    the others; None means no dropout."""
     s, b, n, _, d = query_key_value.shape
     query, key, value = query_key_value.permute(3, 1, 2, 0, 4).unbind(0)  # each [b, n, s, d]
     if mask is None:

@@ -13,7 +13,9 @@ from torch import Tensor
 class Captured:
     """CUDA graphs of a function that is called for each microbatch of an iteration: one graph of
     the first call in an iteration, and one of any later call, which may add to the results of the
-    first."""
+    first. The constructor captures both; the method `total` replays them for the inputs of an
+    iteration's calls, which must have the shapes of the capture (`fits`), and returns the sum of
+    the results."""
 
     def __init__(
         self,

@@ -35,7 +35,8 @@ class FlatLamb(FlatOptimizer):
     0.
 
     A tensor is a layer of the paper; its norms are of the whole tensor, over every rank that holds
-    a part of it. The paper's form corrects the moments' bias and has φ(z) = z.
+    a part of it. This class has the paper's form, which corrects the moments' bias and has φ(z) =
+    z; a subclass has another by its `is_corrected`, `largest_norm` and `largest_ratio`.
     """
 
     is_corrected = True

@@ -110,7 +110,8 @@ class Kept:
             if (model, training.config.train) != (asked, config.train):
                 raise IntegrityFailure(
                     f"{training.name} was trained with other settings than {FORECAST} gives it:"
-                    " the forecast was changed or made after its trainings"
+                    " the forecast was changed or made after its trainings; put back the"
+                    " forecast that came before them, or train again"
                 )
             if training.dataset != dataset:
                 raise IntegrityFailure(

@@ -168,11 +168,12 @@ def timed(*names: str) -> list[Observation]:
 
 def workload_of(row: dict[str, str]) -> Workload:
     """Return the Workload in the cells of `row`, a dict by column. Only `COLUMNS` are read, so
-    `scatter_gather` always has its default; absent or empty cells take their defaults. It is not
-    checked whether such a workload can run.
+    `scatter_gather` always has its default; absent or empty cells take their defaults. The cells of
+    `recompute` and `family` are words, put in lower case; all others must be whole numbers. It is
+    not checked whether the words are known and such a workload can run.
 
-    Raises BadInput naming a column that has no default and is empty, or is not a whole number of at
-    most a billion.
+    Raises BadInput naming a column that has no default and is empty, or a number that is not whole
+    or above a billion.
     """
     values = JSON()
     for name in COLUMNS:

@@ -43,7 +43,10 @@ from mlm_repro.lineage.progress import Progress
 
 @dataclass(frozen=True)
 class Parts:
-    """Seconds of the parts of an iteration, each an array [n] with one element per workload."""
+    """Seconds of the parts of an iteration, each an array [n] with one element per workload:
+    `pipeline`, all passes with their messages and waits, `gradients`, the reduction that the passes
+    do not hide, `optimizer`, and `host`, the host's time outside microbatches; `total` is their
+    sum."""
 
     pipeline: Floats
     """Seconds from the first forward to the last backward pass."""

@@ -186,8 +186,8 @@ def test_a_healthy_program_raises_no_alarm(verify: Command) -> None:
         (
             ["--with", "moe_router_topk=1", "--with", "num_moe_experts=2"],
             (
-                "the serial run cannot run here: ValueError: Please use --moe-router-pre-softmax"
-                " when topk is 1."
+                "the serial run, the program on one rank, cannot run here; correct the program or"
+                " its fields: ValueError: Please use --moe-router-pre-softmax when topk is 1."
             ),
         ),
     ],
