@@ -97,13 +97,15 @@ class EvaluatedCheckpoint:
         object itself if `window` is None.
 
         A window beyond the context adds a warning to the copy's `notes` and `checked` if the
-        attribute `is_open` is true, and raises BadInput otherwise.
+        attribute `is_open` is true, and raises BadInput otherwise, as one below 1 does.
         """
         context = self.model.seq_length
         notes = self.notes
         checked = self.checked
-        if not window:
+        if window is None:
             return self
+        if window < 1:
+            raise BadInput(f"the longest input is {window} tokens: give at least 1")
         if window > context:
             beyond = f"a window of {window:,} is beyond the model's context of {context:,}"
             if not self.is_open:

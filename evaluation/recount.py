@@ -1,8 +1,8 @@
 """Recomputes numbers of an evaluation from its other numbers and from its text. Imports no
 torch."""
 
-import math
 from collections.abc import Callable
+from math import exp, fsum, log
 from pathlib import Path
 from typing import Any
 
@@ -45,19 +45,17 @@ def follows(result: PerplexityResult | ClozeResult) -> dict[str, float]:
     blocks = result.blocks
     scored = np.array([block.nll for block in blocks])
     weights = block_weights(blocks, result.normaliser, result.num_windows)
-    size = nll / math.log(2) / share
+    size = nll / log(2) / share
     given = {
         "num_scored_tokens": sum(block.num_scored for block in blocks),
-        "loss_per_token": math.fsum(scored) / result.num_scored_tokens,
+        "loss_per_token": fsum(scored) / result.num_scored_tokens,
         "normaliser": result.num_original_tokens
         * result.num_scored_tokens
         / (result.num_tokens - 1),
         "token_ratio": (result.num_tokens - 1) / (result.num_original_tokens - 1),
-        **dict.fromkeys(
-            ("perplexity", "original_token_perplexity"), math.exp(nll / result.normaliser)
-        ),
-        "subword_perplexity": math.exp(result.loss_per_token),
-        "lm_eval_word_perplexity": math.exp(nll / (result.num_lm_eval_words * share)),
+        **dict.fromkeys(("perplexity", "original_token_perplexity"), exp(nll / result.normaliser)),
+        "subword_perplexity": exp(result.loss_per_token),
+        "lm_eval_word_perplexity": exp(nll / (result.num_lm_eval_words * share)),
         # Rounded to the nearest whole number of bytes, which is not stored.
         "bits_per_byte": size / round(size / result.bits_per_byte),
     }
@@ -117,10 +115,5 @@ def counts(
         (block.title, block.num_targets, block.num_original_tokens) for block in result.blocks
     ):
         given["num_tokens"] = -1
-    bits = (
-        result.loss_per_token
-        * (result.num_tokens - 1)
-        / math.log(2)
-        / limited.running_text.num_bytes
-    )
+    bits = result.loss_per_token * (result.num_tokens - 1) / log(2) / limited.running_text.num_bytes
     return {**given, "num_windows": len(limited.requests), "bits_per_byte": bits}

@@ -10,10 +10,10 @@ import json
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any, Self, TypeVar
 
 from mlm_repro.lineage.atomic import JSON, read_json
@@ -86,11 +86,11 @@ class Meeting:
         living part has other values of the same facts; a part with other values is watched for
         LOOK_SECONDS, to see that it lives."""
         facts = self._sign["facts"] | facts
-        until = time.monotonic() + LOOK_SECONDS
+        until = monotonic() + LOOK_SECONDS
         before = read_signs(self._folder)
-        while any(_differing(facts, sign) for sign in before.values()) and time.monotonic() < until:
+        while any(_differing(facts, sign) for sign in before.values()) and monotonic() < until:
             self._check(facts, before, read_signs(self._folder))
-            time.sleep(ASK_SECONDS)
+            sleep(ASK_SECONDS)
         self._sign["facts"] = facts
         self._write()
 
@@ -116,13 +116,13 @@ class Meeting:
         Raises Interrupted if that part ends without it or gives no sign of life for
         MLM_JOIN_SECONDS, and BadInput if it works on other facts.
         """
-        began = heard = time.monotonic()
+        began = heard = monotonic()
         told = SAID_AFTER_SECONDS
         signs = read_signs(self._folder, part)
         while (value := ready()) is None:
             before = signs
             signs = read_signs(self._folder, part)
-            now = time.monotonic()
+            now = monotonic()
             heard = now if signs != before else heard
             self._check(self._sign["facts"], before, signs)
             if ended := [sign["said"] for sign in signs.values() if sign["said"]]:
@@ -143,7 +143,7 @@ class Meeting:
                     flush=True,
                 )
                 told *= 4
-            time.sleep(ASK_SECONDS)
+            sleep(ASK_SECONDS)
         return value
 
     def _beat(self) -> None:

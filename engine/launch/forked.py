@@ -8,13 +8,13 @@ Linux the ranks do not outlive the parent.
 import faulthandler
 import multiprocessing
 import tempfile
-import time
 import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
+from time import monotonic
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -53,7 +53,7 @@ def run_forked(
     answered: Any
     processes = []
     died = list[int]()
-    started = time.monotonic()
+    started = monotonic()
     deadline = started + timeout_seconds + GRACE_SECONDS
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -74,7 +74,7 @@ def run_forked(
                 writer.close()  # the pipe then ends with the rank
             while waiting and not died:
                 # Without time left, the answers that are there already are still read.
-                ready = wait(list(waiting), max(deadline - time.monotonic(), 0))
+                ready = wait(list(waiting), max(deadline - monotonic(), 0))
                 if not ready:
                     break
                 for answered in ready:
@@ -83,12 +83,12 @@ def run_forked(
                         answers[rank] = answered.recv()
                     # A pipe that ends before its time belongs to a rank that was killed; after the
                     # time-out it is one of those that are ended here.
-                    if rank not in answers and time.monotonic() < started + timeout_seconds:
+                    if rank not in answers and monotonic() < started + timeout_seconds:
                         died.append(rank)
                     # The others may now wait for a rank that is gone. They get a moment to say what
                     # they saw.
                     if rank not in answers or answers[rank].failure:
-                        deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+                        deadline = min(deadline, monotonic() + GRACE_SECONDS)
         finally:
             for process in processes:
                 process.join(GRACE_SECONDS if len(answers) == world_size else 0)
@@ -150,7 +150,7 @@ def _enter(
             if str(error)
             else f"{frame.line} in {Path(frame.filename).name}, line {frame.lineno}"
         )
-        writer.send(_Answer(None, (time.monotonic(), line, traceback.format_exc())))
+        writer.send(_Answer(None, (monotonic(), line, traceback.format_exc())))
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -1,7 +1,6 @@
 """Joins the launched ranks, checks that they were given the same work, and builds their mesh."""
 
 import faulthandler
-import os
 import signal
 import sys
 import time
@@ -9,6 +8,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from os import environ
 from typing import Any
 
 import torch
@@ -98,18 +98,18 @@ def join_ranks() -> None:
         cuda.set_device(local_rank())
     if dist.is_initialized():
         return
-    rank, host, port = (os.environ.get(name, "") for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
+    rank, host, port = (environ.get(name, "") for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
     if not (rank.isdigit() and host and port.isdigit()):
         raise BadInput(
             "the environment has WORLD_SIZE, but no usable RANK, MASTER_ADDR or MASTER_PORT: start"
             " the ranks with torchrun, or unset WORLD_SIZE"
         )
-    if not (waits := os.environ.get(JOIN_SECONDS, "300")).isdigit():
+    if not (waits := environ.get(JOIN_SECONDS, "300")).isdigit():
         raise BadInput(
             f"the environment variable {JOIN_SECONDS} is {waits!r}, not a whole number of seconds:"
             " correct it or unset it"
         )
-    agent_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    agent_serves = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     deadline = time.monotonic() + int(waits)
     try:
         shared = dist.TCPStore(
@@ -131,7 +131,7 @@ def join_ranks() -> None:
         raise alone from error
     # torchrun keeps its store when it restarts ranks. Without a prefix for each attempt, the count
     # below would go on from the last attempt's.
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = dist.PrefixStore(f"mlm/attempt-{attempt}", shared)
     # Counted before the process group is made, whose own time-out would not say how many ranks are
     # missing.
@@ -155,8 +155,8 @@ def join_ranks() -> None:
     backend = "gloo"
     device = None
     if cuda.is_available():
-        os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", FLIGHT_RECORDS)
-        os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+        environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", FLIGHT_RECORDS)
+        environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
         backend = "nccl"
         device = torch.device("cuda", cuda.current_device())
     dist.init_process_group(

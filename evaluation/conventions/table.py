@@ -6,10 +6,10 @@ has a value on every axis. An average turns the scores into a loss: it has a num
 divisor.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, product
+from math import fsum, log
 from pathlib import Path
 from typing import NamedTuple
 
@@ -173,7 +173,7 @@ DIVISORS: dict[str, Callable[[str], int]] = {
 UNITS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "ppl": lambda loss: np.exp(np.minimum(loss, LARGEST_EXPONENT)),
     "loss": lambda loss: loss,
-    "bits-per-byte": lambda loss: loss / math.log(2),
+    "bits-per-byte": lambda loss: loss / log(2),
     ACCURACY: lambda share: share,
 }
 """Unit of a reported number → function that computes it from an array of losses in nats, or for
@@ -297,7 +297,7 @@ class ReadText:
         counts = np.add.reduceat(self._counts, scores.starts, dtype=np.int64)
         owners = self._owners
         nll, counts, owners = nll[counts > 0], counts[counts > 0], owners[counts > 0]
-        total = math.fsum(nll)
+        total = fsum(nll)
         scored = np.bincount(owners, counts)
         means = np.bincount(owners, nll)[scored > 0] / scored[scored > 0]
         labels = counts - np.r_[False, owners[1:] == owners[:-1]]
@@ -405,7 +405,7 @@ class LastWords:
         this object's `requests`: `targets`, the mean loss in nats of a target; `sub-words of
         targets`, the mean loss of one sub-word; `accuracy`, the share from 0 to 1 of right targets;
         `accuracy of sub-words`, the share of right sub-words."""
-        yield "targets", math.fsum(scores.nll) / len(scores.nll)
-        yield "sub-words of targets", math.fsum(scores.nll) / len(scores.greedy)
+        yield "targets", fsum(scores.nll) / len(scores.nll)
+        yield "sub-words of targets", fsum(scores.nll) / len(scores.greedy)
         yield ACCURACY, float(scores.all_greedy.mean())
         yield f"{ACCURACY} of sub-words", float(scores.greedy.mean())
