@@ -227,7 +227,8 @@ def put_back(directory: Path, edits: Sequence[Edit]) -> None:
         if text.count(edit.now) != 1:
             raise BadInput(
                 f"{edit.file} must have the lines of the fix once, and has them"
-                f" {text.count(edit.now)} times: {edit.now.strip()}"
+                f" {text.count(edit.now)} times: {edit.now.strip()}; mend `now` of this edit in the"
+                " table of cases"
             )
         path.write_text(text.replace(edit.now, edit.was), encoding="utf-8")
 

@@ -31,8 +31,10 @@ from mlm_repro.lineage.progress import Progress, announce
 
 @dataclass(frozen=True)
 class Generated:
-    """Prompt with its generated continuation, as texts, the continuation's token ids, the sampling,
-    and the name and digest of the checkpoint."""
+    """Prompt with its generated continuation, as texts, and `tokens`, the ids of the continuation's
+    tokens. They end with the end-of-text token if it was generated, which the text leaves out.
+    `sampling` is None for greedy decoding. The name and the digest of the checkpoint are there
+    too."""
 
     prompt: str
     continuation: str
