@@ -78,8 +78,9 @@ NOTES = [
 
 @dataclass(frozen=True)
 class StageRivals:
-    """A stage of the data pipeline by plain libraries and by ours: two functions that take a list
-    of texts and return a list with an answer for each. The answers should be equal."""
+    """A stage of the data pipeline by plain libraries and by ours: two functions, `plain` and
+    `ours`, that take a list of texts and return a list with an answer for each, which should be
+    equal. `goal` is the least factor by which ours should be faster, None without a goal."""
 
     name: str
     library: str

@@ -227,7 +227,8 @@ def put_back(directory: Path, edits: Sequence[Edit]) -> None:
         if text.count(edit.now) != 1:
             raise BadInput(
                 f"{edit.file} must have the lines of the fix once, and has them"
-                f" {text.count(edit.now)} times: {edit.now.strip()}"
+                f" {text.count(edit.now)} times: {edit.now.strip()}; mend `now` of this edit in the"
+                " table of cases"
             )
         path.write_text(text.replace(edit.now, edit.was), encoding="utf-8")
 
@@ -235,8 +236,9 @@ def put_back(directory: Path, edits: Sequence[Edit]) -> None:
 def ask(tree: Path, case: Case, beside: Path) -> Said:
     """Run `mlm-verify layouts` as a case asks, on the package below the directory `tree`, and
     return the answer as a Said: its state is "finding", "silent" or "cannot run", the last also if
-    it takes more than 400 seconds or ends without an answer. `beside` is the folder of programs
-    that a case names by path. It runs in a process of its own, which alone imports the package."""
+    it takes more than 400 seconds or ends without an answer, and its sentences are the findings or
+    the reasons, with TREE for the path. `beside` is the folder of programs that a case names by
+    path. It runs in a process of its own, which alone imports the package."""
     start = time.monotonic()
     receive, send = Pipe(duplex=False)
     child = get_context("fork").Process(target=_answer, args=(tree, case, beside, send))

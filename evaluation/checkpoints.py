@@ -280,7 +280,7 @@ def load_checkpoint(
     if not isinstance(loaded.model, CausalModel):
         raise BadInput(
             f"{path} is a {loaded.config.family}, which does not predict each token from those"
-            " before it, so that no protocol can score it"
+            " before it, so that no protocol can score it: name a checkpoint of another family"
         )
     tokenizer = Tokenizer.load(loaded.directory / "tokenizer")
     if tokenizer.vocab_size != loaded.config.vocab_size:
@@ -293,7 +293,8 @@ def load_checkpoint(
     if change := tokenizer.changes():
         raise IntegrityFailure(
             f"the tokenizer of {loaded.directory} does not restore every text, which scores need:"
-            f" {change}"
+            f" {change}; if its files were changed, restore them, else score a model with another"
+            " tokenizer"
         )
     if not row_by_row:
         pack_weights(loaded.model)

@@ -500,7 +500,10 @@ class Quotation(Config):
 
 
 class Erratum(Config):
-    """A passage of a published document that contradicts its own numbers or another passage."""
+    """An error in a published document, a row of errata.toml: a passage, `printed`, that
+    contradicts its own numbers or another passage, or seems to (the kind "a question"). `follows`
+    has the right words, `quotations` their evidence, and `claims` patterns of the ids of the claims
+    that it concerns."""
 
     title: str
     document: str

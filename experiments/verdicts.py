@@ -183,8 +183,9 @@ def load_results(folders: Iterable[Path]) -> Results:
 
 
 class RunNumbers(NamedTuple):
-    """The records of a sealed run, or of one of the runs that a study keeps, with its manifest.
-    `path` is the run's or the study's directory."""
+    """A sealed run, or one of the runs that a study keeps: its manifest as a dict, and its records
+    as a list without the published ones. `path` is the directory of the run itself or of the study;
+    the property `name` is the name of the run's own directory in both cases."""
 
     path: Path
     manifest: JSON

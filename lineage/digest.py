@@ -187,8 +187,8 @@ def _read_marker(directory: Path) -> JSON:
         )
     if not path.is_file():
         raise IntegrityFailure(
-            f"{directory} has no {MARKER} file: the command that makes it has not finished, or it"
-            " is no directory that this program makes"
+            f"{directory} has no {MARKER} file: if the command that makes it has not finished, give"
+            " that command again; else this program did not make it, so name another directory"
         )
     return checked_marker(lambda: read_json(path), directory)
 

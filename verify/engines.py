@@ -177,10 +177,10 @@ class Engine:
         return saved_buffers(self.module)
 
     def shards(self, named: Mapping[str, Tensor]) -> list[Shard]:
-        """Return a list of a Shard for each part that this rank holds of the tensors in `named`,
-        with the part's name and place in the whole model; its value is a view, into which the
-        method `assign` writes. The tensors have the names and shapes of this rank's parameters or
-        buffers. Every rank calls it. A subclass must implement it."""
+        """Return a list of a Shard for each part that this rank holds of the tensors in `named`, a
+        mapping name → tensor, with the names and shapes of this rank's parameters or buffers. A
+        Shard has the part's name and place in the whole model, and as `value` a view, into which
+        the method `assign` writes. Every rank calls it. A subclass must implement it."""
         raise NotImplementedError
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:

@@ -70,9 +70,11 @@ class Beyond(NamedTuple):
 
 
 class Judged:
-    """Comparison of a recorded run with the float64 replay of its own settings: call `iterate` for
-    each iteration in order, then `end`. It keeps the first recorded number, and the tensors of the
-    first checkpoint, that rounding does not explain."""
+    """Comparison of a recorded run with the float64 replay of its own settings. Call the method
+    `iterate` for each of `iterations` in order, or until `is_over` is True, then `end`. The
+    attribute `number` is then the first recorded number that rounding does not explain, or None,
+    and `tensors` has such tensors of the first checkpoint with any; `fault` is the earliest of
+    both."""
 
     def __init__(self, run: RecordedRun, start: Start, native: SerialReplay | None = None) -> None:
         """Build the replays of `run` from `start` on: one in float64, and one in the run's own

@@ -182,12 +182,15 @@ def kind_of(place: Path) -> str:
 
 
 def against(run: Path) -> Comparisons:
-    """Yield comparisons of a run's against.json, the record that compares two engines: its title,
-    setting and notes with the manifest's, its keys with the ones of its kind, the names of its
-    cases with `COMPARED`, the differences and shares of the tolerance of its first three cases with
-    those that their curves give, and its number of disagreements with the shares above 1. Raises
-    BadInput or IntegrityFailure as `read_engines` does, IntegrityFailure also for a manifest that
-    cannot be read."""
+    """Yield a Remade, a stated value and the one that it must equal, for each part of against.json
+    in the directory `run`, the record that compares two engines: its title, setting and notes, with
+    the manifest's; its keys, with the ones of its kind; the names of its cases, with `COMPARED`;
+    for each of its first three cases the differences and the share of the tolerance, with those
+    that the curves give; and the number of disagreements, with that of shares above 1.
+
+    The caller compares the two values. Raises BadInput or IntegrityFailure as `read_engines` does,
+    IntegrityFailure also for a manifest that cannot be read.
+    """
     result = read_engines(run)
     config = read_document(run / MANIFEST, Manifest).config
     due = {name: config[name] for name in ("title", "setting", "notes")} | {"benchmark": "against"}

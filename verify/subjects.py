@@ -39,7 +39,10 @@ LARGEST_BATCH = 8
 
 
 class Asked(NamedTuple):
-    """A program to compare on layouts, and its settings, as the command line gives them."""
+    """A program to compare on layouts, as the command line gives it, unchecked: `program`, its name
+    or PATH.py:build; its settings in `fields`, texts FIELD=VALUE; and the number of microbatches, 0
+    for the default. `spec` names the function of Megatron-Core's layers, empty for its own, and
+    `imports` the Python files or modules to import first."""
 
     program: str
     """Name of the program: megatron-core, transformers, torch or PATH.py:build."""

@@ -275,8 +275,9 @@ class _Held:
         return np.sort(ranked & ((1 << PLACE_BITS) - 1)).tolist(), left, offered
 
     def hold(self, place: int) -> None:
-        """Add the kept document of index `place` to each of its buckets; a bucket that is full only
-        counts it."""
+        """Add the kept document `place`, its index among the members, to each bucket that it shares
+        with another member, so that `candidates` offers it to later documents. A bucket holds its
+        first MOST_OFFERED documents, or under `megatron-2019` its first; others it only counts."""
         _hold(place, self._buckets, self._slots, self._most)
 
 

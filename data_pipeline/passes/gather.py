@@ -28,8 +28,9 @@ DOCUMENTS_AT_ONCE = 64
 
 
 def slice_documents(documents: int, size: int) -> int:
-    """Return the number of documents in a slice of about SLICE_BYTES, at most SLICE_DOCUMENTS, for
-    a corpus of `documents` documents with `size` bytes in all."""
+    """Return the number of documents in a slice of about SLICE_BYTES, a whole number from 1 to
+    SLICE_DOCUMENTS, for a corpus of `documents` documents with `size` bytes in all; 1 for an empty
+    corpus."""
     return max(1, min(SLICE_DOCUMENTS, round(SLICE_BYTES * documents / max(1, size))))
 
 

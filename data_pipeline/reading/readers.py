@@ -233,9 +233,11 @@ def read_sound(
 
 
 def check_damaged(damaged: Sequence[str], limit: int) -> None:
-    """Print to standard error a warning of damaged files if there are any; `damaged` has a sentence
-    on each damaged piece, and a file of several counts once. Raises BadInput if more files than
-    `limit`, the recipe's `max_bad_files`, are damaged."""
+    """Print to standard error one warning with all sentences of `damaged`, or nothing if it is
+    empty. `damaged` has a sentence for each damaged piece, as `read_sound` writes it, with the file
+    before " cannot be read "; several sentences on one file count as one file. If more files than
+    `limit`, the recipe's `max_bad_files`, are damaged, nothing is printed and BadInput is
+    raised."""
     if damaged:
         files = {sentence.partition(" cannot be read ")[0] for sentence in damaged}
         summary = f"{len(files)} of the files are damaged: {'; '.join(damaged)}"

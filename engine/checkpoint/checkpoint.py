@@ -81,7 +81,8 @@ class Probe(FileSchema):
     def _is_a_batch(cls, tokens: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
         if len(set(map(len, tokens))) != 1 or not 2 <= len(tokens[0]) <= LENGTH + 1:
             raise ValueError(
-                f"the token sequences must all have one length, from 2 to {LENGTH + 1} tokens"
+                f"the token sequences of a probe must all have one length, from 2 to {LENGTH + 1}"
+                " tokens"
             )
         return tokens
 

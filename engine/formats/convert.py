@@ -92,8 +92,8 @@ def read_published(
     check_published(directory)
     if vocab is not None and not vocab.is_dir():
         raise BadInput(
-            f"there is no directory {vocab}, from which the vocabulary was to come (--vocab, or"
-            " --set vocab=)"
+            f"there is no directory {vocab}, from which the vocabulary was to come: name one with a"
+            " GPT-2's vocabulary by --vocab or --set vocab="
         )
     read = read_megatron if is_megatron(directory) else read_huggingface
     return read(directory, vocab, heads)

@@ -116,8 +116,9 @@ class TensorPlan(FileSchema):
         return torch.cat(own, dim)
 
     def merge(self, name: str, parts: Sequence[Tensor]) -> Tensor:
-        """Return the whole parameter `name`, a new tensor joined from `parts`, all ranks' parts in
-        rank order; a copied or summed one is the first rank's tensor itself."""
+        """Return the whole value of the parameter `name`, a new tensor joined from `parts`, the
+        tensors of all ranks in rank order. If every rank holds the whole parameter, because it is
+        copied or its Division says `summed`, the value is the first of `parts` itself."""
         if name not in self.parameters or self.parameters[name].how == "summed":
             return parts[0]
         _, dim, pieces = self.parameters[name]

@@ -194,13 +194,15 @@ def describe_memory(run: ResolvedRun) -> str:
 
 
 def remedies(run: ResolvedRun) -> list[tuple[str, int]]:
-    """Return a list of pairs (options of the command line, bytes of the largest rank with them),
-    the one that needs the least first: each of seven changes of one setting that the run allows and
-    with which it needs less than 98 % of its memory now, by the closed form. They are half the
-    microbatch, selective or full recomputation, a sharded optimizer or model, and twice the `tp` or
-    the `pp`.
+    """Return a list of pairs, the one that needs the least memory first: the options of the command
+    line that change one setting of the run, as one text, such as `--set parallel.tp=4 --ranks=8`,
+    and the bytes that the largest rank then needs, by the closed form. The list is empty if no
+    change helps.
 
-    A change of `tp` or `pp` may need more ranks, which its options then name.
+    Seven changes are tried: half the microbatch, selective or full recomputation, a sharded
+    optimizer or model, and twice the `tp` or the `pp`. The list has those that the engine allows
+    for this run and that need less than 98 % of its memory now. A change of `tp` or `pp` may need
+    more ranks, which its options then name.
     """
     config = run.config
     ranks = run.layout.world_size

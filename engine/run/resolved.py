@@ -79,8 +79,10 @@ class StartingPoint:
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """A run with everything that decides its result and its cost: configuration, dataset, layout
-    and starting point."""
+    """A run with everything that decides its result and its cost: its RunConfig, the facts of its
+    dataset, its Layout, and the checkpoint that it starts from, None for random weights. Without a
+    dataset it can be described but not trained. Its properties give its parameters, tokens and
+    memory, and the method `begin` its directory."""
 
     config: RunConfig
     """RunConfig of the run, with the vocabulary of its dataset."""

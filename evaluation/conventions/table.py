@@ -87,8 +87,10 @@ Axes = dict[str, Sequence[str]]
 
 
 class Usage(NamedTuple):
-    """Conventions for one kind of model: the values of each axis, the usual one first, and the
-    reading of each program."""
+    """Conventions by which programs score one kind of model: `axes`, a dict axis → the values that
+    it can have, the usual one first, and `programs`, a dict program → the values, by axis, in which
+    it differs from the usual ones. The method `readings` makes whole conventions of them, and
+    `weight` gives how frequent one is."""
 
     axes: Axes
     programs: dict[str, dict[str, str]]

@@ -16,8 +16,9 @@ Rows = dict[str, Dataset]
 
 def wikitext103(**_: Any) -> Rows:
     """Return a dict with the split `test`: WikiText-103's test file as one row, with its whole
-    `text`, detokenized, and its number of `words`. Raises DataMissing if the file cannot be found
-    or downloaded, IntegrityFailure for another file. Arguments are ignored."""
+    `text`, detokenized, and in `words` the number of words that the file has as it is. Raises
+    DataMissing if the file cannot be found or downloaded, IntegrityFailure for another file.
+    Arguments are ignored."""
     text = read_wikitext("wikitext103", find_test_set("wikitext103"))
     return {
         "test": Dataset.from_list(

@@ -86,8 +86,9 @@ class StoredScores:
         return stored
 
     def add(self, batch: int, scores: Scores) -> None:
-        """Append the scores of the batch number `batch` to this process's file, where they outlive
-        the process. If that fails they are not kept, and no error is raised."""
+        """Append `scores`, the Scores of the batch with the number `batch`, to this process's own
+        file, where they outlive the process and the method `read` finds them. The first call makes
+        the file. If the file cannot be written, the scores are not kept, and no error is raised."""
         body = scores.log_probabilities.astype("<f8").tobytes() + b"".join(map(bytes, scores[1:-1]))
         lengths = struct.pack("<II", batch, len(scores.greedy))
         record = lengths + _digest(self._directory.name, lengths + body) + body

@@ -183,9 +183,10 @@ def block_weights(blocks: Sequence[Block], normaliser: float, num_windows: int) 
 
 
 class PerplexityTask(Task):
-    """Task of measuring the perplexity of one text, which is cut into requests as its `stream`
-    says. The summed loss is divided as `divisor` says. `with_memory` is for disjoint windows in
-    order."""
+    """Task of measuring the perplexity of one text, whose requests are the ones of `stream`, a
+    Stream. `divisor` names the number by which the summed loss is divided, by default the words of
+    the original text. With `with_memory` each request is scored with the model's memory of earlier
+    ones, so the stream must have disjoint windows in order."""
 
     unit = "windows"
 

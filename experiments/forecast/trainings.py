@@ -24,7 +24,10 @@ SEARCH_SEED = 0
 
 
 class Trained(NamedTuple):
-    """A training that a study keeps, with its validation losses."""
+    """A training that a study keeps: the name of its directory, its RunConfig, the digests of its
+    dataset and of itself, and its validation losses in nats per token, `losses` by the number of
+    tokens trained on and `final` as the last. If the loss became NaN or infinite, `is_finished` is
+    False and its own digest is empty."""
 
     name: str
     """Name of the training's directory."""

@@ -45,8 +45,9 @@ CONFIG = ModelConfig(
 
 
 class Clock:
-    """A rank's logical time in units of a chunk's forward pass, including waiting, and its current
-    and peak number of activations in flight."""
+    """A rank's logical time, `units`, a whole number of a chunk's forward passes that includes
+    waiting, and its present and largest number of activations in flight, `in_flight` and `peak`;
+    all begin at 0. The method `pass_on` advances the time alone; a Tick changes the counts too."""
 
     def __init__(self) -> None:
         self.units = 0

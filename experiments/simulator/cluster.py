@@ -72,8 +72,10 @@ class Hardware(Config, Generic[Number]):
 
 
 class SoftwareConstants(Config, Generic[Number]):
-    """Constants by which the cost model describes a training program: fusion, overlap, waiting and
-    storage."""
+    """Constants by which the cost model describes a training program, in seconds, shares or counts:
+    the host's time to start work, how far passes and collectives overlap, the shares of bandwidth
+    and peak that element-wise operations and fused attention reach, fusion, and stored bytes. In a
+    file each is a Constant, with its source; for computing, a plain number."""
 
     memory_efficiency: Number
     """Share of the memory bandwidth that element-wise operations reach."""

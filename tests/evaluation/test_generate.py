@@ -203,5 +203,5 @@ def test_settings_that_leave_nothing_are_refused(values: dict[str, float], sente
 
 
 def test_what_cannot_be_continued_is_refused(checkpoint: Path) -> None:
-    with pytest.raises(BadInput, match="has tp and pp alone"):
+    with pytest.raises(BadInput, match="name tp and pp alone"):
         generate_text(Place.find(checkpoint), "the", 4, None, Settings(layout=Layout(dp=2)))
