@@ -277,9 +277,10 @@ class Arithmetic(Config):
 
     def worked_out(self, says: Says) -> Range:
         """Return, as a Range, the number that follows by this object's operation `how` from the
-        printed digits of the claims that its `of` and `over` name, with the range that rounding
-        allows; `place` and `power` give one number without a range, `place` 0 if the largest number
-        has no x. `says` is the class of the claim that it answers.
+        printed digits of those claims of the catalogue that its `of` and `over` name, with the
+        range that rounding allows. The operations "place" and "power" give one number without a
+        range, "place" 0 if the largest number has no x. `says` is the class of the claim that it
+        answers.
 
         With `percent`, a quotient or difference q becomes 100 · (q − 1) if it is "more", 100 ·
         (1 − q) if it is "less". Of several results, the classes "at least" and "for all" take the

@@ -142,7 +142,10 @@ def read_toml(path: Path, seen: tuple[Path, ...] = ()) -> JSON:
     except FileNotFoundError as error:
         raise BadInput(f"configuration file {path} does not exist") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"configuration file {path} cannot be read: {cause(error)}") from error
+        raise BadInput(
+            f"configuration file {path} cannot be read: {cause(error)}; name a file of text in"
+            " UTF-8 that this user may read"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{path} is not valid TOML: {error}") from error
     base = values.pop("extends", None)

@@ -130,9 +130,10 @@ def _drawn(numbers: ExperimentNumbers) -> str:
 
 
 def _table(numbers: ExperimentNumbers, without: str) -> Table:
-    """Return a Table of the published quantities other than the one named `without`: a row for each
-    series and x with a published number of one of them, and a column for each pair of such a
-    quantity and a kind of number. x has a column only if any row has one."""
+    """Return a Table of all numbers, published and made here, of the quantities that the experiment
+    has claims on, other than the one named `without`: a row for each series and x with a published
+    number, and a column for each pair of a quantity and a kind of number. x has a column only if
+    any row has one; several numbers of one cell are joined by semicolons."""
     quantities = [claim.quantity for claim in numbers.experiment.claims]
     texts = defaultdict(list)
     shown = [row for row in numbers.every if row.quantity in quantities and row.quantity != without]

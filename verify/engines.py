@@ -331,8 +331,8 @@ class Engine:
 
 
 class Ours(Engine):
-    """This suite's own engine on one rank, as `mlm-verify` trains it and compares it with other
-    engines."""
+    """This suite's own engine, its part on one rank of a layout of one or several, as `mlm-verify`
+    trains it and compares it with other engines."""
 
     names = read_names("ours")
 

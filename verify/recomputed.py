@@ -51,8 +51,8 @@ class RunCheck:
 
     def __init__(self, place: Path, seen: set[Path] | None = None) -> None:
         """Make every comparison that is declared for the kind of the directory `place`: a run, a
-        sealed directory within one, or a folder of runs. The results are this object's lists, such
-        as `broken`, a sentence for each difference. The seal of `place` itself is not checked.
+        sealed directory within one, or a folder of runs. The results are lists of the new RunCheck,
+        such as `broken`, a sentence for each difference. The seal of `place` itself is not checked.
         Directories in `seen` were checked on the way here and are skipped; this one is added to
         them. An error of a comparison and an unknown kind become sentences in `broken`; a manifest
         that cannot be read raises IntegrityFailure."""
@@ -143,13 +143,13 @@ class RunCheck:
         self.broken += other.broken
 
     def files(self, place: Path) -> Comparisons:
-        """Yield a sentence for each way in which files, keys or the name of the directory `place`
-        depart from the rules of its kind, and a Parent for each directory within that the caller
-        checks in turn. Of a run with a manifest, also yield a sentence for records in another form
-        than the suite writes, for each contradiction within the manifest or among it and the
-        checkpoints, and for a date more than a day ahead; and an Absent for each entry that is
-        there but unchecked, because no seal covers its files: hidden ones, logging libraries'
-        folders."""
+        """Yield a sentence for each way in which the directory `place` departs from the rules of
+        its kind: by a missing, unknown or linked file, by a key in a JSON file or by its own name.
+        Yield a Parent for each directory within that the caller checks in turn. Of a run with a
+        manifest, also yield a sentence for records in another form than the suite writes, for each
+        contradiction within the manifest or among it and the checkpoints, and for a date more than
+        a day ahead; and an Absent for each entry that is there but unchecked, because no seal
+        covers it: hidden ones, logging libraries' folders."""
         assert self.kind
         values = read_object(place / MANIFEST) if self.manifest else {}
         yield from misfits(place, self.kind, values)

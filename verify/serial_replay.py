@@ -48,8 +48,9 @@ MASTER = "master"
 
 
 class Start(NamedTuple):
-    """Starting point of a training: the iterations done, and the checkpoint to load, with its
-    digest; without one, random weights."""
+    """Starting point of a training: the number of iterations done, and the directory `place` of the
+    checkpoint that gives the weights, with its digest. If `is_whole` it gives the optimizer's state
+    too. Without a place the weights are random."""
 
     iteration: int = 0
     place: Path | None = None

@@ -63,8 +63,8 @@ class Fields(Config):
 
 
 class Attention(nn.Module):
-    """Causal attention over the heads of this rank, with a norm of each head's query and key; maps
-    [b, s, h] to the same shape."""
+    """Causal attention with a norm of each head's query and key; maps [b, s, h] to the same shape.
+    It is built whole and exchanges nothing itself: `Builder.divide` leaves this rank's heads."""
 
     def __init__(self) -> None:
         super().__init__()

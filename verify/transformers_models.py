@@ -145,7 +145,7 @@ class Loaded:
 
 
 def axes_of(layout: ParityLayout) -> dict[str, int]:
-    """Return the layout as keyword arguments of transformers' DistributedConfig, by name. `dp`
+    """Return `layout` as a dict of keyword arguments of transformers' DistributedConfig. Its `dp`
     counts copies of what `fsdp` divides; only with `ep` above 1 and `fsdp` 1 it is the `fsdp_size`
     itself. Raises BadInput if they cannot state the layout."""
     if (

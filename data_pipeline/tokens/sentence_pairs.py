@@ -31,7 +31,8 @@ Tokens = Integers
 
 class PairSample(NamedTuple):
     """A BERT sample: [CLS], then two runs of sentences with [SEP] after each, some tokens of them
-    masked, then [PAD] to the end; arrays are int64 [seq_length]."""
+    masked, then [PAD] to the end; `targets` has the original ids of the masked ones and -1
+    elsewhere. Arrays are int64 [seq_length]."""
 
     tokens: Tokens
     targets: Tokens

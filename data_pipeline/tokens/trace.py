@@ -26,9 +26,9 @@ class _Summary(FileSchema):
 
 
 class _Config(FileSchema):
-    """The values in a training run's configuration that determine its samples: the family of the
-    model, the length of a sequence, the seed, the number of iterations and the global batch
-    size."""
+    """The values of the configuration in a training run's manifest from which its samples are found
+    again: the family of the model, the length of a sequence, the seed, the number of iterations and
+    the global batch size."""
 
     family: str = Field(validation_alias=AliasPath("model", "family"))
     seq_length: int = Field(ge=1, validation_alias=AliasPath("model", "seq_length"))

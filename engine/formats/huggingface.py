@@ -264,9 +264,10 @@ def our_tensors(
     theirs: Format,
     directory: Path,
 ) -> dict[str, Tensor]:
-    """Return a dict our name → whole tensor, converted from Hugging Face's `tensors`, a dict by
-    their names without prefix, which is emptied. `stored` is the model with as many words as the
-    files have rows, `config` with the words of the vocabulary; `theirs` is the Format.
+    """Return a dict our name → whole tensor of the model `config`, converted from Hugging Face's
+    `tensors`, a dict by their names without prefix, which is emptied. Embedding rows beyond the
+    vocabulary of `config` become zeros, up to its padded size. `stored` is the same model, but with
+    as many words as the files' embedding has rows; `theirs` is the Format.
 
     Heads that the directory may lack become zeros. Raises BadInput for a head that is not tied, and
     IntegrityFailure for a tensor or a number of layers that does not fit the model; `directory` is

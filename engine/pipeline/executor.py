@@ -198,9 +198,9 @@ def _programs(
 
 
 class PipelineExecutor:
-    """Executor of one rank's program, a list of passes, sends and receives, over the microbatches
-    of one iteration. It alone sends messages, and keeps each forward pass's graph for the backward
-    pass."""
+    """Executor of one rank's program, a list of passes, sends and receives, which its method `run`
+    takes, once; the constructor takes the microbatches of the iteration. It alone sends messages,
+    and keeps each forward pass's graph for the backward pass."""
 
     def __init__(
         self,

@@ -120,7 +120,8 @@ def pass_orders(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> 
 
 def _warmup(pp: int, rank: int, chunks: int) -> int:
     """Return the number of forward passes that a rank makes before forward and backward alternate,
-    in 1F1B (one chunk) or the interleaved schedule; a rank with fewer passes makes all of them."""
+    in 1F1B (one chunk) or the interleaved schedule. It does not depend on the microbatches: the
+    caller takes the number of all forward passes instead if that is less."""
     return pp - rank - 1 if chunks == 1 else 2 * (pp - rank - 1) + (chunks - 1) * pp
 
 

@@ -104,8 +104,8 @@ class ResolvedRun:
 
     @cached_property
     def tokens(self) -> int:
-        """Number of tokens that the whole training reads, every repetition counted, with the tokens
-        of a run that it continues."""
+        """Number of token ids in all samples that the whole training reads, repeated ones included;
+        samples of a run that it continues count too."""
         return tokens_trained(self.config.model, self.config.train)
 
     @cached_property

@@ -219,10 +219,11 @@ class Convention(NamedTuple):
 
 
 class ReadText:
-    """Text read by one convention, given as `axes`, axis → value. `documents` has its documents and
-    `whole` the text in one piece; the axis `documents` decides which of the two is read. `requests`
-    are to be scored by a model whose longest input is `context`; `averages` turns their scores into
-    every average that programs print."""
+    """Text read by one convention. The constructor takes the convention as `axes`, axis → value,
+    the text's `documents` and the `whole` text in one piece, one of which is read, as the axis
+    `documents` decides; the tokenizer; and `context`, the model's longest input. The caller scores
+    the attribute `requests`; the method `averages` turns their Scores into every average that
+    programs print."""
 
     def __init__(
         self,

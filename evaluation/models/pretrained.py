@@ -329,7 +329,7 @@ class Pretrained:
             )
             raise IntegrityFailure(
                 f"{ids}, but the model has an embedding of {rows:,} rows: one of the two is of"
-                " another model"
+                " another model, so copy the whole directory again"
             )
         if padding := rows - self.tokenizer.vocab_size:
             left = (

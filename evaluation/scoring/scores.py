@@ -90,8 +90,9 @@ class ScoringModel:
         return max(1, MAX_ACTIVATION_BYTES[self.mesh.device.type] // bytes_per_row)
 
     def rows_per_head(self) -> int:
-        """Return the largest number of scored rows, at least 1, whose float32 logits take at most
-        MAX_LOGIT_BYTES on the model's device. So many go through the output layer at once."""
+        """Return the largest number of scored rows, at least 1, whose float32 logits over the whole
+        vocabulary take at most MAX_LOGIT_BYTES for the kind of the model's device, cpu or cuda. So
+        many go through the output layer at once."""
         return max(1, MAX_LOGIT_BYTES[self.mesh.device.type] // (4 * self.vocab_size))
 
 
@@ -321,10 +322,11 @@ def score_in_memory(
 def score_batch(
     model: ScoringModel, requests: Sequence[Request], banned: Tokens | None = None
 ) -> Scores | None:
-    """Score requests in one forward pass, in which all ranks with a part of the model take part,
-    and return their Scores, in order. Return None on a rank without the model's last stage. Token
-    ids that are `banned` are ignored in the column `greedy_allowed`. Raises torch.OutOfMemoryError
-    if they do not fit into a GPU's memory."""
+    """Score requests in one forward pass, in which all ranks with a part of the model take part.
+    Return a single Scores of them all: its columns have the first request's scored tokens, then the
+    next one's, and so on. Return None on a rank without the model's last stage. Token ids that are
+    `banned` are ignored in the column `greedy_allowed`. Raises torch.OutOfMemoryError if the
+    requests do not fit into a GPU's memory."""
     device = model.mesh.device
     counts = np.array([request.num_scored for request in requests], dtype=np.int64)
     lengths = np.array([len(request.tokens) - 1 for request in requests], dtype=np.int64)

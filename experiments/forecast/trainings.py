@@ -135,7 +135,7 @@ class Kept:
             raise IntegrityFailure(
                 f"{self.folder.name} keeps {', '.join(unrequested)} in runs.jsonl, which its"
                 f" {FORECAST} does not ask for: one of the two was changed, or the forecast was"
-                " made after its trainings"
+                " made after its trainings; put back the original, or train again"
             )
 
 

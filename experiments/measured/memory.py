@@ -94,12 +94,15 @@ def peaks(
     counts: Sequence[int],
     sequences: int,
 ) -> list[int]:
-    """Run iterations in bf16 of a pipeline of `pp` stages with `layers` layers each, by the
-    schedule "gpipe", and return one flat list with the peak bytes that autograd saves in this
-    rank's stage, without parameters: for each of `group_sizes`, the layers that are recomputed
-    together (0 recomputes none), the peaks for each of `counts`, the numbers of microbatches that
-    the iteration's `sequences` are divided into. `layout` is a value of `LAYOUTS`. Every rank calls
-    this."""
+    """Run an iteration in bf16 for each pair of one of `group_sizes` and one of `counts`, and
+    return a flat list of the most bytes that autograd saves at a time in this rank's stage, without
+    parameters: first for the first group size with every count in turn, then for the next one.
+
+    A group size is the number of layers that are recomputed together, 0 for no recomputation, a
+    count the number of equal microbatches that `sequences` are divided into. The pipeline has `pp`
+    stages of `layers` layers and the schedule "gpipe"; `layout` is a value of `LAYOUTS`. Every rank
+    calls this.
+    """
     form, tp, divided = layout
     mesh = build_mesh(Layout(pp=pp, tp=tp), divided)
     stage: Any = GroupedStage(layers, form, mesh).bfloat16()
