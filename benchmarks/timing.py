@@ -59,7 +59,8 @@ def carry_out(measure: Callable[[], Benchmark], json: Path | None) -> None:
             write_benchmark(json, result)
         except OSError as error:
             raise BadInput(
-                f"{json}, the file of --json, cannot be written: {error.strerror}"
+                f"{json}, the file of --json, cannot be written ({error.strerror}): mend that or"
+                " name another file, and measure again"
             ) from error
         print(f"written: {json}")
     if result.disagreements:

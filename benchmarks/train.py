@@ -279,9 +279,12 @@ def summarize(row: Row, size: TrainingSize, measured: Measured, gflops: Sequence
 
 
 def summarize_layouts(size: TrainingSize, measured: Measured) -> Case:
-    """Return the Case of two processes from the rounds of one process, of layouts on two and of two
-    separate ones, `measured`: rates in tokens per second of wall clock, of the separate processes
-    together, and their ratios to one process, the pipeline's as a share of its ideal."""
+    """Return the Case of two processes. `measured` has the rounds of each contender in `TOGETHER`
+    by its name: one process, the layouts tp2, pp2 and dp2 on two processes, and one of two separate
+    processes; `size` is the training that was timed. The Case has rates in tokens per second of
+    wall clock, doubled for the separate processes, their ratios to the rate of one process, with
+    goals for the layouts, and the losses of the first round. The ratio of pp2 is to the rate of a
+    pipeline without a bubble (`pipeline_ideal`)."""
     speed = rates(size, measured)
     speed[SEPARATE] = [2 * rate for rate in speed[SEPARATE]]
     one = speed[OURS]

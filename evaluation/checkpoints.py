@@ -286,7 +286,8 @@ def load_checkpoint(
     if tokenizer.vocab_size != loaded.config.vocab_size:
         sizes = f"{tokenizer.vocab_size} entries and its model {loaded.config.vocab_size}"
         raise IntegrityFailure(
-            f"the tokenizer of {loaded.directory} has {sizes}: the two do not belong together"
+            f"the tokenizer of {loaded.directory} has {sizes}: one of the two was replaced or"
+            " damaged, so copy or save the checkpoint again"
         )
     if dtype:
         loaded.model.to(dtype)

@@ -225,8 +225,9 @@ class Claim(Config):
         return low - slack <= ours.high and ours.low <= high + slack
 
     def _tolerances(self) -> tuple[float, float]:
-        """Return a pair of distances, both at least 0 and in the claim's unit: how far below the
-        value a measurement may lie, and how far above it. Rounding may allow more."""
+        """Return a pair of distances, both at least 0 and in the claim's unit, by the Tolerance in
+        the attribute `allowed`: how far below the value a measurement may lie, and how far above
+        it. Both are 0 for "exact" and "digits", which have no number; rounding may allow more."""
         text = self.allowed.tolerance
         value = abs(float(self.value))
         ends = [float(number) for number in re.findall(r"[\d.]+", text)]

@@ -233,9 +233,10 @@ def _check_checkpoint(path: Path, manifest: JSON) -> Iterator[str]:
 
 
 def _check_descent(older: Path, newer: Path) -> Iterator[str]:
-    """Yield a sentence if the list of ancestors of the checkpoint `newer` lacks the checkpoint
-    `older`, has another digest of it, or has other ancestors before it. Both are directories of one
-    run. Raises IntegrityFailure if a JSON file or the seal of one cannot be read."""
+    """Yield a sentence, at most one, if the `ancestors` in lineage.json of the checkpoint `newer`
+    lack the checkpoint `older`, have another digest of it, or have other ancestors before it than
+    `older` names. Both are directories of one run. Raises IntegrityFailure if a JSON file or the
+    seal of one cannot be read, KeyError or TypeError if a file lacks a key."""
     ancestors = read_object(newer / LINEAGE)["ancestors"]
     before = read_object(older / LINEAGE)["ancestors"]
     iteration = read_object(older / STATE)["iteration"]

@@ -218,7 +218,10 @@ def _typed(name: str, text: str, hint: Any) -> Any:
         function = vars(torch.nn.functional).get(text.removeprefix("F."))
         if callable(function):
             return function
-        raise BadInput(f"{name}={text} in --with: torch.nn.functional has no such function")
+        raise BadInput(
+            f"{name}={text} in --with: torch.nn.functional has no such function; name one that it"
+            " has, such as F.gelu"
+        )
     value = literal(text)
     try:
         return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(

@@ -212,9 +212,12 @@ class Builder:
         return Program(model, clip=partial(clip, dict(model.named_parameters())))
 
     def divide(self, model: Decoder, mesh: Any, sequence_parallel: bool) -> None:
-        """Divide a model's layers in place over the tensor-parallel ranks of `mesh` as torchtitan
-        does. Every parameter becomes a DTensor, except the norms of the hidden state without
-        sequence parallelism. The output head must not be the embedding. Every rank calls it."""
+        """Divide the embedding, layers and output head of `model` in place over the tensor-parallel
+        ranks of `mesh` as torchtitan does; on every rank the model still takes whole tokens and
+        returns whole logits. With `sequence_parallel` the hidden state outside attention and MLP is
+        divided by position. Every parameter becomes a DTensor, except the norms of the hidden state
+        without sequence parallelism. The output head must not be the embedding. Every rank calls
+        it."""
         stream = Shard(1) if sequence_parallel else Replicate()
         plan: dict[str, Any] = {
             "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=stream),

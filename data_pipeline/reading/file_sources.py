@@ -359,7 +359,10 @@ class FileSource:
                     *threads.map(lambda file: self._survey(file[0], file[1], progress), self.files)
                 ]
         except OSError as error:
-            raise BadInput(f"a file of the source {self.name} cannot be read: {error}") from error
+            raise BadInput(
+                f"a file of the source {self.name} cannot be read: {error}; make it readable, or"
+                " name another source"
+            ) from error
 
     def _survey(
         self, name: str, path: Path | Remote, progress: Progress

@@ -64,7 +64,8 @@ class TextFilter(Stage, ABC):
 
 class TokenFilter(Stage, ABC):
     """Base class of the stages that keep or drop each document by its text and its number of
-    tokens. A subclass defines `apply`; every setting needs a default."""
+    tokens. A subclass defines the method `apply`, which returns a Drop with the reason, or None to
+    keep the document unchanged; every setting needs a default."""
 
     step = 2
     needs_tokenizer = True

@@ -195,10 +195,11 @@ def draw(folder: Path) -> Path:
 
 @cache
 def _output(commands: str) -> str:
-    """Run the commands in a shell, one after another in a new empty folder, and return the standard
-    output of the last, without white space at the ends of lines. Each line of `commands` is a
-    command after `$ `. Raises BadInput if a command fails or prints nothing to standard output. The
-    same commands are run once a process."""
+    """Run the commands one after another, each in a shell of its own that starts in the same new
+    folder, empty at first, and return the standard output of the last, without white space at the
+    ends of lines. Each line of `commands` is a command after `$ `. Raises BadInput at the first
+    command that fails or prints nothing to standard output. The same commands are run once a
+    process; later calls return the same text."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     with tempfile.TemporaryDirectory() as folder:
         for line in commands.splitlines():

@@ -89,11 +89,12 @@ class Probe(FileSchema):
     def compare(self, loss: float, where: object, computed_on: JSON | None = None) -> str | None:
         """Compare `loss`, which the loaded model has on the samples, with the stored loss. Return
         a warning as text if the losses are near but not equal although `computed_on`
-        (`describe_computation` here) equals the stored one, else None.
+        (`describe_computation` here) equals the stored one, else None. Without `computed_on` no
+        warning is given.
 
         Raises IntegrityFailure, with `where` first in its message, if the losses differ,
-        relatively, by more than `TOLERANCE` allows: the weights changed, or this machine
-        miscomputes.
+        relatively, by more than `TOLERANCE` allows for the stored number format: the weights
+        changed, or this machine miscomputes.
         """
         if not math.isclose(loss, self.loss, rel_tol=TOLERANCE.get(self.precision, 1e-4)):
             raise IntegrityFailure(

@@ -374,10 +374,11 @@ def read_huggingface(
 
 
 def our_config(values: JSON, kind: str, vocab_size: int, path: Path) -> ModelConfig:
-    """Return the ModelConfig that `values`, the content of a config.json with its sizes, describes,
-    with `vocab_size` tokens and the usual padding of the vocabulary. `kind` is its family, `gpt2`
-    or `bert`; `path` is named in errors. Raises BadInput if a setting makes it another model or is
-    invalid."""
+    """Return the ModelConfig that `values`, the content of a config.json, describes, with
+    `vocab_size` tokens and the usual padding of the vocabulary. The caller has checked that
+    `values` has the sizes, such as the number of layers; other settings have transformers' defaults
+    if they are missing. `kind` is the family, `gpt2` or `bert`; `path` is named in errors. Raises
+    BadInput if a setting makes it another model or is invalid."""
     theirs = FORMATS[kind]
     check_settings(values, theirs.required, path)
     sizes = {name: values[key] for name, key in theirs.sizes.items()}

@@ -196,7 +196,8 @@ def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
     if not any(division.how == "columns" for division in plan.parameters.values()):
         raise BadInput(
             f"{directory}: transformers has no plan of columns and rows for a"
-            f" {type(model).__name__}; without one only {', '.join(NAMES)} can be divided"
+            f" {type(model).__name__}; without one only {', '.join(NAMES)} can be divided:"
+            " use this model undivided"
         )
     repeated = (
         dict(model.named_parameters(remove_duplicate=False)).keys()

@@ -315,8 +315,8 @@ class Pretrained:
         ]
         if too_many:
             raise BadInput(
-                f"{self.directory / CONFIG} says {too_many[0]:,} layers: no more than"
-                f" {MOST_LAYERS:,} are tried"
+                f"{self.directory / CONFIG} says {too_many[0]:,} layers, and a model of more than"
+                f" {MOST_LAYERS:,} is not loaded: correct that file, or name another model"
             )
         config = self._read(library.AutoConfig, "configuration")
         self._check_kind(library, config, stated_config)

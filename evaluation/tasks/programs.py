@@ -76,12 +76,13 @@ def program_perplexity(
 def _windows(
     program: str, ends: Sequence[int], c: int, tokenizer: Encoder
 ) -> tuple[list[Window], str]:
-    """Return a pair: a list of the windows by the recipe of GPTQ, llama.cpp or nanochat, and a
-    phrase on them for the protocol line. `ends` has the number of tokens up to the end of each
-    document. `c` is the window's length in tokens, for nanochat without its last target. GPTQ and
-    llama.cpp leave out what follows the last whole window, which can be the whole text. A window of
-    nanochat in which documents begin becomes several, so that no document's first token is
-    scored. Raises BadInput if nanochat's recipe gets fewer than two tokens."""
+    """Return a pair: a list of the Windows by the recipe of `program`, GPTQ, llama.cpp or nanochat,
+    and a phrase on them for the protocol line; `tokenizer` serves for the phrase alone. `ends` has
+    the number of tokens up to the end of each document. Windows are disjoint and of `c` tokens, for
+    nanochat without the last target. GPTQ scores all tokens of a window but the first, llama.cpp
+    its second half; both leave out what follows the last whole window, which can be the whole text.
+    A window of nanochat in which documents begin becomes several, so that no document's first token
+    is scored. Raises BadInput if nanochat's recipe gets fewer than two tokens."""
     count = ends[-1]
     before = shown_first(tokenizer)
     if program == GPTQ:

@@ -167,7 +167,7 @@ def test_a_healthy_program_raises_no_alarm(verify: Command) -> None:
         ),
         (
             ["--with", "activation_func=silo"],
-            "activation_func=silo in --with: torch.nn.functional has no such function",
+            "activation_func=silo in --with: torch.nn.functional has no such function; name one",
         ),
         (["--with", "num_layers"], "--with num_layers has no value: write FIELD=VALUE"),
         (
