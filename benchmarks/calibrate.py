@@ -135,9 +135,10 @@ def least(
     errors: Callable[[Machine], Floats],
     scale: float = SOFT,
 ) -> Machine:
-    """Return a copy of the machine with the constants named in `constants` at the values that,
-    within `low` and `high` of each, minimize `errors(machine)`, a function that returns a vector,
-    under a soft L1 loss; `scale` is the error from which the loss grows linearly. The search starts
+    """Return a copy of `machine` in which each constant that is a key of `constants` has the value
+    that, together with the others, minimizes `errors(machine)`, a function that returns a vector,
+    under a soft L1 loss. The values of `constants` are mappings, in which `low` and `high` are the
+    constant's bounds; `scale` is the error from which the loss grows linearly. The search starts
     from the machine's own values and ends after 100 trials, even if it has not converged."""
     low, high = (
         np.array([constant[side] for constant in constants.values()]) for side in ("low", "high")

@@ -157,8 +157,10 @@ def _serve(pipe: Connection) -> None:
 
 
 class ItemRecord:
-    """Record of the GPU benchmark's items, which measures them and keeps their results in gpu.json
-    in a folder, together with the items that were there before."""
+    """Record of the GPU benchmark's items. The method `attempt` measures an item and adds its cases
+    to gpu.json in a folder, beside those that were there before; `say` prints a line on an item;
+    `done` has the names of the measured items, also of those before; `result` is the whole as a
+    Benchmark. The caller ends the process of `worker` after the last item."""
 
     def __init__(self, out: Path | None, deadline: float | None) -> None:
         """Continue the record gpu.json of the folder `out`, if there is one; the folder is made if

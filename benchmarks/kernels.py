@@ -65,9 +65,10 @@ class KernelCase:
 def kernel_cases(
     shape: KernelShape, dtype: torch.dtype, device: torch.device | None = None
 ) -> dict[str, KernelCase]:
-    """Return a dict by the kernel's name of a KernelCase for every kernel that has a gradient: its
-    arguments, random tensors of the shape and number format on a device, by default this process's.
-    Seeds torch's generator."""
+    """Return a dict by the kernel's name of a KernelCase for every kernel that has a gradient. Its
+    `tensors` are random leaves that require gradients, of the sizes in `shape` and the number
+    format `dtype`, on `device`, by default this process's; `others` has the other arguments, such
+    as a dropout mask. Seeds torch's generator with 0, so that each call gives the same values."""
     device = device or local_device()
     s, b, n, d, v = shape.s, shape.b, shape.n, shape.d, shape.v
     h = n * d

@@ -35,11 +35,11 @@ class TrainingInputs:
         tokenizer: Path | None,
         mesh: ParallelMesh,
     ) -> None:
-        """Make the order of the samples of `iterations` iterations from `parts`, token files with
-        their weights, and an empty memory of streams. A BERT also reads `tokenizer`, the directory
-        of the files' tokenizer; None stands for random tokens. Raises BadInput if a token file has
-        no whole sample for the model or the tokenizer is missing, IntegrityFailure if it is
-        damaged."""
+        """Prepare the microbatches that the method `of` returns, for a training of `iterations`
+        iterations on `parts`, token files with their weights. The attribute `streams` becomes an
+        empty memory of streams. A BERT also reads `tokenizer`, the directory of the files'
+        tokenizer; None stands for random tokens. Raises BadInput if a token file has no whole
+        sample for the model or the tokenizer is missing, IntegrityFailure if it is damaged."""
         self._config = config
         self._mesh = mesh
         self._batches = family_of(config.model).training_order(config, parts, iterations, tokenizer)

@@ -178,7 +178,10 @@ class ClozeResult(Result):
 
 
 class Sample(FileSchema):
-    """A window or example of an evaluation, as a line of `--samples`."""
+    """A window or example of an evaluation, as a line of `--samples`: its task, number and text;
+    its scored sub-words, `tokens`; and in lists of the same length their log-probabilities in nats
+    and True where one was the model's most likely sub-word. `correct` is True or False for an
+    example, None for a window."""
 
     task: str
     index: int

@@ -331,8 +331,8 @@ class EffectForecast(FileSchema):
 
 
 class VerdictScore(FileSchema):
-    """verdicts.json, which a clone's `python -m tests.mutation` writes: the verdicts that could
-    have failed, counted in a sentence."""
+    """The document verdicts.json, which a clone's `python -m tests.mutation` writes. Its field
+    `sentence` is a text that says how many verdicts could have failed."""
 
     sentence: str
     """Sentence on how many verdicts could have failed."""

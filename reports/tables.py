@@ -302,10 +302,13 @@ def with_error(value: float | None, error: float | None) -> str:
 
 
 def cells_of(result: Result) -> tuple[str, ...]:
-    """Return a tuple of the texts of an evaluation result's cells in a row of the page, with errors
-    where they are known: the perplexity of its own protocol, the ones per sub-word, per original
-    word and per lm-eval word, and bits per byte, as in CONVENTIONS; or, for a last-word test,
-    accuracy in percent, correct answers, log-likelihood in nats and perplexity, as in LAST_WORD."""
+    """Return a tuple of the texts of the cells that an evaluation's result fills in a row of the
+    page. A running text has five, in the order of CONVENTIONS: the perplexity of its own protocol,
+    the ones per sub-word, per original word and per lm-eval word, and bits per byte. A last-word
+    test has four, in the order of LAST_WORD: accuracy in percent, correct answers as "5 of 8", the
+    mean log-likelihood of a target in nats, and perplexity. A standard error, where it is known,
+    follows after "±"; a perplexity from 10,000 on is "over 10,000", and an unknown number an em
+    dash."""
     first = with_error(result.perplexity, result.spread)
     error = result.log_perplexity_error
     if isinstance(result, PerplexityResult):

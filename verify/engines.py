@@ -213,7 +213,10 @@ class Engine:
         """Write a checkpoint of the current state into `directory`, as the program itself does. It
         is called after the first iteration, by every rank. By default it raises
         BadInput."""
-        raise BadInput("the program gives no functions `save` and `restore`")
+        raise BadInput(
+            "the program gives no functions `save` and `restore`: give it both to have its"
+            " checkpoints compared"
+        )
 
     def restore(self, directory: Path) -> None:
         """Load a checkpoint that the method `save` wrote, on any layout, into an engine that has

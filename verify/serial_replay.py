@@ -101,8 +101,10 @@ class RecordedRun:
 
     @property
     def iterations(self) -> range:
-        """Recorded iterations, counted from 1. Unless the run continues another at a later
-        iteration, 0 is among them, for the weights before the first update."""
+        """A range of the numbers of the recorded iterations, without a gap. Iterations are counted
+        from 1, and the range begins with 0, which stands for the weights before the first update.
+        If the run continues another at a later iteration, it begins with the first iteration after
+        that one."""
         return range(self.begin.iteration + bool(self.begin.iteration), max(self.steps) + 1)
 
     def numbers(self, iteration: int) -> Numbers:

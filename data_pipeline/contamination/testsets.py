@@ -22,7 +22,8 @@ from mlm_repro.lineage.errors import BadInput, DataMissing, IntegrityFailure, di
 
 class PublishedFile(Config):
     """An entry of published.toml: one file, its SHA-256, and the hub's repository that it comes
-    from."""
+    from. There it is a file too or, as `rows` tells, made of the rows of text of a subset and a
+    split."""
 
     place: str
     """Path of the file below a data directory."""

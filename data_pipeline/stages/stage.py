@@ -11,8 +11,9 @@ SOURCE = "source"
 
 
 class Example(NamedTuple):
-    """A text, and the outcome that a filter with default settings has for it, the kept or changed
-    text or a Drop; a test checks that. A filter lists such pairs as `examples`."""
+    """Example of a filter with default settings, a triple: `text`; `outcome`, which is the kept or
+    changed text or a Drop; and `tokens`, how many tokens the text has, which a TokenFilter alone is
+    given. A filter lists its Examples in `examples`, and a test checks each."""
 
     text: str
     outcome: str | Drop

@@ -148,8 +148,8 @@ def verdicts_block(_: Reproduction) -> str:
 
 
 def line(cells: Sequence[str]) -> str:
-    """Return the texts `cells` joined to one row of a Markdown table; nothing in them is
-    escaped."""
+    """Return the texts `cells` as one row of a Markdown table, with a bar before, between and after
+    them and neither spaces nor a line end; nothing in them is escaped."""
     return f"|{'|'.join(cells)}|"
 
 

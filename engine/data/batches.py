@@ -17,9 +17,10 @@ from mlm_repro.lineage.errors import BadInput
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Sequences of one microbatch: token ids [b, s + 1], for a BERT [b, s], and the indices of the
-    sequences in the global batch. In the validation of a model without memory, these are the
-    sequences' numbers in the split."""
+    """Sequences of one microbatch: `tokens` are their ids [b, s + 1], for a BERT [b, s]; `places`
+    are their indices in the global batch or, in the validation of a model without memory, their
+    numbers in the split; `pairs` has a BERT's PairSamples, with the targets, and is empty for
+    another model."""
 
     tokens: NDArray[np.int64]
     places: tuple[int, ...]
@@ -75,8 +76,9 @@ def place_groups(
     global_batch_size: int, microbatch_size: int, dp_rank: int, dp: int
 ) -> Iterator[tuple[int, ...]]:
     """Yield, for each microbatch of data-parallel rank `dp_rank` of `dp`, a tuple of the indices of
-    its sequences in the global batch of `global_batch_size` sequences. A rank's share of the batch
-    is contiguous, and must be a multiple of `microbatch_size`."""
+    its `microbatch_size` sequences in the global batch of `global_batch_size` sequences, counted
+    from 0. A rank's share of the batch is contiguous. The caller makes sure that `dp` times
+    `microbatch_size` divides the batch: nothing is checked here."""
     share = global_batch_size // dp
     for first in range(dp_rank * share, (dp_rank + 1) * share, microbatch_size):
         yield tuple(range(first, first + microbatch_size))

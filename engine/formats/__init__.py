@@ -108,7 +108,8 @@ def check_tensors(
         if tuple(tensors[name].shape) != shape:
             raise IntegrityFailure(
                 f"{where}: tensor {name!r} has shape {list(tensors[name].shape)}, and a model of"
-                f" these settings has {list(shape)}"
+                f" these settings has {list(shape)}: take files and settings of one model, or copy"
+                " the files again"
             )
         if not tensors[name].is_floating_point():
             raise IntegrityFailure(

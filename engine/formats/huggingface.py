@@ -208,7 +208,8 @@ def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
     if entries != config.vocab_size:
         raise IntegrityFailure(
             f"{loaded.directory} cannot be exported: its tokenizer has {entries} entries, and its"
-            f" model's vocabulary {config.vocab_size}"
+            f" model's vocabulary {config.vocab_size}: the two do not belong together, so copy or"
+            " save the checkpoint again"
         )
     tensors = dict(loaded.model.float().named_parameters())
     save_file(named_as_theirs(tensors, config), directory / WEIGHTS, metadata={"format": "pt"})

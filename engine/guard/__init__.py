@@ -60,5 +60,6 @@ class Guard:
 
     def before_checkpoint(self) -> None:
         """Check the training's state before a checkpoint of it is written; every rank calls this.
-        Raise an error if the state must not be kept; nothing is returned, and by default nothing is
-        done."""
+        There are no arguments: a guard checks objects that it was made with, such as the
+        parameters. Raise an error, which ends the run, if the state must not be kept; nothing is
+        returned, and by default nothing is done."""

@@ -463,9 +463,10 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def _script(head: list[str], body: str, launcher: str, job: Job, out: Path) -> str:
-    """Return the text of a bash script: the lines of `head`, then files of `templates/` filled with
-    this job's values, attempts.sh first, hosts.sh in a `torchrun.sh` whose job names its hosts, and
-    `body` last. `launcher` is the command that starts the ranks; `out` is the folder of
+    """Return the text of a bash script: the lines of `head`, such as #SBATCH options, then files of
+    `templates/` filled with this job's values. First is attempts.sh, and last the file that `body`
+    names, slurm.sh or torchrun.sh; hosts.sh is between them for a torchrun.sh whose job names its
+    hosts. `launcher` is the text of the command that starts the ranks; `out` is the folder of
     torchrun.sh, in which the script keeps its own files too. Raises BadInput if the job, its file
     of hosts or its interval between checkpoints is not valid."""
     names = ("failed", "last-failure", "idle", "bad-node-", "flight-", "pid-")

@@ -170,10 +170,12 @@ def measure_memory() -> list[Line]:
 
 
 def _checkpoints(series: str) -> list[Line]:
-    """Return a list of lines, dicts with a record's fields: the number of checkpoints, of those
-    that divide `STAGE_LAYERS` layers into equal groups, that needs the least memory in a stage of
-    these layers, and √(l · A_int / A_in) from measured bytes, for each of `IN_FLIGHT`. `series` is
-    a key of `LAYOUTS`. With n microbatches in flight, A_in counts n times. Starts processes."""
+    """Return a list of lines, dicts with a record's fields: two for each number of microbatches in
+    `IN_FLIGHT`, which is their `x`. The quantity `checkpoints` is the number of equal groups of
+    layers, each with one checkpoint, that by measurement needs the least memory in a stage of
+    `STAGE_LAYERS` layers. `checkpoints_by_formula` is √(l · A_int / A_in): l are the stage's
+    layers, A_int is measured as the bytes that one layer keeps, and A_in as those of its input,
+    times the microbatches. `series` is a key of `LAYOUTS`. Starts processes."""
     layout = LAYOUTS[series]
     numbers = []
     size_in, size_all = run_forked(layer_bytes, layout[1], layout)[0]

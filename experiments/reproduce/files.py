@@ -13,8 +13,9 @@ LADDER = ("355m", "2.5b", "8.3b")
 
 
 class ModelShape(FileSchema):
-    """A model's shape and size, and the length and learning rate of its training. None stands for
-    an unknown value."""
+    """A model's layers, hidden size, heads, sequence length, vocabulary and number of parameters,
+    and of its training the iterations, the global batch size in sequences and the learning rate.
+    None stands for an unknown value."""
 
     num_layers: int | None = None
     hidden_size: int | None = None
@@ -36,7 +37,10 @@ class ModelShape(FileSchema):
 
 
 class ReproducedModel(FileSchema):
-    """A published model and the model that was trained to reproduce it."""
+    """A published model and the model that was trained to reproduce it: `published` and `trained`
+    are the ModelShape of each. The other fields but `name` are of the training: its run, seed,
+    tokens, seconds, tokens per second and checkpoint. None, or an empty text for the run, stands
+    for an unknown value."""
 
     name: Annotated[str, Field(pattern=r"^[^./\x00][^/\x00]*$")]
     """The published model's name, followed by the seed if it is not the recipe's. It can name a

@@ -57,10 +57,10 @@ def stage_message_seconds(machine: Machine, w: Workloads) -> Floats:
 
 
 def data_all_reduce_seconds(machine: Machine, w: Workloads, sent_bytes: Floats) -> Floats:
-    """Return an array with the seconds, for each workload, of an all-reduce of a tensor of
-    `sent_bytes` bytes over a rank's data-parallel group, 0 for a group of one; an all-gather or a
-    reduce-scatter takes half. If all data-parallel groups lie in one node, its links carry it, else
-    the network. `w` has the workloads as columns.
+    """Return an array with the seconds, for each workload, of an all-reduce of a tensor over a
+    rank's data-parallel group, 0 for a group of one; an all-gather or a reduce-scatter takes half.
+    `sent_bytes` has the tensor's bytes, and each attribute of `w` one number, for each workload. If
+    all data-parallel groups lie in one node, its links carry it, else the network.
 
     Groups that share a node (one per tensor-parallel rank) share its network adapters. If several
     ranks of one group are on a node too, their rings collide on a few adapters: a single group uses

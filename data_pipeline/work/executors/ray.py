@@ -62,8 +62,9 @@ class RayExecutor:
         self._ray.shutdown()
 
     def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
-        """Run the tasks on the cluster and yield the result of each, a Done, in order; at most
-        `at_once` tasks are in work at a time, if that is given. Raises Interrupted if the cluster
+        """Run the tasks on the cluster and yield the result of each, a Done, in order. At most
+        `at_once` tasks are in work at a time, by default `AHEAD` for each CPU of the cluster; the
+        next one begins when the caller asks for a further result. Raises Interrupted if the cluster
         fails or a task is lost more than RETRIES times, BadInput if the nodes do not share the
         output, and errors of the tasks. After an error, or if the caller stops early, the tasks in
         work are cancelled."""

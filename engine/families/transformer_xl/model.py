@@ -175,10 +175,12 @@ def distance_encoding(length: int, hidden_size: int, device: torch.device) -> Te
 
 class RelativeAttention(nn.Module):
     """Causal attention of a segment [s, b, h] to itself and to its memory, → [s, b, h], with scores
-    ((q + u)·k + (q + v)·r(distance)) / √d and heads divided over the tensor-parallel axis.
+    ((q + u)·k + (q + v)·r(distance)) / √d and heads divided over the tensor-parallel axis. A call
+    is given the segment, the memory or None, the encoding of the distances, from which a layer of
+    weights computes r, and the dropout of the attention weights or None.
 
     u and v are learned vectors of each head and layer (Dai et al. 2019, Section 3.3). There are no
-    biases.
+    biases. With `recompute` the scores are not kept: the backward pass computes them again.
     """
 
     shard_dims: ClassVar[dict[str, int]] = {"content_bias": 0, "position_bias": 0}
