@@ -209,8 +209,9 @@ def announce_cost(config: DataConfig, room: int = ROOM_OF_A_DATASET) -> tuple[Op
 
 
 class Promise(NamedTuple):
-    """Predicted cost of building a dataset: its number of documents, seconds and disk by stage, and
-    peak memory."""
+    """Predicted cost of building a dataset: the number of `documents`; `seconds` and `disk`, dicts
+    from the name of each stage to its seconds and to its bytes on disk; and `memory`, the peak
+    bytes of all processes together."""
 
     documents: int
     seconds: dict[str, float]

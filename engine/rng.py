@@ -34,8 +34,9 @@ def initial_normal(seed: int, name: str, shape: tuple[int, ...], std: float) -> 
 
 @dataclass(frozen=True)
 class Dropout:
-    """Source of the dropout masks of one microbatch in one iteration, at any site (point of the
-    model). A mask follows from `seed`, `iteration`, the sequence and the site alone.
+    """Source of the dropout masks of one microbatch in one iteration: the method `mask` returns the
+    DropoutMask of a site, a point of the model that is given by its name. A mask follows from
+    `seed`, `iteration`, the sequence and the site alone, so it is the same at every layout.
 
     `probability` is the share of elements that are dropped; `samples` are the indices of the
     microbatch's sequences in the global batch.

@@ -261,11 +261,12 @@ def _summary(run: Path) -> ReproductionSummary:
 
 
 def trainings(run: Path) -> Comparisons:
-    """Yield comparisons of the summary and the kept curves of the reproduction in the directory
-    `run` with the training run of every model, and of its data card and ledger with the training's
-    dataset if that is on this machine. Each training is yielded as a Parent to check in turn. For
-    one that is not on this machine an Absent is yielded too, and the summary is compared with the
-    kept copy alone. Raises IntegrityFailure if a kept copy contradicts its seal."""
+    """Yield a Remade, a stated value beside the recomputed one, for each comparison of the
+    reproduction in the directory `run`: of its summary and kept curves with the training run of
+    every model, and of its data card and ledger with the training's dataset if that is on this
+    machine. Also yield each training as a Parent, to be checked in turn. For one that is not on
+    this machine an Absent is yielded too, and the summary is compared with the kept copy alone.
+    Raises IntegrityFailure if a kept copy contradicts its seal."""
     summary = _summary(run)
     parents = _manifest(run).parents
     models = {model.run.rpartition("-")[0]: model for model in summary.models}

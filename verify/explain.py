@@ -373,11 +373,11 @@ def _first_bits(first: RecordedRun, second: RecordedRun) -> int | None:
 
 
 def _common_start(first: RecordedRun, second: RecordedRun, parting: int) -> int | None:
-    """Return the iteration of the newest checkpoint, before the iteration where the runs part, that
-    both have.
+    """Return the iteration of the newest checkpoint that both recorded runs, `first` and `second`,
+    have before the iteration `parting`, where they part.
 
-    None, for the beginning, if they share none, and for a model whose memory is not in a
-    checkpoint.
+    None, for the beginning, if they share none before it, and for a model with memory, which is
+    not in a checkpoint.
     """
     has_memory = first.config.model.transformer_xl.memory_length
     same = (

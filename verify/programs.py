@@ -39,9 +39,11 @@ def own_loss(model: nn.Module, batch: Any) -> Tensor:
 
 
 class Program(Engine):
-    """Engine of a torch model on one rank. A user gives it the model and functions of the training
-    step; without a function the usual step is done, with the rows and the loss that HeldTraining
-    sets."""
+    """Engine of a torch model; each rank of a layout makes one, of its part of the model. Besides
+    the model, all arguments are optional. Without the function `gradient`, the loss of every
+    microbatch goes backward, by the attributes `microbatches` and `loss`, which HeldTraining sets.
+    Without `step`, `clip` is called, if it is given, and `optimizer`, by default an AdamW, updates.
+    Unless both `save` and `restore` are given, checkpoints are not compared."""
 
     microbatches: Sequence[Any] = ()
     loss: Loss

@@ -74,8 +74,10 @@ def loss(model: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
 
 
 def write_reproductions(report: LayoutsReport, directory: Path) -> list[Path]:
-    """Write into a directory a Python program for each finding that can be shown without this
-    suite, and print a line for each other finding. Return the programs' paths."""
+    """Write into `directory` a Python program for each of the findings in `report`, a
+    LayoutsReport, that can be shown without this suite, and print a line to standard output for
+    each other one. Return a list of the programs' paths, in the findings' order; it is empty if
+    there are none. A missing directory is made, and an earlier program of the name is replaced."""
     paths = []
     for finding in report.findings:
         if text := program(finding, report):

@@ -100,8 +100,11 @@ class DecoderBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Decoder of embedding, blocks, norm and head: token ids [b, s] to logits [b, s, v]. As a
-    pipeline stage it has some of these parts and maps hidden states."""
+    """Decoder of embedding, blocks, norm and head, with random weights: token ids [b, s] to logits
+    [b, s, v]. If `tied` is True, the embedding's weight is the head's too. A caller that makes a
+    pipeline stage of it sets the attributes `embed`, `norm` and `head` that the stage lacks to None
+    and replaces `layers`: without `embed` it takes hidden states [b, s, h], without `norm` and
+    `head` it returns them."""
 
     def __init__(self, tied: bool) -> None:
         super().__init__()

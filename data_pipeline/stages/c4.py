@@ -28,8 +28,10 @@ PAGE = (
 
 
 class C4(TextFilter):
-    """Keep the lines that C4 keeps, and drop pages by its rules. A page counts for the first rule
-    it breaks."""
+    """Keep the lines that read like sentences, and drop pages with too few, as C4 does. A kept line
+    ends like a sentence, has at least five words and is no notice, such as on cookies. A page with
+    "lorem ipsum", an opening curly bracket or fewer than three sentences in its kept lines is
+    dropped, and counts for the first rule it breaks."""
 
     name = verb = "c4"
     examples = (

@@ -21,7 +21,8 @@ class Length(TokenFilter):
     """Smallest number of tokens of a kept document, its end-of-text token included."""
 
     def apply(self, text: str, tokens: int) -> Drop | None:
-        """Return None if `tokens`, the number of the text's tokens, is at least the attribute
-        `min_tokens`, so that the text is kept, else a Drop. Megatron-LM's cleanup_dataset.py counts
-        only texts under 1,024 characters; here every document is counted."""
+        """Return None if `tokens`, the number of the text's tokens with its end-of-text token, is
+        at least the attribute `min_tokens`, so that the text is kept, else a Drop. The text itself
+        is not read. Megatron-LM's cleanup_dataset.py counts only texts under 1,024 characters; here
+        every document is counted."""
         return None if tokens >= self.min_tokens else Drop(f"fewer than {self.min_tokens} tokens")

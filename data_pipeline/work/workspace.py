@@ -91,10 +91,11 @@ class Workspace:
         at_once: int | None = None,
     ) -> Finished:
         """Run `work` for each of the `jobs`, a pair of settings and inputs, as a task of the stage
-        called `stage`, at most `at_once` at a time, wait for all, and return a Finished with the
-        digests and counts of the tasks, in order; tasks that are finished already are not done
-        again. Progress is shown under `title`, or the stage's name if it is None; an empty `title`
-        shows none. Raises the errors of the method `each`."""
+        called `stage`, wait for all, and return a Finished with the digests and counts of the
+        tasks, in order; tasks that are finished already are not done again. At most `at_once`
+        tasks, by default the executor's own number, are given to the executor at a time. Progress
+        is shown under `title`, or the stage's name if it is None; an empty `title` shows none.
+        Raises the errors of the method `each`."""
         done = list(
             self.each(stage, work, jobs, stage if title is None else title, len(jobs), at_once)
         )

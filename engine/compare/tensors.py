@@ -186,9 +186,10 @@ class TensorDifference(NamedTuple):
         return self.largest <= self.tolerance
 
     def sentence(self, reference: str, of: str = "iteration") -> str:
-        """Return a phrase that says by how much and where the tensor differs from `reference`, the
-        name of what it was compared with. The word `of` stands before the number of the iteration,
-        from 1."""
+        """Return a phrase such as "weight in iteration 3 differs from the serial run by 1.0e-03 at
+        [0, 3]", without a period. `reference`, here "the serial run", is the name of what the
+        tensor was compared with; the argument `of` is the text before the iteration's number, which
+        is counted from 1."""
         return (
             f"{self.tensor} in {of} {self.iteration + 1} differs from {reference} by"
             f" {self.largest:.1e} {self.where}"

@@ -99,7 +99,8 @@ class DatasetFacts:
 
     @property
     def tokenizer(self) -> Path:
-        """Directory of the tokenizer that all the datasets share."""
+        """Path of the directory of the tokenizer that all the datasets share: the folder
+        `tokenizer` of the first dataset."""
         return self.directories[0] / "tokenizer"
 
     def resize(self, model: ModelConfig) -> ModelConfig:

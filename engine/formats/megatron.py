@@ -62,9 +62,10 @@ default first."""
 
 @dataclass(frozen=True)
 class RankFile:
-    """Content of one rank's Megatron-LM file, or of a distributed checkpoint: checkpoint version,
-    arguments, tensors and iteration. Arguments and iteration are None if the file does not state
-    them."""
+    """Content of `path`, one rank's Megatron-LM file or a distributed checkpoint: the checkpoint
+    `version`; `args`, a dict of its arguments by name; `tensors`, a dict from our names, not
+    Megatron-LM's, to the tensors, with layers numbered within the pipeline stage; and the
+    `iteration`. Arguments and iteration are None if the file does not state them."""
 
     path: Path
     version: int

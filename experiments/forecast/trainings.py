@@ -118,7 +118,9 @@ class Kept:
                 )
             if training.dataset != dataset:
                 raise IntegrityFailure(
-                    f"{training.name} was trained on another dataset than {FORECAST} states"
+                    f"{training.name} was trained on another dataset than {FORECAST} states: one"
+                    " of the two was changed; put back the ones that were made together, or run"
+                    " the experiment again"
                 )
             trained.append(training)
         return trained

@@ -88,8 +88,9 @@ RESULTS: dict[str, type[PerplexityResult | ClozeResult]] = dict(
 
 
 def reproduce(plan: Plan, runs: Path) -> Path:
-    """Make data, trainings, evaluations, records and report below the folder `runs` by public
-    commands, one after the other, and print the results; complete parts are found and not repeated.
+    """Make the data, trainings, evaluations, records and report that `plan`, the Plan of one
+    reproduction, asks for, below the folder `runs` and by public commands, one after the other, and
+    print the results; complete parts are found and not repeated.
 
     Returns the path of the reproduction's directory. Raises BadInput for an unfit torch before
     anything else, and if another process works in that directory; `steps.StepFailed`, with the
