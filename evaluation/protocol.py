@@ -252,8 +252,9 @@ class Task(ABC):
 
     @abstractmethod
     def text(self, index: int) -> str:
-        """Return the text that a sample shows for a request, given the request's index in this
-        task's `requests`. Each kind of task has its own."""
+        """Return the string that people read in the Sample of a request, such as its whole passage
+        or the words that are scored, given the request's index in this task's `requests`. `samples`
+        calls it for each request; each kind of task has its own."""
 
     @abstractmethod
     def result(self, scores: Scores, provenance: Provenance) -> Result:
