@@ -105,7 +105,8 @@ class Scores(NamedTuple):
 
 class Encoder(Protocol):
     """Interface of a tokenizer, as tasks use it. The tokenizers of this suite and of transformers'
-    models have it. Its methods to encode return token ids without first tokens."""
+    models have it. The methods `encode`, for one text, and `encode_batch`, for several, return
+    token ids as lists without the `first_tokens`, which a task puts before a text itself."""
 
     @property
     def vocab_size(self) -> int: ...
