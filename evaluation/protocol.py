@@ -106,7 +106,8 @@ class Scores(NamedTuple):
 
 class Encoder(Protocol):
     """Interface of a tokenizer, as tasks use it. The tokenizers of this suite and of transformers'
-    models have it. Its methods to encode return token ids without first tokens."""
+    models have it. The methods `encode`, for one text, and `encode_batch`, for several, return
+    token ids as lists without the `first_tokens`, which a task puts before a text itself."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -253,8 +254,9 @@ class Task(ABC):
 
     @abstractmethod
     def text(self, index: int) -> str:
-        """Return the text that a sample shows for a request, given the request's index in this
-        task's `requests`. Each kind of task has its own."""
+        """Return the string that people read in the Sample of a request, such as its whole passage
+        or the words that are scored, given the request's index in this task's `requests`. `samples`
+        calls it for each request; each kind of task has its own."""
 
     @abstractmethod
     def result(self, scores: Scores, provenance: Provenance) -> Result:

@@ -127,8 +127,9 @@ class Trainings:
     whose settings differ in the seed alone share a line, their mean."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """Read one training or several. Raises BadInput if two paths lead to the same run, and what
-        `Training` raises."""
+        """Read the trainings in the directories `paths`, one or several, into the attribute `runs`,
+        a list of a Training for each, in this order. Raises BadInput if two paths lead to the same
+        run, and the errors of `Training`."""
         self.runs = [Training(path) for path in paths]
         places = [run.path for run in self.runs]
         for place in places:

@@ -154,8 +154,10 @@ def _first(
     folded: Sequence[LayoutFinding] = (),
     ratio: float | None = None,
 ) -> Any:
-    """Return a copy of the first of several like findings, with `kind`, `ratio`, the parameters of
-    the others, and the findings in `folded` as sentences; None if there are no findings."""
+    """Return a copy of the first of `alike`, a list of findings of one fault, or None if it is
+    empty. The copy's fields `kind` and `ratio` are the arguments, its field `alike` has the names
+    of the others' parameters, and its field `folded` has the findings in the argument `folded`,
+    which follow from this one, as sentences."""
     if not alike:
         return None
     return alike[0].model_copy(

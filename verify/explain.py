@@ -77,10 +77,11 @@ class Judged:
     both."""
 
     def __init__(self, run: RecordedRun, start: Start, native: SerialReplay | None = None) -> None:
-        """Build the replays of `run` from `start` on: one in float64, and one in the run's own
-        format, unless `native` is given. This is such a replay that another Judged has already, of
-        a run with the same settings from the same start. Raises the errors of SerialReplay, such as
-        IntegrityFailure for a damaged checkpoint."""
+        """Build the replays of `run` that begin at `start`, a Start: at a checkpoint of the run, or
+        where the run itself began. One is in float64, the other in the run's own number format; in
+        place of the other, `native` is taken if it is given, such a replay that another Judged has
+        already, of a run with the same settings from the same start. No iteration is replayed yet.
+        Raises the errors of SerialReplay, such as IntegrityFailure for a damaged checkpoint."""
         self.run = run
         self.start = start
         begun = start.iteration

@@ -584,10 +584,11 @@ def _unequal_copies(
 
 
 def _planted(layout: str, ranks: Sequence[Computed], weights: Weights) -> Iterator[LayoutFinding]:
-    """Yield a finding for each parameter and rank where the squared gradient norm, with a gradient
-    of 1 in that parameter alone, is not the parameter's number of elements, but for rounding.
-    `ranks` have the squared norms that each rank found, if any, and `weights` the whole parameters,
-    by name.
+    """Yield a LayoutFinding for each parameter and rank where the squared gradient norm, with a
+    gradient of 1 in that parameter alone, is not the parameter's number of elements, but for
+    rounding. `ranks` has a Computed of each rank, whose `planted` has the squared norms by name and
+    is empty if none were measured; `weights` has the whole parameters by name, and `layout` is the
+    layout's name.
 
     A sum of ones is exact in fp32. The root and the square of each rank and of the whole round four
     times.

@@ -452,8 +452,8 @@ class MegatronCore(Engine):
 
     @classmethod
     def release(cls) -> str:
-        """Return the version that the imported package states, which may be a clone on
-        PYTHONPATH."""
+        """Return megatron-core's version, as text, as the imported package itself states it: this
+        may be a clone on PYTHONPATH, with another version than the installed package."""
         return str(core("package_info").__version__)
 
     def __init__(self, work: Work, layout: ParityLayout) -> None:

@@ -180,8 +180,10 @@ class Builder:
     batch: Mapping[str, Tensor]
 
     def __call__(self, layout: ParityLayout) -> Program:
-        """Return this rank's model and its training step as a Program. Raises BadInput for a layout
-        that these blocks cannot run. Every rank calls it."""
+        """Return this rank's part of the small model, divided by `layout`, with weights that the
+        seed decides, and its training step, as a Program. Raises BadInput for a layout that has
+        other parts than tp, sp, fsdp and dp, or pp alone, and for one with tp or pp if the
+        embedding is the output head too. Every rank calls it with the same layout."""
         if (
             layout.cp * layout.ep > 1
             or layout.shard_optimizer

@@ -50,10 +50,10 @@ def write_vocabulary(
 
 
 def _write_pairs(tokenizer: Tokenizer, out: Path, seq_length: int) -> None:
-    """Rewrite tokenizer.json, which is already in `out`, with a BERT's special tokens added, so
-    that it encodes a text as [CLS] text [SEP] and a pair of texts as [CLS] first [SEP] second
-    [SEP], and write tokenizer_config.json beside it. `seq_length` is the longest sequence in
-    tokens."""
+    """Rewrite tokenizer.json, the file of `tokenizer` that the caller has saved in the directory
+    `out`, with a BERT's special tokens added, so that it encodes a text as [CLS] text [SEP] and a
+    pair of texts as [CLS] first [SEP] second [SEP], with the ids in `tokenizer.special_ids`. Write
+    tokenizer_config.json beside it, with `seq_length` as the longest sequence in tokens."""
     file = out / FILE_NAME
     backend: Any = Backend.from_file(str(file))
     backend.add_special_tokens(list(SPECIAL_TOKENS))

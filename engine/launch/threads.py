@@ -31,8 +31,10 @@ sender to this receiver."""
 
 class RanksFailed(RuntimeError):
     """Error of `run_forked`: a rank failed, ended without a result, or was not done in time. Of
-    `run_threads`: a rank was not done in time. The text has the traceback of the rank that failed
-    first or, from `run_threads`, the stack of the rank that computes; otherwise it has one line."""
+    `run_threads`: a rank was not done in time. The attribute `sentence` says which rank and what
+    happened; the error's text has below it the traceback of the rank that failed first or, from
+    `run_threads`, the stack of the rank that computes. The attribute `lost` is True if the process
+    of a rank gave no answer: it ended, or it was not done in time."""
 
     def __init__(self, sentence: str, details: str, lost: bool = False) -> None:
         super().__init__(f"{sentence}\n{details}")

@@ -39,7 +39,8 @@ from mlm_repro.engine.rng import Dropout
 
 class TiedEmbedding(nn.Module):
     """Word embedding at full width, with its rows divided over the tensor-parallel axis. It is the
-    output head too: it gives embeddings of token ids, logits and losses."""
+    output head too: a call gives the embeddings of token ids, the method `logits` this rank's
+    logits of states, and `losses` the loss of each target. Every rank of the axis calls them."""
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         super().__init__()
