@@ -155,9 +155,10 @@ class Judged:
             self._take_checkpoint(iteration)
 
     def end(self) -> None:
-        """Judge the last `SEEN_AHEAD` iterations, which `iterate` has left: it judges an iteration
-        only when so many later ones were replayed. The first number at fault becomes `number`, if
-        there was none before. Call it after the last iteration."""
+        """Judge the last `SEEN_AHEAD` replayed iterations, which the method `iterate` has left: it
+        judges an iteration only when so many later ones were replayed. The first recorded number in
+        them that rounding does not explain becomes the attribute `number`, unless there was one.
+        Call it after the last call of `iterate`."""
         for iteration in sorted(self.numbers)[-SEEN_AHEAD:]:
             self._judge(iteration)
 
@@ -418,9 +419,11 @@ def _replayed(
 
 
 def _verdict(first: Judged, second: Judged) -> str:
-    """Return the reason that two runs without a fault differ, as a sentence, by the first number
-    that differs between them in float64 in an iteration of both: an overflow or a spike if one of
-    them alone made an update, the settings for another number; rounding if none differs."""
+    """Return a sentence with the reason that two runs without a fault differ. It is given by the
+    earliest number, of an iteration that both have, by which their replays in float64 differ by
+    more than the share SAME; the loss scale is not compared. If one run alone made an update, the
+    sentence begins with `overflow`, or with `spike` if both records have a gradient norm. For
+    another number it begins with `settings`, and with `rounding` if no number differs."""
     ours = first.run.steps
     theirs = second.run.steps
     common = sorted(first.numbers.keys() & second.numbers.keys())

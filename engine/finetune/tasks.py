@@ -111,8 +111,8 @@ def read_race(folder: Path) -> list[LabelledExample]:
     files = sorted(folder.rglob("*.txt"))
     if not files:
         raise DataMissing(
-            f"there are no .txt files below {folder}: --data must name the folder of RACE's"
-            " published files"
+            f"there are no .txt files below {folder}: --data must name the folder that has"
+            " RACE's folders `train` and `test`"
         )
     examples = []
     for path in files:

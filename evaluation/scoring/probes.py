@@ -115,9 +115,10 @@ def is_causal(model: ScoringModel, probed: Probed) -> Outcome:
 
 
 def is_row_by_row(model: ScoringModel, probed: Probed) -> Outcome:
-    """Probe: compare rows scored alone with the same rows in one batch, where the shorter ones are
-    padded. Return a pair: the model, with `is_alone` set if they differ by more than rounding, so
-    that one row at a time is scored; and a sentence on the outcome."""
+    """Probe: compare, by the log-probabilities in `probed`, without a run of the model, rows that
+    were scored alone with the same rows in one batch, where the shorter ones are padded. Return a
+    pair: the model, or a copy with `is_alone` set if they differ by more than rounding, so that one
+    row at a time is scored; and a sentence on the outcome. No outcome is an error."""
     moved = _difference(probed.alone, probed.together)
     # Not `>`, because NaN is a difference too.
     if not moved <= IN_A_BATCH * probed.allowed:
