@@ -62,8 +62,10 @@ class Request:
 
 
 class Scores(NamedTuple):
-    """Answer of a model to requests: columns with one element per scored token, in the order of the
-    requests, and `num_scored`, the number of scored tokens of each request."""
+    """Answer of a model to requests. Three columns have one element per scored token, in the order
+    of the requests: `log_probabilities`, in nats; `greedy`, True if the token was the most likely
+    one; and `greedy_allowed`, the same among the tokens that are not banned. `num_scored` has the
+    number of scored tokens of each request."""
 
     log_probabilities: Floats
     """Log-probability of each scored token, in nats."""

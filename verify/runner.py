@@ -45,8 +45,9 @@ TABLE_HEAD = f"{'layout':30}  worst    result   seconds  tensor"
 
 
 class Reference(NamedTuple):
-    """Whole tensors of a training, and the largest difference that each may have, both by iteration
-    and name."""
+    """Whole tensors of a training, `whole`, and the largest difference that each may have,
+    `allowed`: two dicts with the same keys, pairs of an iteration's number, from 0, and a tensor's
+    name."""
 
     whole: dict[Key, Array]
     allowed: dict[Key, float]

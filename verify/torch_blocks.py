@@ -313,8 +313,10 @@ class Builder:
         return Program(held, gradient, named=own, clip=partial(clip, own, stages=True))
 
     def stage(self, model: Decoder, number: int, of: int) -> Decoder:
-        """Return the part of the whole model that is stage `number`, from 0, of `of` stages; it
-        shares the model's layers. Stages may differ by one layer."""
+        """Return a Decoder, the part of the whole model `model` that is stage `number`, from 0, of
+        `of` stages. It has its share of the layers, in order, the first stage also the embedding,
+        and the last one the norm and the head. These modules are shared with `model`, not copied.
+        Stages may differ by one layer."""
         # Its own modules are replaced by the whole model's, which every rank drew from one seed.
         part = Decoder(False)
         part.embed = model.embed if number == 0 else None

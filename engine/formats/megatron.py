@@ -185,8 +185,9 @@ def _find_files(directory: Path) -> list[list[Path]]:
 
 def _read_rank(path: Path) -> RankFile:
     """Return a RankFile of the content of `path`, one rank's file, or, if `path` is the metadata of
-    a distributed checkpoint, of the whole checkpoint. Megatron-LM's arguments that are not numbers,
-    texts or booleans are left out.
+    a distributed checkpoint, of the whole checkpoint: the version, 0 if it is not stated;
+    Megatron-LM's arguments that are numbers, texts or booleans, and the iteration, each None if not
+    stated; and the tensors by our names.
 
     Raises BadInput for interleaved stages or an unknown checkpoint version, IntegrityFailure if the
     file is damaged, is not a checkpoint, or has a tensor that is not a GPT-2's.

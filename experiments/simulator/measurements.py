@@ -193,7 +193,10 @@ def _whole(name: str, cell: str) -> int:
     except ValueError:
         number = math.nan
     if not number.is_integer() or abs(number) > LARGEST_CELL:
-        raise BadInput(f"{name} = {cell!r} is not a whole number of at most a billion")
+        raise BadInput(
+            f"{name} = {cell!r} is not a whole number of at most a billion: write one"
+            " into that cell of the table"
+        )
     return int(number)
 
 
