@@ -106,9 +106,10 @@ Result = Sequence[Case | str]
 
 
 class Worker:
-    """A spawned process that runs the functions it is given, one after another. If a function fails
-    or takes too long, UserError is raised, the process is killed, and the next function gets a new
-    one."""
+    """A spawned process, started at the first call of the method `answer`, which runs a function in
+    it and returns the result, one function after another. If a function fails or takes longer than
+    that call allows, `answer` raises UserError, the process is killed, and the next call starts a
+    new one. The method `end` kills the process."""
 
     _process: SpawnProcess | None = None
     _pipe: Connection

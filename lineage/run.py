@@ -308,7 +308,8 @@ class RunDirectory:
         except OSError as error:
             if error.errno == errno.EACCES:
                 raise BadInput(
-                    f"{link} cannot be linked to {path.name}: {error.strerror}"
+                    f"{link} cannot be linked to {path.name}: {error.strerror}; let this user"
+                    " write in that folder, or name another folder for the runs"
                 ) from error
             if error.errno not in NO_LINKS:
                 raise
