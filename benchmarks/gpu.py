@@ -252,7 +252,8 @@ def measure(chosen: str, out: Path | None, deadline: float | None) -> Benchmark:
     the order of its table, and return the Benchmark, the whole record. The record is kept in
     gpu.json of the folder `out`, which is made and written after each item, and items that it has
     are skipped; if `out` is None, nothing is written. An item that fails or takes too long only
-    gets a printed line. `deadline` is in seconds from now, None or 0 for none.
+    gets a printed line. At `deadline`, in seconds from now, the item in progress is stopped, and no
+    further one begins; None or 0 is for none.
 
     Raises BadInput for an unknown item or an unfit folder, IntegrityFailure if gpu.json cannot be
     read, HardwareMissing without a GPU or a torch with CUDA, UserError if the record has no case.

@@ -193,7 +193,9 @@ class RunDirectory:
         and IntegrityFailure if its manifest is damaged."""
         run = cls(path.resolve())
         if (kind_of_run := run.manifest.get("kind", kind)) != kind and kind:
-            raise BadInput(f"{path} is of the kind {kind_of_run}, not a {kind} run")
+            raise BadInput(
+                f"{path} is of the kind {kind_of_run}, not a {kind} run: name another directory"
+            )
         return run
 
     @classmethod
