@@ -138,9 +138,11 @@ class Trainings:
 
     @property
     def lines(self) -> list[tuple[str, list[Training]]]:
-        """List of pairs: the name of a line of the page, and the runs whose mean it is. Each run is
-        a line, but runs whose settings differ in the seed alone share one. If the lines differ in
-        one setting, it stands behind the name."""
+        """List of pairs: the name of a line of the page, and a list of the Trainings whose mean it
+        is. Each run is a line, but runs whose settings differ in the seed alone share one. A line
+        is named by its first run's directory, followed by the setting in which runs differ, with
+        its value, if it is the only one besides the seed, and by the number of seeds if there are
+        several."""
         alike = defaultdict(list)
         for run in self.runs:
             alike[str(run.settings | {"train.seed": None})].append(run)

@@ -74,9 +74,9 @@ def _any_layer(name: str) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return the names of the tensors' parameters as one text with commas: the first four, and how
-    many more there are. Numbers of layers become stars, and a name that is then repeated counts
-    once."""
+    """Return the parameters of the tensors that are called `names`, such as `gradient of NAME`, as
+    one text with commas: the first four parameters' names, and how many more there are. Numbers of
+    layers become stars, and a name that is then repeated counts once."""
     short = list(dict.fromkeys(_any_layer(parameter_of(name)) for name in names))
     return ", ".join(short[:4]) + (f" and {len(short) - 4} more" if len(short) > 4 else "")
 
@@ -99,7 +99,8 @@ def fold(
     `backward` are parameters in the order in which a backward pass reaches them. The others are of
     the first iteration: `serial` has the serial run's gradient by parameter, `gradients` the parts
     of gradients on each rank, `shares` by parameter the serial run's gradient as accumulated after
-    each microbatch. `output` says in words which output of a forward pass is the first to differ.
+    each microbatch. `output` is a phrase, which begins with a comma, on the output that is the
+    first to differ in a forward pass; empty if none is known.
     """
     by_probe = defaultdict(list)
     for finding in findings:

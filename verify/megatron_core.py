@@ -498,9 +498,10 @@ class MegatronCore(Engine):
         ]
 
     def _samples(self, count: int) -> Any:
-        """Return Megatron-Core's dataset of `count` samples over the work's token files: a
-        GPTDataset, or a BlendedDataset for several files. Its indices are written below the work's
-        scratch folder."""
+        """Return Megatron-Core's dataset, by number, of at least `count` samples over the token
+        files of this engine's attribute `work`, mixed by their weights and shuffled by the recipe's
+        seed: a GPTDataset, or a BlendedDataset for several files. Its indices are written below the
+        work's scratch folder."""
         config = core("datasets.gpt_dataset")
         model = self.work.config.model
         prefixes = [str(prefix) for prefix, _ in self.work.tokens]
@@ -522,11 +523,12 @@ class MegatronCore(Engine):
         return builder(config.GPTDataset, [count, 0, 0], lambda: True, described).build()[0]
 
     def shards(self, named: Mapping[str, Tensor]) -> list[Shard]:
-        """Return this rank's shards of the tensors `named`, which have the names and shapes of the
-        network's parameters or saved buffers, at the offsets that Megatron-Core's checkpoints
-        state. The shards' keys are this suite's names if the samples come from token files and the
-        suite has one, else Megatron-Core's. Raises BadInput for a parameter that these checkpoints
-        have no entry for."""
+        """Return a list of a Shard for each part that this rank holds of the tensors in `named`, at
+        the offset that Megatron-Core's checkpoints state; a buffer that these leave out has none.
+        The tensors have the names and shapes of the network's parameters or saved buffers. A
+        Shard's `key` is this suite's name of the whole tensor if the work has token files and the
+        suite has a name for it, else Megatron-Core's. Every rank calls it. Raises BadInput for a
+        parameter that these checkpoints have no entry for."""
         shards = shards_of(self.gpt, named)
         if not self.work.tokens:
             return shards

@@ -100,8 +100,10 @@ class DecoderBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Decoder of embedding, blocks, norm and head: token ids [b, s] to logits [b, s, v]. As a
-    pipeline stage it has some of these parts and maps hidden states."""
+    """Causal language model of embedding, blocks, norm and head, in this module's fixed sizes:
+    token ids [b, s] to logits [b, s, v]. If `tied` is True, the head has the embedding's weight. A
+    pipeline stage lacks some of these parts, which its maker has replaced by None or left out of
+    `layers`; its input or output are then hidden states [b, s, h]."""
 
     def __init__(self, tied: bool) -> None:
         super().__init__()

@@ -180,8 +180,9 @@ class World:
             self.wake(other)
 
     def leave(self, rank: int) -> None:
-        """Mark the rank with this number as ended. If all remaining ranks wait, record a deadlock
-        as the failure, which ends them."""
+        """Mark the rank with this number as ended; the caller, this rank's thread, holds the lock.
+        If all remaining ranks wait, record a deadlock as the failure and wake them, which ends
+        them."""
         self._ended.add(rank)
         self._fall_asleep(rank)
 

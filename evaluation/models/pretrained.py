@@ -521,7 +521,8 @@ class Pretrained:
             )
             if any(name.startswith(f"{model.base_model_prefix}.") for name in left):
                 raise IntegrityFailure(
-                    f"{self.directory}: {unused}, so the two do not belong together"
+                    f"{self.directory}: {unused}, so weights and configuration do not belong"
+                    " together: save both again from one model"
                 )
             self._say("weights", f"{unused}; it is left out")
         if scheme := scheme or model.config.to_dict().get("quantization_config"):

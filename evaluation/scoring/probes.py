@@ -92,7 +92,8 @@ def is_repeatable(model: ScoringModel, probed: Probed) -> Outcome:
         if not difference <= probed.allowed:
             raise BadInput(
                 "it is not repeatable: the same tokens, scored twice, have"
-                f" log-probabilities that differ by {difference:.2g}"
+                f" log-probabilities that differ by {difference:.2g}: mend the model, which may"
+                " draw random numbers or compute NaN"
             )
     return model, "the same tokens scored twice have the same log-probabilities"
 

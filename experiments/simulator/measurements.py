@@ -52,7 +52,9 @@ WIKITEXT_TOKENS = 103_227_021 * (1 + PRINTED["transformer-xl/post/bpe-length"] /
 
 
 class Observation(NamedTuple):
-    """A published or measured number that follows from an iteration's time."""
+    """A published or measured number that follows from an iteration's time, with the Workload that
+    it belongs to: `value`, in the unit of `quantity`, and `experiment`, the name of the experiment
+    or of the set of measurements that has it."""
 
     experiment: str
     workload: Workload

@@ -250,8 +250,9 @@ def _shift(scores: Tensor) -> Tensor:
 
 class TransformerXLLayer(nn.Module):
     """Layer of a Transformer-XL with norms after the additions: LN(x + attention(x, memory)), then
-    LN(x + MLP(x)), [s, b, h] → [s, b, h]. Each branch has dropout at its end, and the MLP, a ReLU
-    between two products, also after the ReLU."""
+    LN(x + MLP(x)), [s, b, h] → [s, b, h]. A call takes x, the memory or None, the encoding of
+    distances, and the Dropout, None for none. Each branch has dropout at its end, and the MLP, a
+    ReLU between two products, also after the ReLU."""
 
     def __init__(
         self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute_attention: bool = False
