@@ -125,11 +125,11 @@ def plain_layer_norm(make: Any, cls: Any, config: Any, *args: Any, **kwargs: Any
 
 
 def plain_attention(self: Any, make: Any, *args: Any, v_channels: int = 0, **kwargs: Any) -> None:
-    """Initialise Megatron-Core's core attention `self` by `make`, the class's own `__init__`, in
-    place of which this function is set. `make` gets the other arguments, with a copy of `config`,
-    which must be given by name, without context parallelism, so that every rank has the whole
-    sequence. If `v_channels` is not 0, the default, it is the head size of values, which may differ
-    from that of keys. `k_channels` is ignored."""
+    """Initialise Megatron-Core's core attention `self` by `make`, the class's own `__init__`, which
+    this function replaces. `make` gets the other arguments, with a copy of `config`, which must be
+    given by name, without context parallelism, so that every rank has the whole sequence. If
+    `v_channels` is not 0, the default, it is the head size of values, which may differ from the
+    keys'. `k_channels` is ignored."""
     kwargs.pop("k_channels", None)
     whole = kwargs["config"] = copy.copy(kwargs["config"])
     whole.context_parallel_size = 1
