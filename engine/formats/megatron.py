@@ -62,9 +62,9 @@ default first."""
 
 @dataclass(frozen=True)
 class RankFile:
-    """Content of one rank's Megatron-LM file, or of a distributed checkpoint: checkpoint version,
-    arguments, tensors and iteration. Arguments and iteration are None if the file does not state
-    them."""
+    """Content of one rank's Megatron-LM file, or of a distributed checkpoint: its path, checkpoint
+    version, arguments, tensors by this suite's names, and iteration. Arguments and iteration are
+    None if the file does not state them."""
 
     path: Path
     version: int

@@ -62,8 +62,9 @@ def trials_of(
 def sweep_config(experiment: str, ablation: Ablation, arm: Arm, dataset: Path) -> RunConfig:
     """Return the RunConfig of an arm's training on the directory `dataset`, as long as a trial,
     whose learning rate rises exponentially from the lower to the higher end of the ablation's
-    finder (Smith 2017). The ablation must have a finder. `experiment` is a name. Raises BadInput if
-    the recipe is not valid."""
+    finder (Smith 2017). The ablation must have a finder. The run's name is made of the name
+    `experiment`, the arm's name and the higher end, and ends in `-sweep`. Raises BadInput if the
+    recipe is not valid."""
     assert ablation.finder
     low, high = ablation.finder
     config = ablation_config(experiment, ablation, arm, SEARCH_SEED, high, dataset)
