@@ -238,12 +238,12 @@ def find_effect(
 
 
 def loss_after(trained: Trained, share: float) -> float:
-    """Return the validation loss of a training, in nats per token, after the share `share`, 0 to 1,
-    of its tokens.
+    """Return the validation loss of the kept training `trained`, in nats per token, after the share
+    `share`, 0 to 1, of its tokens.
 
     With `share` 1 it is measured on the whole validation text; before, it is interpolated between
-    validations on a part. A training that diverged has the loss of the untrained model at any
-    share.
+    validations on a part. A training that diverged has its first validation loss, that of the
+    untrained model, at any share.
     """
     if trained.is_diverged:
         return trained.losses[0]
