@@ -161,7 +161,8 @@ def literal_tokens(tokenizer: Encoder, texts: Sequence[str]) -> Iterator[str]:
 @dataclass(frozen=True)
 class SourceText:
     """Description of a test's text, which a task carries into its result: the task's name, the
-    text's title and digest, and notes for readers."""
+    text's title and digest, the reason (`note`) if it is not the text of the task that was
+    requested, and remarks on the text's oddities."""
 
     task: str
     title: str

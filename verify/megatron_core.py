@@ -328,8 +328,9 @@ def backward(
 
 
 def config_class(fields: Mapping[str, Any]) -> Any:
-    """Return Megatron-Core's class of configuration that has these fields by name: the one for
-    multi-latent attention if they ask for that, or the common one."""
+    """Return Megatron-Core's class of configuration for `fields`, a dict name → value: the one for
+    multi-latent attention if the field `multi_latent_attention` is there and true, or the common
+    one."""
     name = "MLATransformerConfig" if fields.get("multi_latent_attention") else "TransformerConfig"
     return getattr(core("transformer.transformer_config"), name)
 

@@ -59,8 +59,10 @@ UNKNOWN = Reference({}, {})
 
 @dataclass
 class Computed:
-    """Results of one rank: numbers of each iteration, recorded tensors, and their differences from
-    the reference."""
+    """Results of one rank in a check against a reference, all empty at first: `steps`, numbers of
+    each iteration; `differences` of its recorded tensors from the reference, which the function
+    that `take` returns adds; and `parts`, the tensors themselves, if there is no reference. The
+    function `probe` alone fills the other fields, such as the first output of each module."""
 
     steps: list[StepResult] = field(default_factory=list)
     parts: list[TensorPart] = field(default_factory=list)

@@ -100,7 +100,8 @@ class DatasetFacts:
 
     @property
     def tokenizer(self) -> Path:
-        """Directory of the tokenizer that all the datasets share."""
+        """Path of the directory with the vocabulary and rules by which the texts of all the
+        datasets were divided into tokens; it lies in the first dataset's directory."""
         return self.directories[0] / "tokenizer"
 
     def resize(self, model: ModelConfig) -> ModelConfig:

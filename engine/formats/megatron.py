@@ -62,9 +62,9 @@ default first."""
 
 @dataclass(frozen=True)
 class RankFile:
-    """Content of one rank's Megatron-LM file, or of a distributed checkpoint: checkpoint version,
-    arguments, tensors and iteration. Arguments and iteration are None if the file does not state
-    them."""
+    """Content of one rank's Megatron-LM file, or of a distributed checkpoint: its path, checkpoint
+    version, arguments, tensors by this suite's names, and iteration. Arguments and iteration are
+    None if the file does not state them."""
 
     path: Path
     version: int
@@ -211,7 +211,8 @@ def _read_rank(path: Path) -> RankFile:
     version = content.get("checkpoint_version", 0)
     if not isinstance(version, int | float) or version not in (0, 1, 2, 3):
         raise BadInput(
-            f"{path} has checkpoint version {version!r}; versions 0 to 3 can be imported"
+            f"{path} has checkpoint version {version!r}, but only 0 to 3 can be imported: save it"
+            " with a release of Megatron-LM that writes one of these"
         )
     args = content.get("args")
     if args is not None and not isinstance(args, Namespace):

@@ -200,8 +200,9 @@ class World:
 
 @dataclass
 class _Meeting:
-    """State of one collective of ranks that are threads: the values of the ranks that came, by
-    global rank, and the result. It is over when `values` is empty."""
+    """State of one collective of ranks that are threads: `values`, what each rank that came gave,
+    by global rank, and `result`. The last rank to come sets the result and empties `values`, for
+    which the others wait."""
 
     values: dict[int, Any] = field(default_factory=dict)
     result: Any = None

@@ -62,8 +62,9 @@ def trials_of(
 def sweep_config(experiment: str, ablation: Ablation, arm: Arm, dataset: Path) -> RunConfig:
     """Return the RunConfig of an arm's training on the directory `dataset`, as long as a trial,
     whose learning rate rises exponentially from the lower to the higher end of the ablation's
-    finder (Smith 2017). The ablation must have a finder. `experiment` is a name. Raises BadInput if
-    the recipe is not valid."""
+    finder (Smith 2017). The ablation must have a finder. The run's name is made of the name
+    `experiment`, the arm's name and the higher end, and ends in `-sweep`. Raises BadInput if the
+    recipe is not valid."""
     assert ablation.finder
     low, high = ablation.finder
     config = ablation_config(experiment, ablation, arm, SEARCH_SEED, high, dataset)
@@ -237,12 +238,12 @@ def find_effect(
 
 
 def loss_after(trained: Trained, share: float) -> float:
-    """Return the validation loss of a training, in nats per token, after the share `share`, 0 to 1,
-    of its tokens.
+    """Return the validation loss of the kept training `trained`, in nats per token, after the share
+    `share`, 0 to 1, of its tokens.
 
     With `share` 1 it is measured on the whole validation text; before, it is interpolated between
-    validations on a part. A training that diverged has the loss of the untrained model at any
-    share.
+    validations on a part. A training that diverged has its first validation loss, that of the
+    untrained model, at any share.
     """
     if trained.is_diverged:
         return trained.losses[0]
