@@ -124,8 +124,8 @@ def fit_node(machine: Machine, measured: Floats) -> Machine:
 
 
 def started(machine: Machine, constants: Mapping[str, Any]) -> Machine:
-    """Return a copy of the machine with each of the constants named in `constants` at the value
-    `start` that `constants` has for it."""
+    """Return a copy of the machine with each constant that is a key of `constants` at the value
+    from which a fit starts: the one that its dict in `constants` has under the key `start`."""
     return machine.replaced(**{name: constant["start"] for name, constant in constants.items()})
 
 

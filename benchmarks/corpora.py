@@ -153,9 +153,9 @@ def used(recipe: Path, runs: Path) -> tuple[int, int, float]:
         time.sleep(LOOK_SECONDS)
     if ended[1]:
         raise UserError(
-            f"`{program.name} run` failed with exit code {os.waitstatus_to_exitcode(ended[1])}, and"
-            " its output was dropped: look up the code in docs/exit-codes.md, mend the cause, such"
-            " as a full disk, and run the benchmark again"
+            f"`{program.name} run` failed with exit code {os.waitstatus_to_exitcode(ended[1])}: its"
+            " output was dropped, and its corpus is removed; to see the error, write corpus and"
+            " recipe with `write_corpus` and `write_recipe`, and run it by hand"
         )
     return ended[2].ru_maxrss << 10, disk, ended[2].ru_utime + ended[2].ru_stime
 

@@ -311,9 +311,11 @@ def transformers_model(network: GPT2) -> Any:
 
 @torch.inference_mode()
 def transformers_loop(model: Any, requests: Sequence[Request], batch_size: int = 1) -> Answers:
-    """Score requests by the loop of transformers' page, one window at a time whatever `batch_size`
-    is: logits of each position, and the softmax of the scored ones. Return an array [requests, 2]:
-    the negative log-likelihood in nats, and 1 where all tokens were the likeliest."""
+    """Score each Request with `model`, a causal model of transformers on the CPU, by the loop of
+    transformers' page: one window at a time whatever `batch_size` is, with logits at all positions
+    and the loss at the scored ones. Return a float64 array [requests, 2]: the summed negative
+    log-likelihood of a request's scored tokens, in nats, and 1 if each of them was the likeliest,
+    else 0."""
     answers = []
     for request in requests:
         tokens = torch.from_numpy(request.tokens)

@@ -106,9 +106,10 @@ Result = Sequence[Case | str]
 
 
 class Worker:
-    """A spawned process that runs the functions it is given, one after another. If a function fails
-    or takes too long, UserError is raised, the process is killed, and the next function gets a new
-    one."""
+    """A spawned process, started at the first call of the method `answer`, which runs a function in
+    it and returns the result, one function after another. If a function fails or takes longer than
+    that call allows, `answer` raises UserError, the process is killed, and the next call starts a
+    new one. The method `end` kills the process."""
 
     _process: SpawnProcess | None = None
     _pipe: Connection
@@ -254,7 +255,8 @@ def measure(chosen: str, out: Path | None, deadline: float | None) -> Benchmark:
     the order of its table, and return the Benchmark, the whole record. The record is kept in
     gpu.json of the folder `out`, which is made and written after each item, and items that it has
     are skipped; if `out` is None, nothing is written. An item that fails or takes too long only
-    gets a printed line. `deadline` is in seconds from now, None or 0 for none.
+    gets a printed line. At `deadline`, in seconds from now, the item in progress is stopped, and no
+    further one begins; None or 0 is for none.
 
     Raises BadInput for an unknown item or an unfit folder, IntegrityFailure if gpu.json cannot be
     read, HardwareMissing without a GPU or a torch with CUDA, UserError if the record has no case.

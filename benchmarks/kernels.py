@@ -113,8 +113,9 @@ def time_kernel(case: KernelCase, device: str, rounds: int) -> Times:
     ours for the kind of device `device` ("cpu" or "cuda"), its reference, and the reference under
     torch.compile. That device must be this process's own, and the case's tensors must be there.
     Return two dicts by `ours`, `reference` and `torch.compile`: for each form that never failed a
-    list of the seconds of one call in each round, and for each other the error as one line. An
-    error of ours is raised. Two rounds before warm up and are not counted."""
+    list of the seconds of one call in each round, of the processor or by the GPU's own clock, and
+    for each other the error as one line. An error of ours is raised. Two rounds before warm up and
+    are not counted."""
     functions = {
         OURS: implementation(case.name, device),
         "reference": implementation(case.name, REFERENCE),

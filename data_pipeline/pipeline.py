@@ -278,11 +278,12 @@ class Pipeline:
     def _select(
         self, prepared: Finished, measured: Finished, tokenizer: Finished | None
     ) -> Finished:
-        """Decide about duplicates and test-set text, where the recipe has these stages; write an
-        index of each shard's remaining documents, whose text is left in place, and the parts of
-        those that were cut; and enter the stages in the ledger. Takes the finished passes
-        `prepared` and `measured` and the stage that made the tokenizer, or None. Returns the
-        finished stage, a Finished. Raises BadInput if no document is left."""
+        """Run the task `select_documents` for each shard and return the Finished of these tasks:
+        each writes an index of the shard's remaining documents, whose text is left in place, and
+        the parts of those that were cut. Before that, decide about duplicates and test-set text,
+        where the recipe has these stages. Enter these stages in the ledger. `prepared` and
+        `measured` are the finished passes, `tokenizer` the stage that made the tokenizer, or None.
+        Raises BadInput if no document is left."""
         counts = [task_counts["documents"] for task_counts in measured.counts]
         starts = np.cumsum([0, *counts]).tolist()
         decided: list[Input] = []

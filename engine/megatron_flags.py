@@ -82,7 +82,10 @@ def script_or_arguments(given: Sequence[str]) -> list[str]:
         try:
             return read_script(Path(given[0]).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"{given[0]} cannot be read as a script: {cause(error)}") from error
+            raise BadInput(
+                f"{given[0]} cannot be read as a script: {cause(error)}; name a shell script in"
+                " UTF-8, or give Megatron-LM's arguments themselves"
+            ) from error
     return list(given)
 
 

@@ -94,13 +94,14 @@ def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirector
 @contextmanager
 def begun_on_ranks(run: ResolvedRun, root: Path) -> Iterator[tuple[RunDirectory, ParallelMesh]]:
     """Context manager: yield a pair of the run's directory, a RunDirectory begun below `root` if it
-    is new, and the ParallelMesh of the started ranks. No other command trains in the directory
-    meanwhile; a complete run is not locked. With several ranks torch uses one thread on each, and
-    keeps to it after the block.
+    is new, and the ParallelMesh of the started ranks. Every rank enters it. No other command trains
+    in the directory meanwhile; a complete run is not locked. With several ranks torch uses one
+    thread on each, and keeps to it after the block.
 
-    Raises BadInput, on every rank, if ranks were given different work or another command trains the
-    run already, RanksMissing if one does not come, RankLost if one ends or hangs, in the block too,
-    and the errors of `ResolvedRun.begin`, such as BadInput for a directory that cannot be made.
+    Raises BadInput, on every rank, if ranks were given different work, if the run's layout needs
+    another number of ranks, or if another command trains the run already; RanksMissing if a rank
+    does not come, RankLost if one ends or hangs, in the block too, and the errors of
+    `ResolvedRun.begin`, such as BadInput for a directory that cannot be made.
     """
     join_ranks()
     with telling_of_lost_ranks(), ExitStack() as stack:

@@ -125,8 +125,9 @@ class EvaluatedCheckpoint:
     @property
     def store(self) -> Store:
         """Function that opens this checkpoint's stored scores in the user's cache: `open_scores`
-        with the directory and the digests of checkpoint and tokenizer filled in. It is given the
-        settings of an evaluation as a dict, and returns a context manager."""
+        with the directory and the digests of checkpoint and tokenizer filled in. It is given a dict
+        of all else that decides an evaluation's scores, and returns a context manager that yields
+        its StoredScores, from which scores are read and to which new ones are added."""
         return partial(
             open_scores, user_cache("scores"), self.loaded or self.digest, self.tokenizer.digest
         )
@@ -176,11 +177,13 @@ def open_checkpoint(
 
 
 def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckpoint:
-    """Load a checkpoint as `open_checkpoint` does, and return it as an EvaluatedCheckpoint that is
-    not probed. If its directory was removed meanwhile, the run's newest checkpoint is loaded. The
-    first rank prints a warning to standard error if transformers computes a GPT-2 that the engine
-    cannot. Raises BadInput for unfit settings or files that are no checkpoint, IntegrityFailure for
-    damaged files, HardwareMissing for a model of transformers larger than memory."""
+    """Load the checkpoint that `place` states as `open_checkpoint` does, with the backend, layout
+    and number format that `settings` name, and return it as an EvaluatedCheckpoint that is not
+    probed. With `row_by_row` the weights are laid out for one row at a time. If its directory was
+    removed meanwhile, the run's newest checkpoint is loaded. The first rank prints a warning to
+    standard error if transformers computes a GPT-2 that the engine cannot. Raises BadInput for
+    unfit settings or files that are no checkpoint, IntegrityFailure for damaged files,
+    HardwareMissing for a model of transformers larger than memory."""
     mesh = build_mesh(settings.layout)
     directory = place.directory
     dtype = DTYPES[settings.dtype] if settings.dtype else None

@@ -426,7 +426,8 @@ def _write(path: Path | None, content: JSON | str) -> None:
                 write_json(path, content)
         except OSError as error:
             raise BadInput(
-                f"{path} cannot be written: {error.strerror}; the result is printed above"
+                f"{path} cannot be written: {error.strerror}; the result is printed above: to have"
+                " the file too, name another place for it"
             ) from error
         print(f"written: {path}")
 

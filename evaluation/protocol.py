@@ -62,8 +62,10 @@ class Request:
 
 
 class Scores(NamedTuple):
-    """Answer of a model to requests: columns with one element per scored token, in the order of the
-    requests, and `num_scored`, the number of scored tokens of each request."""
+    """Answer of a model to requests. Three columns have one element per scored token, in the order
+    of the requests: `log_probabilities`, in nats; `greedy`, True if the token was the most likely
+    one; and `greedy_allowed`, the same among the tokens that are not banned. `num_scored` has the
+    number of scored tokens of each request."""
 
     log_probabilities: Floats
     """Log-probability of each scored token, in nats."""
@@ -106,7 +108,8 @@ class Scores(NamedTuple):
 
 class Encoder(Protocol):
     """Interface of a tokenizer, as tasks use it. The tokenizers of this suite and of transformers'
-    models have it. Its methods to encode return token ids without first tokens."""
+    models have it. The methods `encode`, for one text, and `encode_batch`, for several, return
+    token ids as lists without the `first_tokens`, which a task puts before a text itself."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -158,7 +161,8 @@ def literal_tokens(tokenizer: Encoder, texts: Sequence[str]) -> Iterator[str]:
 @dataclass(frozen=True)
 class SourceText:
     """Description of a test's text, which a task carries into its result: the task's name, the
-    text's title and digest, and notes for readers."""
+    text's title and digest, the reason (`note`) if it is not the text of the task that was
+    requested, and remarks on the text's oddities."""
 
     task: str
     title: str
@@ -253,8 +257,9 @@ class Task(ABC):
 
     @abstractmethod
     def text(self, index: int) -> str:
-        """Return the text that a sample shows for a request, given the request's index in this
-        task's `requests`. Each kind of task has its own."""
+        """Return the string that people read in the Sample of a request, such as its whole passage
+        or the words that are scored, given the request's index in this task's `requests`. `samples`
+        calls it for each request; each kind of task has its own."""
 
     @abstractmethod
     def result(self, scores: Scores, provenance: Provenance) -> Result:

@@ -34,8 +34,9 @@ class Provenance(FileSchema):
 
 
 class Block(FileSchema):
-    """An article or stretch of a running text, taken as independent of the others, with its numbers
-    of words and sub-words and its loss, a sum in nats."""
+    """An article or stretch of a running text, taken as independent of the others: its `title`, its
+    number of words, the number of its sub-words that the whole test scores and the number that were
+    scored, and `nll`, the loss of the scored ones, a sum in nats."""
 
     title: str
     num_targets: int

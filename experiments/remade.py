@@ -329,12 +329,12 @@ def numbers(run: Path) -> Comparisons:
 
 
 def study(run: Path) -> Comparisons:
-    """Yield comparisons of the study of experiments in the directory `run`: a Remade of the runs
-    that its manifest names, and one of the order of the runs that it keeps. For each kept run yield
-    a sentence if its manifest contradicts itself, it has no seal, or its records are not those that
-    it was begun with, and an Absent if its manifest lacks their digest. Of simulated records yield
-    a Remade with their values computed again, of measured ones an Absent. Raises IntegrityFailure
-    for a damaged study."""
+    """Yield comparisons of the directory `run`, which keeps the runs of several experiments: a
+    Remade of the runs that its manifest names, and one of the order of the runs that it keeps. For
+    each kept run yield a sentence if its manifest contradicts itself, it has no seal, or its
+    records are not those that it was begun with, and an Absent if its manifest lacks their digest.
+    Of simulated records yield a Remade with their values computed again, of measured ones an
+    Absent. Raises IntegrityFailure if a file of the directory is damaged."""
     load_results([run])
     records = read_records(run / RECORDS)
     due = {}

@@ -19,7 +19,9 @@ SEED = "train.seed"
 
 @dataclass(frozen=True)
 class SweptRecipe:
-    """One combination of settings other than the seed, with its loss for each seed."""
+    """One combination of settings other than the seed, texts `key=value`, with its final validation
+    loss for each trained seed: a dict from the seed's setting, such as `train.seed=1`, to the loss,
+    or to None for a training that diverged."""
 
     settings: tuple[str, ...]
     losses: dict[str, float | None]

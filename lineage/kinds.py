@@ -166,9 +166,10 @@ def _repeated(path: Path, where: str) -> Iterator[str]:
 
 
 def hidden(directory: Path) -> list[str]:
-    """Return a sorted list of names in the directory, each once: hidden files and folders, folders
-    of logging libraries, and other folders that hold hidden files at any depth. No seal covers
-    those files. The lock is left out."""
+    """Return a sorted list of the names of the files and folders directly in `directory`, a path,
+    that are or hold, at any depth, a file that no seal covers: one whose name, or a folder's above
+    it, begins with a dot, or one in the folder `wandb` or `mlflow` of a logging library. Each name
+    is there once; a folder without files and the lock are left out."""
     paths = (path.relative_to(directory) for path in directory.rglob("*") if path.is_file())
     return sorted(
         {

@@ -194,7 +194,9 @@ class RunDirectory:
         and IntegrityFailure if its manifest is damaged."""
         run = cls(path.resolve())
         if (kind_of_run := run.manifest.get("kind", kind)) != kind and kind:
-            raise BadInput(f"{path} is of the kind {kind_of_run}, not a {kind} run")
+            raise BadInput(
+                f"{path} is of the kind {kind_of_run}, not a {kind} run: name another directory"
+            )
         return run
 
     @classmethod
@@ -309,7 +311,8 @@ class RunDirectory:
         except OSError as error:
             if error.errno == errno.EACCES:
                 raise BadInput(
-                    f"{link} cannot be linked to {path.name}: {error.strerror}"
+                    f"{link} cannot be linked to {path.name}: {error.strerror}; let this user"
+                    " write in that folder, or name another folder for the runs"
                 ) from error
             if error.errno not in NO_LINKS:
                 raise

@@ -66,8 +66,9 @@ class Reproduction:
         return next(iter(self.summary.commands.values()), "")
 
     def select(self, experiment: str, *quantities: str) -> list[Record]:
-        """Return a list of the records of a published table or figure, such as "2019/table-3", in
-        file order, of all quantities or only of those named in `quantities`."""
+        """Return a list of this reproduction's records of the published table or figure
+        `experiment`, such as "2019/table-3", in file order; empty if there are no such records.
+        Each further argument names a quantity, and then other quantities are left out."""
         return [
             record
             for record in self.records

@@ -74,8 +74,9 @@ class Inputs:
 
     @property
     def sources(self) -> Sources:
-        """Content of sources.json, a Sources, for `reproduction/report`: the paths of the runs,
-        relative to the reproduction."""
+        """Content, a Sources, of the file sources.json in the reproduction's folder `report`: the
+        paths of the attribute `runs` relative to `reproduction`, in the same order. Nothing is
+        written here; the caller does that."""
         return Sources(runs=[os.path.relpath(path, self.reproduction) for path in self.runs])
 
     @property

@@ -204,8 +204,10 @@ def records_data(records: Iterable[Record], printed: Sequence[str] = ()) -> Tabl
 
 
 def ledger_data(ledger: Ledger) -> Table:
-    """Return a Table of a dataset's ledger in exact numbers: for each stage a row of the documents
-    that it kept, without a reason, and a row for each reason for dropping."""
+    """Return a Table of a dataset's ledger. Its columns are the stage's name, the decision, `kept`
+    or `dropped`, the reason, and the exact numbers of documents, bytes and tokens, empty where not
+    known. Each stage in order has a row of what it kept, without a reason, and a row for each
+    reason for dropping."""
     heads = ("documents", "bytes", "tokens")
     rows = []
     for stage in ledger.stages:
@@ -234,9 +236,11 @@ def settings(card: DataCard) -> list[tuple[str, str]]:
 
 
 def near_duplicates(banding: NearDuplicates) -> list[str]:
-    """Return a list of sentences on a dataset's search for near-duplicates: how it is set, how
-    likely a pair of documents is compared by its similarity, how many compared pairs reach the
-    threshold and, if some pairs were not compared, at most how many."""
+    """Return a list of three or four sentences, as text, on a dataset's search for near-duplicates,
+    from `banding`, the entry on it in the dataset's ledger: how it is set, how likely a pair of
+    documents is compared by its similarity, how many compared pairs reach the threshold and, if
+    some documents were not compared with every earlier one, how many, and at most how many pairs
+    that leaves out."""
     bins = len(banding.compared_pairs_by_similarity)
     first = ceil(round(banding.threshold * bins, 6))
     above = sum(banding.compared_pairs_by_similarity[first:])

@@ -127,8 +127,9 @@ class Trainings:
     whose settings differ in the seed alone share a line, their mean."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """Read one training or several. Raises BadInput if two paths lead to the same run, and what
-        `Training` raises."""
+        """Read the trainings in the directories `paths`, one or several, into the attribute `runs`,
+        a list of a Training for each, in this order. Raises BadInput if two paths lead to the same
+        run, and the errors of `Training`."""
         self.runs = [Training(path) for path in paths]
         places = [run.path for run in self.runs]
         for place in places:
@@ -137,9 +138,11 @@ class Trainings:
 
     @property
     def lines(self) -> list[tuple[str, list[Training]]]:
-        """List of pairs: the name of a line of the page, and the runs whose mean it is. Each run is
-        a line, but runs whose settings differ in the seed alone share one. If the lines differ in
-        one setting, it stands behind the name."""
+        """List of pairs: the name of a line of the page, and a list of the Trainings whose mean it
+        is. Each run is a line, but runs whose settings differ in the seed alone share one. A line
+        is named by its first run's directory, followed by the setting in which runs differ, with
+        its value, if it is the only one besides the seed, and by the number of seeds if there are
+        several."""
         alike = defaultdict(list)
         for run in self.runs:
             alike[str(run.settings | {"train.seed": None})].append(run)

@@ -123,4 +123,7 @@ def test_a_run_that_its_name_cannot_be_made_to_lead_to_is_told(
         closed.chmod(0o555)
     done = call({}, *command, folder=folder, ends=2, prepare=without_rights)
     tmp_path.chmod(0o755)
-    assert done.error == f"error: {link} cannot be linked to {run.name}: Permission denied"
+    assert done.error == (
+        f"error: {link} cannot be linked to {run.name}: Permission denied; let this user write in"
+        " that folder, or name another folder for the runs"
+    )

@@ -18,9 +18,11 @@ CLOSE = 1e-3
 
 
 class LayoutFinding(Config):
-    """A number of one layout that is not as required: a tensor differs from the serial run's,
-    copies or dropout masks on its ranks do not agree, parts begin alike, or the gradient norm
-    counts another number of elements."""
+    """A number of one layout that is not as required, found by the check `probe`: a tensor differs
+    from the serial run's, copies or dropout masks on its ranks do not agree, parts begin alike, or
+    the gradient norm counts another number of elements. `value` is the number, `expected`
+    the required one or the largest allowed, `parameter` the tensor's name; `str` gives them as one
+    line."""
 
     layout: str
     probe: str
@@ -74,9 +76,9 @@ def _any_layer(name: str) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return the names of the tensors' parameters as one text with commas: the first four, and how
-    many more there are. Numbers of layers become stars, and a name that is then repeated counts
-    once."""
+    """Return the parameters of the tensors that are called `names`, such as `gradient of NAME`, as
+    one text with commas: the first four parameters' names, and how many more there are. Numbers of
+    layers become stars, and a name that is then repeated counts once."""
     short = list(dict.fromkeys(_any_layer(parameter_of(name)) for name in names))
     return ", ".join(short[:4]) + (f" and {len(short) - 4} more" if len(short) > 4 else "")
 
@@ -99,7 +101,8 @@ def fold(
     `backward` are parameters in the order in which a backward pass reaches them. The others are of
     the first iteration: `serial` has the serial run's gradient by parameter, `gradients` the parts
     of gradients on each rank, `shares` by parameter the serial run's gradient as accumulated after
-    each microbatch. `output` says in words which output of a forward pass is the first to differ.
+    each microbatch. `output` is a phrase, which begins with a comma, on the output that is the
+    first to differ in a forward pass; empty if none is known.
     """
     by_probe = defaultdict(list)
     for finding in findings:
@@ -154,8 +157,10 @@ def _first(
     folded: Sequence[LayoutFinding] = (),
     ratio: float | None = None,
 ) -> Any:
-    """Return a copy of the first of several like findings, with `kind`, `ratio`, the parameters of
-    the others, and the findings in `folded` as sentences; None if there are no findings."""
+    """Return a copy of the first of `alike`, a list of findings of one fault, or None if it is
+    empty. The copy's fields `kind` and `ratio` are the arguments, its field `alike` has the names
+    of the others' parameters, and its field `folded` has the findings in the argument `folded`,
+    which follow from this one, as sentences."""
     if not alike:
         return None
     return alike[0].model_copy(

@@ -296,8 +296,9 @@ class Engine:
         return steps
 
     def recorder(self, take: Callable[[TensorPart], None]) -> Recorder:
-        """Return a recorder of this rank's tensors, which passes each to the function `take` as a
-        TensorPart."""
+        """Return a new Recorder for this rank, to be given to the methods `run`, `step`, `backward`
+        and `show`. It passes each number, and each part of a tensor that this rank holds, to the
+        function `take` as a TensorPart when it is recorded."""
         return Recorder(self.names, take, self.place, self.work.config.model.num_heads)
 
     def show(self, recorder: Recorder, kind: str, named: Named) -> None:

@@ -77,10 +77,11 @@ class Judged:
     both."""
 
     def __init__(self, run: RecordedRun, start: Start, native: SerialReplay | None = None) -> None:
-        """Build the replays of `run` from `start` on: one in float64, and one in the run's own
-        format, unless `native` is given. This is such a replay that another Judged has already, of
-        a run with the same settings from the same start. Raises the errors of SerialReplay, such as
-        IntegrityFailure for a damaged checkpoint."""
+        """Build the replays of `run` that begin at `start`, a Start: at a checkpoint of the run, or
+        where the run itself began. One is in float64, the other in the run's own number format; in
+        place of the other, `native` is taken if it is given, such a replay that another Judged has
+        already, of a run with the same settings from the same start. No iteration is replayed yet.
+        Raises the errors of SerialReplay, such as IntegrityFailure for a damaged checkpoint."""
         self.run = run
         self.start = start
         begun = start.iteration
@@ -154,9 +155,10 @@ class Judged:
             self._take_checkpoint(iteration)
 
     def end(self) -> None:
-        """Judge the last `SEEN_AHEAD` iterations, which `iterate` has left: it judges an iteration
-        only when so many later ones were replayed. The first number at fault becomes `number`, if
-        there was none before. Call it after the last iteration."""
+        """Judge the last `SEEN_AHEAD` replayed iterations, which the method `iterate` has left: it
+        judges an iteration only when so many later ones were replayed. The first recorded number in
+        them that rounding does not explain becomes the attribute `number`, unless there was one.
+        Call it after the last call of `iterate`."""
         for iteration in sorted(self.numbers)[-SEEN_AHEAD:]:
             self._judge(iteration)
 
@@ -391,11 +393,12 @@ def _common_start(first: RecordedRun, second: RecordedRun, parting: int) -> int 
 def _replayed(
     first: RecordedRun, second: RecordedRun, common: int | None, shares: bool
 ) -> list[Judged]:
-    """Replay each run with its own settings, side by side, until both end or one has shown its
-    fault; return a list of a Judged for each. If `shares`, both have one replay in their own
-    format. The replays begin at the checkpoint of iteration `common`, which both must have, or
-    where the run itself began if it is None. Raises IntegrityFailure if a checkpoint that is
-    compared or begins a replay is damaged."""
+    """Replay each run with its own settings, in float64 and in its own number format, side by
+    side, until both end or one has shown its fault; return a list of two, each run's Judged. With
+    `shares` the replay of `first` in its own format stands for that of `second` too. The replays
+    begin at the checkpoint of iteration `common`, which both must have, or where the run itself
+    began if it is None. Raises IntegrityFailure if a checkpoint that is compared or begins a replay
+    is damaged."""
     announce(
         f"replays up to {len(first.steps) + len(second.steps)} iterations in float64 and at most as"
         " many in the runs' own format, on one rank"
@@ -417,9 +420,11 @@ def _replayed(
 
 
 def _verdict(first: Judged, second: Judged) -> str:
-    """Return the reason that two runs without a fault differ, as a sentence, by the first number
-    that differs between them in float64 in an iteration of both: an overflow or a spike if one of
-    them alone made an update, the settings for another number; rounding if none differs."""
+    """Return a sentence with the reason that two runs without a fault differ. It is given by the
+    earliest number, of an iteration that both have, by which their replays in float64 differ by
+    more than the share SAME; the loss scale is not compared. If one run alone made an update, the
+    sentence begins with `overflow`, or with `spike` if both records have a gradient norm. For
+    another number it begins with `settings`, and with `rounding` if no number differs."""
     ours = first.run.steps
     theirs = second.run.steps
     common = sorted(first.numbers.keys() & second.numbers.keys())

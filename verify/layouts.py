@@ -80,12 +80,12 @@ class Examined(NamedTuple):
 
 
 def run_layouts(asked: Asked, names: str, seed: int) -> LayoutsReport:
-    """Run every probe of the program in `asked` on the layouts that `names` stands for, names with
-    commas between or `all` for the program's usual ones. Print a table of the results with the
-    findings, and return the report; the serial run, repeated, is the first layout in it. Raises
-    BadInput for an unknown program, field or layout, for a module that cannot be imported, for a
-    number of microbatches that does not divide 8, and if the serial run cannot run or be repeated.
-    Sets torch to one thread."""
+    """Run every probe of the program in `asked`, with random numbers drawn by `seed`, on the
+    layouts that `names` stands for, names with commas between or `all` for the program's usual
+    ones. Print a table of the results with the findings, and return the LayoutsReport; the serial
+    run, repeated, is the first layout in it. Raises BadInput for an unknown program, field or
+    layout, for a module that cannot be imported, for a number of microbatches that does not divide
+    8, and if the serial run cannot run or be repeated. Sets torch to one thread."""
     # Ranks share the cores.
     torch.set_num_threads(1)
     with subject(asked, seed) as (kind, work, title, default):
@@ -279,9 +279,9 @@ def after_checkpoint(
 
 
 def with_noise(initial: Sequence[TensorPart], seed: int) -> Weights:
-    """Return the initial weights, whole and by name, with normal noise of deviation `NOISE` added
-    to tensors whose elements are all equal, such as norms and biases. `initial` has the parts of
-    every rank."""
+    """Return a dict name → initial weight, a whole tensor on the CPU. Tensors whose elements are
+    all equal, such as norms and biases, have normal noise of deviation `NOISE` added, drawn by
+    `seed`. `initial` has the parts of every rank."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for (_, name), value in assemble(initial).items():
@@ -584,10 +584,11 @@ def _unequal_copies(
 
 
 def _planted(layout: str, ranks: Sequence[Computed], weights: Weights) -> Iterator[LayoutFinding]:
-    """Yield a finding for each parameter and rank where the squared gradient norm, with a gradient
-    of 1 in that parameter alone, is not the parameter's number of elements, but for rounding.
-    `ranks` have the squared norms that each rank found, if any, and `weights` the whole parameters,
-    by name.
+    """Yield a LayoutFinding for each parameter and rank where the squared gradient norm, with a
+    gradient of 1 in that parameter alone, is not the parameter's number of elements, but for
+    rounding. `ranks` has a Computed of each rank, whose `planted` has the squared norms by name and
+    is empty if none were measured; `weights` has the whole parameters by name, and `layout` is the
+    layout's name.
 
     A sum of ones is exact in fp32. The root and the square of each rank and of the whole round four
     times.

@@ -125,9 +125,11 @@ def plain_layer_norm(make: Any, cls: Any, config: Any, *args: Any, **kwargs: Any
 
 
 def plain_attention(self: Any, make: Any, *args: Any, v_channels: int = 0, **kwargs: Any) -> None:
-    """Initialise Megatron-Core's core attention `self` by `make`, its own `__init__`, for the whole
-    sequence on every context-parallel rank. Values have the head size `v_channels` if it is not 0,
-    which may differ from that of keys; `k_channels` is ignored."""
+    """Initialise Megatron-Core's core attention `self` by `make`, the class's own `__init__`, which
+    this function replaces. `make` gets the other arguments, with a copy of `config`, which must be
+    given by name, without context parallelism, so that every rank has the whole sequence. If
+    `v_channels` is not 0, the default, it is the head size of values, which may differ from the
+    keys'. `k_channels` is ignored."""
     kwargs.pop("k_channels", None)
     whole = kwargs["config"] = copy.copy(kwargs["config"])
     whole.context_parallel_size = 1
@@ -326,8 +328,9 @@ def backward(
 
 
 def config_class(fields: Mapping[str, Any]) -> Any:
-    """Return Megatron-Core's class of configuration that has these fields by name: the one for
-    multi-latent attention if they ask for that, or the common one."""
+    """Return Megatron-Core's class of configuration for `fields`, a dict name → value: the one for
+    multi-latent attention if the field `multi_latent_attention` is there and true, or the common
+    one."""
     name = "MLATransformerConfig" if fields.get("multi_latent_attention") else "TransformerConfig"
     return getattr(core("transformer.transformer_config"), name)
 
@@ -452,8 +455,8 @@ class MegatronCore(Engine):
 
     @classmethod
     def release(cls) -> str:
-        """Return the version that the imported package states, which may be a clone on
-        PYTHONPATH."""
+        """Return megatron-core's version, as text, as the imported package itself states it: this
+        may be a clone on PYTHONPATH, with another version than the installed package."""
         return str(core("package_info").__version__)
 
     def __init__(self, work: Work, layout: ParityLayout) -> None:
@@ -496,9 +499,10 @@ class MegatronCore(Engine):
         ]
 
     def _samples(self, count: int) -> Any:
-        """Return Megatron-Core's dataset of `count` samples over the work's token files: a
-        GPTDataset, or a BlendedDataset for several files. Its indices are written below the work's
-        scratch folder."""
+        """Return Megatron-Core's dataset, by number, of at least `count` samples over the token
+        files of this engine's attribute `work`, mixed by their weights and shuffled by the recipe's
+        seed: a GPTDataset, or a BlendedDataset for several files. Its indices are written below the
+        work's scratch folder."""
         config = core("datasets.gpt_dataset")
         model = self.work.config.model
         prefixes = [str(prefix) for prefix, _ in self.work.tokens]
@@ -520,11 +524,12 @@ class MegatronCore(Engine):
         return builder(config.GPTDataset, [count, 0, 0], lambda: True, described).build()[0]
 
     def shards(self, named: Mapping[str, Tensor]) -> list[Shard]:
-        """Return this rank's shards of the tensors `named`, which have the names and shapes of the
-        network's parameters or saved buffers, at the offsets that Megatron-Core's checkpoints
-        state. The shards' keys are this suite's names if the samples come from token files and the
-        suite has one, else Megatron-Core's. Raises BadInput for a parameter that these checkpoints
-        have no entry for."""
+        """Return a list of a Shard for each part that this rank holds of the tensors in `named`, at
+        the offset that Megatron-Core's checkpoints state; a buffer that these leave out has none.
+        The tensors have the names and shapes of the network's parameters or saved buffers. A
+        Shard's `key` is this suite's name of the whole tensor if the work has token files and the
+        suite has a name for it, else Megatron-Core's. Every rank calls it. Raises BadInput for a
+        parameter that these checkpoints have no entry for."""
         shards = shards_of(self.gpt, named)
         if not self.work.tokens:
             return shards

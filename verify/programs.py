@@ -193,13 +193,14 @@ class HeldTraining:
     """True if operations that the program does in fp32 are done in float64."""
 
     def __call__(self, work: Work, layout: ParityLayout) -> Program:
-        """Build the program on this rank for the training `work` and return it, a Program. Unless
-        it has a `gradient` of its own, its attributes `microbatches`, this rank's rows of the
-        batch, and `loss` are set too. Every rank calls it. Raises BadInput if the batch cannot be
-        divided, or for a layout that sets the size of microbatches.
+        """Build the program for the training `work` on this rank of `layout` and return it, a
+        Program that has `work` as its attribute. Unless the Program has a `gradient` of its own,
+        its attributes `loss` and `microbatches`, a list with this rank's rows of the batch, are set
+        too. Every rank calls it. Raises BadInput if the rows of the batch cannot be divided evenly,
+        or for a layout that sets the size of microbatches.
 
-        In this process torch's default type is float64 afterwards, with `in_double` fp32 operations
-        are done in float64 (`InDouble`), and warnings are silent.
+        For the rest of this process torch's default type is float64, with `in_double` fp32
+        operations are done in float64 (`InDouble`), and warnings are silent.
         """
         if layout.mb:
             raise BadInput(

@@ -45,8 +45,9 @@ TABLE_HEAD = f"{'layout':30}  worst    result   seconds  tensor"
 
 
 class Reference(NamedTuple):
-    """Whole tensors of a training, and the largest difference that each may have, both by iteration
-    and name."""
+    """Whole tensors of a training, `whole`, and the largest difference that each may have,
+    `allowed`: two dicts with the same keys, pairs of an iteration's number, from 0, and a tensor's
+    name."""
 
     whole: dict[Key, Array]
     allowed: dict[Key, float]
@@ -58,8 +59,10 @@ UNKNOWN = Reference({}, {})
 
 @dataclass
 class Computed:
-    """Results of one rank: numbers of each iteration, recorded tensors, and their differences from
-    the reference."""
+    """Results of one rank in a check against a reference, all empty at first: `steps`, numbers of
+    each iteration; `differences` of its recorded tensors from the reference, which the function
+    that `take` returns adds; and `parts`, the tensors themselves, if there is no reference. The
+    function `probe` alone fills the other fields, such as the first output of each module."""
 
     steps: list[StepResult] = field(default_factory=list)
     parts: list[TensorPart] = field(default_factory=list)

@@ -228,8 +228,10 @@ class SerialReplay(Trainer, Guard):
         return numbers
 
     def before(self, number: int) -> None:
-        """Set the loss scale, if there is one, to what the run recorded for the iteration. The
-        trainer calls it before each iteration."""
+        """Set the loss scale to the one that the run recorded for the iteration that is replayed,
+        whose metrics line `numbers` has put in the attribute `now`; the argument is not used.
+        Without a loss scaler nothing happens. The trainer calls it at the start of each
+        iteration."""
         if self.step.scaler:
             self.step.scaler.scale = self.now.loss_scale
 

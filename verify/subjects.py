@@ -185,11 +185,12 @@ def small_work(
 
 
 def core_fields(texts: Mapping[str, str]) -> JSON:
-    """Return, by name, the values of fields of Megatron-Core's configurations, read from `texts`,
-    which has them as texts by name. Two of its fusions are off unless `texts` sets them.
+    """Return a dict name → value of fields of Megatron-Core's configurations and arguments of its
+    GPTModel, read from `texts`, a dict name → text such as `True`. Its fusions of bias with
+    activation and with dropout are in the dict too, off unless `texts` sets them.
 
     Raises BadInput for an unknown field, with the nearest name, for a field that the layout sets,
-    and for a value of another type.
+    and for a text whose value is not of the field's type.
     """
     kinds = [
         config_class({"multi_latent_attention": texts.get("multi_latent_attention") == "True"}),

@@ -100,11 +100,10 @@ class DecoderBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Decoder of embedding, blocks, norm and head, with random weights: token ids [b, s] to logits
-    [b, s, v]. If `tied` is True, the embedding's weight is the head's too. A caller that makes a
-    pipeline stage of it sets the attributes `embed`, `norm` and `head` that the stage lacks to None
-    and replaces `layers`: without `embed` it takes hidden states [b, s, h], without `norm` and
-    `head` it returns them."""
+    """Causal language model of embedding, blocks, norm and head, in this module's fixed sizes:
+    token ids [b, s] to logits [b, s, v]. If `tied` is True, the head has the embedding's weight. A
+    pipeline stage lacks some of these parts, which its maker has replaced by None or left out of
+    `layers`; its input or output are then hidden states [b, s, h]."""
 
     def __init__(self, tied: bool) -> None:
         super().__init__()
@@ -183,8 +182,10 @@ class Builder:
     batch: Mapping[str, Tensor]
 
     def __call__(self, layout: ParityLayout) -> Program:
-        """Return this rank's model and its training step as a Program. Raises BadInput for a layout
-        that these blocks cannot run. Every rank calls it."""
+        """Return this rank's part of the small model, divided by `layout`, with weights that the
+        seed decides, and its training step, as a Program. Raises BadInput for a layout that has
+        other parts than tp, sp, fsdp and dp, or pp alone, and for one with tp or pp if the
+        embedding is the output head too. Every rank calls it with the same layout."""
         if (
             layout.cp * layout.ep > 1
             or layout.shard_optimizer
@@ -314,8 +315,10 @@ class Builder:
         return Program(held, gradient, named=own, clip=partial(clip, own, stages=True))
 
     def stage(self, model: Decoder, number: int, of: int) -> Decoder:
-        """Return the part of the whole model that is stage `number`, from 0, of `of` stages; it
-        shares the model's layers. Stages may differ by one layer."""
+        """Return a Decoder, the part of the whole model `model` that is stage `number`, from 0, of
+        `of` stages. It has its share of the layers, in order, the first stage also the embedding,
+        and the last one the norm and the head. These modules are shared with `model`, not copied.
+        Stages may differ by one layer."""
         # Its own modules are replaced by the whole model's, which every rank drew from one seed.
         part = Decoder(False)
         part.embed = model.embed if number == 0 else None

@@ -66,8 +66,8 @@ def check_test_set_name(name: str) -> None:
     if colon and kind in FILE_KINDS:
         if not path or (kind == "jsonl") != path.endswith(".jsonl"):
             raise ValueError(
-                f"test set {name!r}: write jsonl:PATH for a path that ends in .jsonl, text:PATH for"
-                " any other"
+                f"test set {name!r} has no path, or a path with an ending of the other kind: write"
+                " jsonl:PATH for a path that ends in .jsonl, text:PATH for any other"
             )
     elif name not in TEST_SETS:
         others = f"known: {', '.join(TEST_SETS)}, jsonl:PATH, text:PATH"

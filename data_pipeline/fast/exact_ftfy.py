@@ -260,9 +260,9 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
         return repaired_with(segment, entities) if settled is None else settled
 
     def fix_text(text: str) -> str:
-        """Return the whole text repaired: block by block with the cheap repairs, and segment by
-        segment where a block needs more. Raises Unfit for a text whose repair would not be
-        linear."""
+        """Return `text`, a whole document, as `ftfy.fix_text` repairs it without the repairs in
+        `left_out`: block by block with the cheap repairs, and segment by segment where a block
+        needs more. Raises Unfit for a text whose repair would take more than linear time."""
         tag = 0 if "unescape_html" in left_out else text.find("<")
         tagged = len(text) if tag < 0 else tag - (tag - text.rfind("\n", 0, tag) - 1) % SEGMENT
         fixed = []

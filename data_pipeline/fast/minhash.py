@@ -165,9 +165,10 @@ def signature(text: str, num_permutations: int = 128, shingle_characters: int = 
 def reference_signature(
     text: str, num_permutations: int = 128, shingle_characters: int = 5
 ) -> Numbers:
-    """Return a text's MinHash signature, the smallest permuted hash of its shingles of
-    `shingle_characters` characters, by default 5, for each permutation, by default 128, as
-    datasketch itself computes it, uint32 [num_permutations]."""
+    """Return a text's MinHash signature as uint32 [num_permutations], by default 128: for each
+    permutation the smallest permuted hash of the text's shingles, which have `shingle_characters`
+    characters, by default 5; a shorter text is its own only shingle. Like `signature`, but
+    computed by datasketch itself and slower."""
     sketch = as_sketch(None, num_permutations)
     encoded = [
         shingle.encode("utf-8", "surrogatepass") for shingle in shingles(text, shingle_characters)

@@ -227,13 +227,13 @@ def _search(
     filter_bits: Numbers,
     table: Numbers,
 ) -> tuple[int, bool, int]:
-    """Append the hashes and positions of the complete words of `codes`, a chunk of a text, to
-    `word_rows`, which has `count` words already; `origin`, `fold` and `within_word` are as
-    `_hash_words` takes them. Look up every run of `words` words in `word_rows`, also one that
-    begins in an earlier chunk, in the index, its `filter_bits` and its `table`. Of each run that
-    the index has, write the position of its first word in the text to the row MATCHES, in order
-    from the row's start. Returns the new number of complete words, whether the chunk ends inside of
-    a word, and the number of matches."""
+    """Append the hashes and positions of the complete words of `codes` to `word_rows`, which has
+    `count` words; `origin`, `fold` and `within_word` are as `_hash_words` takes them. Look up every
+    run of `words` words in `word_rows` in the index, its `filter_bits` and its `table`, and write
+    the positions in the text at which a run that it has begins to the row MATCHES, from its start.
+    Returns the new number of complete words, whether the chunk ends inside of a word, and the
+    number of matches. Before the next chunk the caller moves the last `words` − 1 words and the
+    unfinished one to the start of the rows, so that no run is found twice."""
     count, within_word = _hash_words(codes, origin, fold, word_rows, count, within_word)
     hashes = word_rows[HASHES]
     last_bit = np.uint64(len(filter_bits) * 64 - 1)

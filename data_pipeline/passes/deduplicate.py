@@ -100,8 +100,10 @@ def find_duplicates(
     held: int = 0,
 ) -> tuple[Finished, Compared]:
     """Decide, by tasks of the workspace and the settings `config`, which documents of the finished
-    passes `prepared` and `measured` are near-duplicates. Returns the Finished stage whose
-    `decisions.npy` has all decisions, and a Compared with the counts of compared pairs.
+    passes `prepared` and `measured` are near-duplicates. Returns the Finished stage of the task
+    `collect_decisions`, whose `00000/decisions.npy` has a row for each dropped document and whose
+    `00000/starts.npy` the number of each shard's first document, and a Compared with the counts of
+    compared pairs.
 
     The first `held` documents are kept without a comparison; later ones are compared with them too.
     Prints a warning to standard error if pairs were left out.

@@ -343,12 +343,12 @@ class FileSource:
 
     @cached_property
     def _surveyed(self) -> list[tuple[Piece, list[int], list[Cut]]]:
-        """List of a triple for each file, as `_survey` returns it: a Piece with its SHA-256, and
-        two lists of the positions at which the file can be cut, the number of newlines before each
-        grain of GRAIN_BYTES, and the Cuts of its compressed frames. The files are read at first
-        access, with progress on standard error. Raises BadInput if one cannot be read,
-        IntegrityFailure if a file of `documents` differs from the seal of its directory, and the
-        errors of `files`."""
+        """List of a triple for each file, in order, as `_survey` returns it: a Piece with its
+        SHA-256, a list of the number of newlines before each grain of GRAIN_BYTES, and a list of
+        the Cuts of its compressed frames. The two lists are the positions at which the file can be
+        cut; a list is empty where there are none. The files are read at first access, with progress
+        on standard error. Raises BadInput if one cannot be read, IntegrityFailure if a file of
+        `documents` differs from the seal of its directory, and the errors of `files`."""
         try:
             size = sum(path.stat().st_size for _, path in self.files)
             with (

@@ -98,8 +98,8 @@ class Limit:
 
 def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Item]:
     """Yield the documents, malformed input and blank lines (None) of the pieces, in order, of each
-    up to its `take` documents. A line or text file of more than `max_line_bytes`, or a text of more
-    characters in a table, CSV file or archive, is malformed input.
+    up to its `take` documents. A line or text file of more than `max_line_bytes`, or such a text in
+    a table, CSV file or archive, is malformed input.
 
     Raises Damaged, a BadInput, if a file cannot be read to its end; Interrupted if a file with a
     stamp was changed or removed meanwhile; ExtraMissing if a library that its format or address
@@ -132,7 +132,7 @@ def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -
 
 def _read_rows(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
     """Yield the documents and malformed rows of the table, CSV file or archive of `piece`, in
-    order; a text of more than `max_line_bytes` characters is malformed. Raises Damaged for content
+    order; a text of more than `max_line_bytes` bytes is malformed. Raises Damaged for content
     that its library cannot read; errors of reading and decompressing the file, and UserErrors, are
     passed on."""
     try:
@@ -144,7 +144,7 @@ def _read_rows(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
                 if isinstance(row, str)
                 else _parse(piece, number, b"", row)
             )
-            if isinstance(item, Document) and len(item.text) > max_line_bytes:
+            if isinstance(item, Document) and size_bytes(item.text) > max_line_bytes:
                 reason = f"longer than {max_line_bytes:,} bytes"
                 item = malformed(piece.name, number, reason, item.text[:1000].encode())
             yield item

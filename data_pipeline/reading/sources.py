@@ -22,10 +22,11 @@ Source = FileSource | HubSource | InstalledDocs
 
 @dataclass
 class OpenedSources:
-    """The opened sources of one build, in order, each read up to the recipe's limits, and the
-    datasets that it compares with; `shards` gives the pieces to read. When it is made, the files of
-    the sources of local and remote files but `documents` are looked up, with the errors of that,
-    such as BadInput for one without files; a corpus on the hub is not."""
+    """The opened `sources` of one build, in order, each read up to the limits in `config`, and in
+    `compared` the datasets that it compares with. The method `shards` gives the pieces to read.
+    When the object is made, the files of all sources of files but `documents`, local or remote, are
+    looked up, with the errors of that, such as BadInput for a source without files; a corpus on the
+    hub is not."""
 
     sources: tuple[Source, ...]
     config: SourcesConfig

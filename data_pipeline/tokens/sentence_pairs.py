@@ -46,8 +46,10 @@ class PairSample(NamedTuple):
 
 
 class Masking:
-    """Masks runs of whole words in token sequences, for a BERT to predict them: the method `apply`
-    returns a masked copy of a sequence and the original ids of its masked tokens."""
+    """Masking of runs of whole words in token sequences, for a BERT to predict them. It is made for
+    a vocabulary. Its method `apply` takes one sequence and a random state, and returns two arrays
+    of the sequence's length: a masked copy, and the original ids where tokens are masked and -1
+    elsewhere."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary

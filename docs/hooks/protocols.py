@@ -79,7 +79,9 @@ def small_task(name: str, tokenizer: Pieces) -> Task:
 
 def section(name: str) -> str:
     """Return as one Markdown text the part of the page on the protocol `name`, a key of TASKS:
-    heading, sentence, diagram, counts, and the sentence that a result states about itself."""
+    heading and sentence, and, of the small task that is built here on a built-in text without a
+    model, the token diagram, the numbers of its requests and scored sub-words, and the sentence
+    that its result states about the protocol."""
     tokenizer = Pieces()
     task = small_task(name, tokenizer)
     counts = np.array([request.num_scored for request in task.requests])

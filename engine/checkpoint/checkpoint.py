@@ -522,10 +522,11 @@ def start_from(
     optimizer: FlatOptimizer,
     is_whole: bool,
 ) -> TrainingState:
-    """Load the weights of the checkpoint `path`, from which a new run starts, into the model and
-    the optimizer's master weights, from the checkpoint's master weights if it has them. Return the
-    TrainingState at iteration 0. If `is_whole`, load moments and step count too, and return the
-    checkpoint's TrainingState instead. A memory of streams is not loaded.
+    """Load the weights of the checkpoint `path`, from which a new run starts, into the model's
+    `parameters` and the master weights of `optimizer`, both in place, from the checkpoint's master
+    weights if it has them. Return the TrainingState at iteration 0. If `is_whole`, load moments and
+    step count too, and return the checkpoint's TrainingState instead. A memory of streams is not
+    loaded.
 
     Every rank calls it. Raises IntegrityFailure if the checkpoint is damaged, or no longer the one
     with `digest` that the run began with.

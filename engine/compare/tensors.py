@@ -186,10 +186,10 @@ class TensorDifference(NamedTuple):
         return self.largest <= self.tolerance
 
     def sentence(self, reference: str, of: str = "iteration") -> str:
-        """Return a phrase such as "weight in iteration 3 differs from the serial run by 1.0e-03 at
-        [0, 3]", without a period. `reference`, here "the serial run", is the name of what the
-        tensor was compared with; the argument `of` is the text before the iteration's number, which
-        is counted from 1."""
+        """Return a phrase such as `wte in iteration 1 differs from R by 1.0e-03 at [0, 3]`: the
+        tensor, `of`, the number of the iteration, from 1, then `reference`, the name of what the
+        tensor was compared with, the largest difference, and the place. The tolerance is not in
+        it."""
         return (
             f"{self.tensor} in {of} {self.iteration + 1} differs from {reference} by"
             f" {self.largest:.1e} {self.where}"

@@ -93,14 +93,15 @@ class DatasetFacts:
 
     def token_files(self, split: str) -> list[tuple[TokenFile, float]]:
         """Open the token files of a split, such as `train`, and return a list of (TokenFile,
-        weight), in the order of the datasets and their shards. Raises BadInput for a missing file,
+        weight), one for each shard, in the order of the datasets and their shards. The shards of a
+        dataset share its weight by the bytes of their `.bin`. Raises BadInput for a missing file,
         IntegrityFailure for a damaged one."""
         return [(TokenFile(prefix), weight) for prefix, weight in self.prefixes(split)]
 
     @property
     def tokenizer(self) -> Path:
-        """Path of the directory of the tokenizer that all the datasets share: the folder
-        `tokenizer` of the first dataset."""
+        """Path of the directory with the vocabulary and rules by which the texts of all the
+        datasets were divided into tokens; it lies in the first dataset's directory."""
         return self.directories[0] / "tokenizer"
 
     def resize(self, model: ModelConfig) -> ModelConfig:

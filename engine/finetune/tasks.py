@@ -111,8 +111,8 @@ def read_race(folder: Path) -> list[LabelledExample]:
     files = sorted(folder.rglob("*.txt"))
     if not files:
         raise DataMissing(
-            f"there are no .txt files below {folder}: --data must name the folder of RACE's"
-            " published files"
+            f"there are no .txt files below {folder}: --data must name the folder that has"
+            " RACE's folders `train` and `test`"
         )
     examples = []
     for path in files:
@@ -205,9 +205,10 @@ class FineTuneRecipe(Config):
 
 @dataclass(frozen=True)
 class FineTuneTask:
-    """A fine-tuning task: output width of the new head, function that reads a file or a folder of
-    examples, paths of the training and evaluation files or folders below the data folder, and
-    published recipe."""
+    """A fine-tuning task: `outputs`, the output width of the new head; `read`, the function that
+    reads a file or a folder of examples; `train`, the training file or folder, and `held_out`, a
+    dict of each evaluation set's name to its own, all as paths below the data folder; and `recipe`,
+    the published one."""
 
     outputs: int
     """Output width of the new head: the number of scores for a pair of texts, an option or a

@@ -126,11 +126,13 @@ class PairEncoder:
     def windows(
         self, question: str, context: str, length: int, longest: int = LONGEST_QUESTION
     ) -> Iterator[EncodedPair]:
-        """Yield an EncodedPair for each window of the context: the question, then the window, at
-        most `length` tokens together with [CLS] and [SEP]. Windows begin at most 128 tokens
-        (STRIDE) apart, and overlap. An empty context gives one window.
+        """Yield an EncodedPair for each window of the text `context`, in order: the text
+        `question`, then the window, at most `length` tokens together with [CLS] and [SEP]. Windows
+        begin at most 128 tokens (STRIDE) apart, overlap, and end with the context. An empty context
+        gives one window.
 
-        The question is cut at `longest` tokens, or at half of the sequence if that is shorter.
+        The question is cut at `longest` tokens, 64 by default, or at half of the sequence if that
+        is shorter.
         """
         question_ids = self._encode(question).ids[: min(longest, (length - 3) // 2)]
         text = self._encode(context)

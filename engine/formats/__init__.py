@@ -102,7 +102,8 @@ def check_tensors(
         which = "unexpected" if problem[0] in tensors else "missing"
         raise IntegrityFailure(
             f"{where}: tensor {problem[0]!r} is {which} for a model of these settings"
-            f" ({len(problem)} are missing or unexpected)"
+            f" ({len(problem)} are missing or unexpected): copy or save the checkpoint again, with"
+            " the settings and the weights of one model"
         )
     for name, shape in expected.items():
         if tuple(tensors[name].shape) != shape:

@@ -62,10 +62,10 @@ default first."""
 
 @dataclass(frozen=True)
 class RankFile:
-    """Content of `path`, one rank's Megatron-LM file or a distributed checkpoint: the checkpoint
-    `version`; `args`, a dict of its arguments by name; `tensors`, a dict from our names, not
-    Megatron-LM's, to the tensors, with layers numbered within the pipeline stage; and the
-    `iteration`. Arguments and iteration are None if the file does not state them."""
+    """Content of one rank's Megatron-LM file, or of a distributed checkpoint, at `path`: checkpoint
+    `version`; `args`, a dict of arguments by name; `tensors`, a dict from this suite's names, with
+    layers numbered within the pipeline stage, to the tensors; and `iteration`. Arguments and
+    iteration are None if the file does not state them."""
 
     path: Path
     version: int
@@ -186,8 +186,9 @@ def _find_files(directory: Path) -> list[list[Path]]:
 
 def _read_rank(path: Path) -> RankFile:
     """Return a RankFile of the content of `path`, one rank's file, or, if `path` is the metadata of
-    a distributed checkpoint, of the whole checkpoint. Megatron-LM's arguments that are not numbers,
-    texts or booleans are left out.
+    a distributed checkpoint, of the whole checkpoint: the version, 0 if it is not stated;
+    Megatron-LM's arguments that are numbers, texts or booleans, and the iteration, each None if not
+    stated; and the tensors by our names.
 
     Raises BadInput for interleaved stages or an unknown checkpoint version, IntegrityFailure if the
     file is damaged, is not a checkpoint, or has a tensor that is not a GPT-2's.
@@ -211,7 +212,8 @@ def _read_rank(path: Path) -> RankFile:
     version = content.get("checkpoint_version", 0)
     if not isinstance(version, int | float) or version not in (0, 1, 2, 3):
         raise BadInput(
-            f"{path} has checkpoint version {version!r}; versions 0 to 3 can be imported"
+            f"{path} has checkpoint version {version!r}, but only 0 to 3 can be imported: save it"
+            " with a release of Megatron-LM that writes one of these"
         )
     args = content.get("args")
     if args is not None and not isinstance(args, Namespace):
@@ -342,8 +344,9 @@ def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, Tensor
 
 def flatten(values: dict[Any, Any], prefix: str = "", depth: int = 5) -> JSON:
     """Return nested dicts as one flat dict, dotted name → value, such as `encoder.layers.0.weight`,
-    without `module.`, `model.` and `language_model.` at the beginning. `prefix` is put before every
-    name, and loses these words too. A dict more than `depth` levels down is a value itself."""
+    without `module.`, `model.` and `language_model.` at the beginning. `prefix`, by default empty,
+    is put before every name, and loses these words too. A dict more than `depth` levels down, by
+    default 5, is a value itself."""
     named: JSON = {}
     for key, value in values.items():
         if isinstance(value, dict) and depth:

@@ -513,7 +513,8 @@ def _look_up(
 def _score(
     forward: Callable[[Tensor], Tensor], axis: Axis, start: int, whole: int, x: Tensor
 ) -> Tensor:
-    """Return the scores [..., v] of states x [..., h] over the whole vocabulary of `whole` words,
-    on every rank. `forward` computes this rank's columns, which begin at `start`; the columns of
-    the other ranks are gathered, so all ranks of the axis call it."""
+    """Return the scores [..., v] of states x [..., h] over the whole vocabulary, whose number of
+    words v is `whole`, on every rank. `forward` is the function from the states to the scores of
+    this rank's words, a part of the vocabulary from index `start` on. The scores of the other ranks
+    are gathered, and the gradient of x is summed, so all ranks of `axis` call it."""
     return gather_features(forward(enter_tensor_parallel(x, axis)), axis, start, whole)

@@ -23,10 +23,11 @@ MERGES = "merges.txt"
 def write_vocabulary(
     tokenizer: Tokenizer, out: Path, seq_length: int, is_bert: bool = False
 ) -> None:
-    """Write a tokenizer's files for Hugging Face's AutoTokenizer into the directory `out`:
-    tokenizer.json, tokenizer_config.json and, for a byte-level one that is not a BERT's, vocab.json
-    and merges.txt. With `is_bert` the files encode pairs of texts with the special tokens.
-    `seq_length` is the longest sequence in tokens."""
+    """Write a tokenizer's files for Hugging Face's AutoTokenizer into the directory `out`, which is
+    made if it is missing; files of these names there are replaced. They are tokenizer.json,
+    tokenizer_config.json and, for a byte-level one that is not a BERT's, vocab.json and merges.txt.
+    With `is_bert` the files encode pairs of texts with the special tokens. `seq_length` is the
+    longest sequence in tokens."""
     tokenizer.save(out)
     if is_bert:
         _write_pairs(tokenizer, out, seq_length)
@@ -50,10 +51,10 @@ def write_vocabulary(
 
 
 def _write_pairs(tokenizer: Tokenizer, out: Path, seq_length: int) -> None:
-    """Rewrite tokenizer.json, which is already in `out`, with a BERT's special tokens added, so
-    that it encodes a text as [CLS] text [SEP] and a pair of texts as [CLS] first [SEP] second
-    [SEP], and write tokenizer_config.json beside it. `seq_length` is the longest sequence in
-    tokens."""
+    """Rewrite tokenizer.json, the file of `tokenizer` that the caller has saved in the directory
+    `out`, with a BERT's special tokens added, so that it encodes a text as [CLS] text [SEP] and a
+    pair of texts as [CLS] first [SEP] second [SEP], with the ids in `tokenizer.special_ids`. Write
+    tokenizer_config.json beside it, with `seq_length` as the longest sequence in tokens."""
     file = out / FILE_NAME
     backend: Any = Backend.from_file(str(file))
     backend.add_special_tokens(list(SPECIAL_TOKENS))

@@ -285,8 +285,10 @@ def slow_ranks(seconds: Sequence[float], layout: Layout) -> dict[int, float]:
 
 
 class ReplicaGuard(Guard):
-    """Guard that compares the parameters, or parts of them, which several ranks hold, every 100
-    iterations and before each checkpoint: all must have the same bits, else it raises Diverged.
+    """Guard that compares, every 100 iterations and before each checkpoint, the bits of parameters
+    that several ranks hold: undivided ones among tensor-parallel ranks, all among data-parallel
+    ones, the tied embedding between first and last stage. Raises Diverged, on every rank, if they
+    differ.
 
     BLOOM's layer norms drifted apart between tensor-parallel ranks for weeks before anyone looked
     (bigscience, tr11 chronicles, March 2022).

@@ -59,8 +59,8 @@ class Captured:
     def total(self, calls: Sequence[list[Tensor]], factor: float) -> Tensor:
         """Replay the captured graphs for an iteration's calls of the function, each given as the
         list of its input tensors, in the shapes of the capture, with `factor`, the loss scale.
-        Return a new tensor, the sum of the calls' results. Does not call `begin`: the caller does
-        that before."""
+        Return a new tensor, the sum of the calls' results; gradients that the function writes are
+        those of all calls together. Does not call `begin`: the caller does that before."""
         self.factor.fill_(factor)
         total = torch.zeros_like(self.graphs[0][1])
         for number, inputs in enumerate(calls):

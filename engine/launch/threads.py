@@ -31,8 +31,10 @@ sender to this receiver."""
 
 class RanksFailed(RuntimeError):
     """Error of `run_forked`: a rank failed, ended without a result, or was not done in time. Of
-    `run_threads`: a rank was not done in time. The text has the traceback of the rank that failed
-    first or, from `run_threads`, the stack of the rank that computes; otherwise it has one line."""
+    `run_threads`: a rank was not done in time. The attribute `sentence` says which rank and what
+    happened; the error's text has below it the traceback of the rank that failed first or, from
+    `run_threads`, the stack of the rank that computes. The attribute `lost` is True if the process
+    of a rank gave no answer: it ended, or it was not done in time."""
 
     def __init__(self, sentence: str, details: str, lost: bool = False) -> None:
         super().__init__(f"{sentence}\n{details}")
@@ -178,8 +180,9 @@ class World:
             self.wake(other)
 
     def leave(self, rank: int) -> None:
-        """Mark the rank with this number as ended. If all remaining ranks wait, record a deadlock
-        as the failure, which ends them."""
+        """Mark the rank with this number as ended; the caller, this rank's thread, holds the lock.
+        If all remaining ranks wait, record a deadlock as the failure and wake them, which ends
+        them."""
         self._ended.add(rank)
         self._fall_asleep(rank)
 
@@ -197,8 +200,9 @@ class World:
 
 @dataclass
 class _Meeting:
-    """State of one collective of ranks that are threads: the values of the ranks that came, by
-    global rank, and the result. It is over when `values` is empty."""
+    """State of one collective of ranks that are threads: `values`, what each rank that came gave,
+    by global rank, and `result`. The last rank to come sets the result and empties `values`, for
+    which the others wait."""
 
     values: dict[int, Any] = field(default_factory=dict)
     result: Any = None

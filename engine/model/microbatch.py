@@ -30,8 +30,9 @@ class Recurrence:
 
 @dataclass(frozen=True)
 class SentencePairs:
-    """Inputs of a BERT besides the tokens: token types, padding and the order of both parts of each
-    sequence."""
+    """Inputs of a BERT besides the tokens, three tensors: `token_types`, the part, 0 or 1, to which
+    each token belongs; `is_token`, False at padding; and `is_swapped`, the order of both parts of
+    each sequence."""
 
     token_types: Tensor
     """Tensor [b, s]: 0 for tokens of the first part, 1 for tokens of the second."""

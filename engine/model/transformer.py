@@ -98,10 +98,10 @@ class MLP(nn.Module):
 
 class TransformerLayer(nn.Module):
     """x + attention(LN(x)), then x + MLP(LN(x)), each branch with dropout: [s, b, h] → [s, b, h],
-    where s is this rank's part with sequence parallelism. Without `dropout`, an argument of the
-    call, nothing is dropped. `layer` is the layer's number in the whole model, which names its
-    dropout masks and its place in the cache, and `recompute_attention` is the `recompute` of
-    SelfAttention. All tensor-parallel ranks call it.
+    where s is this rank's part with sequence parallelism. A call without `dropout` drops nothing.
+    The constructor is given `layer`, the layer's number in the whole model, which names its dropout
+    masks and its place in the cache, and `recompute_attention`, the `recompute` of SelfAttention.
+    All tensor-parallel ranks call it.
 
     With a cache, for evaluation only, the output is [q, b, h], at the cache's positions.
     """

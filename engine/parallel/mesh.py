@@ -237,7 +237,8 @@ def _begun(work: dist.Work | None) -> Pending:
 @dataclass(frozen=True)
 class ParallelMesh:
     """Mesh of ranks as one rank sees it: the layout, the rank's axes `tp`, `pp`, `dp`, `embedding`
-    and `world`, which are groups of ranks to communicate with, and its device."""
+    and `world`, which are groups of ranks to communicate with, its device, and in
+    `sequence_parallel` if activations are divided along the sequence too."""
 
     layout: Layout
     tp: Axis

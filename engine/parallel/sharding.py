@@ -95,8 +95,9 @@ def sharded_parameters(model: nn.Module, mesh: ParallelMesh) -> list[ShardedPara
     """Return the parameters of a model or pipeline stage as a list of ShardedParameters, in
     definition order, by the whole model's names.
 
-    Under ZeRO stage 3 each `local` is a new parameter over this rank's shard, divided along dim 0
-    over the data axis. Raises TypeError for a parameter whose role is not declared.
+    If torch has divided the model before, as under ZeRO stage 3, each `local` is a new parameter
+    over this rank's shard, divided along dim 0 over the data axis. Raises TypeError for a parameter
+    whose role is not declared.
     """
     stage = getattr(model, "stage", None)
     # With one stage the head is the embedding itself, and there is no copy.

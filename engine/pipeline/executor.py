@@ -36,8 +36,10 @@ from mlm_repro.engine.pipeline.schedule import (
 
 
 class PartitionedModel:
-    """This rank's stages of a model, run over microbatches in training and evaluation. On a mesh of
-    one rank it is the whole model."""
+    """This rank's stages of a model, `chunks`, with methods that run microbatches through the
+    stages of all pipeline ranks: `forward_backward` in training, for the loss and gradients, and
+    `evaluate` for the loss alone. The attribute `parameters` has its ShardedParameters. On a mesh
+    of one rank it is the whole model."""
 
     def __init__(
         self, chunks: Sequence[StageModel], parallel: ParallelConfig, mesh: ParallelMesh

@@ -69,7 +69,8 @@ left these keys out. Its fp16 began at another loss scale."""
 @dataclass(frozen=True)
 class StartingPoint:
     """The checkpoint from which a run starts: with its weights alone (`kind` is init_from) or with
-    its whole state (`kind` is continues). `digest` is the checkpoint's."""
+    its whole state (`kind` is continues). `place` is its path or, with init_from, that of a run
+    whose newest checkpoint is meant; `digest` is the checkpoint's."""
 
     kind: str
     place: Path

@@ -35,10 +35,11 @@ def write_oracle(out: Path) -> None:
 
 
 def read_table(directory: Path) -> list[Convention]:
-    """Return a list of the conventions in the file `table.csv` of `directory`, which is one of an
-    oracle's checkpoints, each with its value on each text. Raises BadInput if a sealed file of the
-    directory was changed or removed, since that changes numbers, and IntegrityFailure if the
-    directory has no readable seal."""
+    """Return a list of a Convention for each row of the file `table.csv` of `directory`, which is
+    one of an oracle's two checkpoints: the convention's axes, its number on each text by the text's
+    name, and its assumed frequency. Raises BadInput if a sealed file of the directory was changed
+    or removed, since that changes numbers, and IntegrityFailure if the directory has no readable
+    seal."""
     for name, entry in sealed_files(directory).items():
         if not (directory / name).is_file() or sha256_file(directory / name) != entry["sha256"]:
             raise BadInput(

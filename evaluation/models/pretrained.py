@@ -218,9 +218,10 @@ class PretrainedModel(nn.Module):
         )
 
     def forward(self, inputs: Tensor, cache: Any = None) -> Tensor:
-        """Turn token ids [b, s] into states [s, b, h], h being the attribute `hidden_size`: the
-        output layer's inputs, or the logits themselves if the attribute `cuts` is False. With
-        transformers' cache, to which they are added, the tokens continue the cached ones."""
+        """Return the states [s, b, h] of token ids [b, s], h being the attribute `hidden_size`: the
+        output layer's inputs, or, if the attribute `cuts` is False, the logits [s, b, v] in their
+        place. With `cache`, a cache of transformers, the tokens continue the cached ones and are
+        added to it; by default there is none."""
         settings = {} if cache is None else {"past_key_values": cache, "use_cache": True}
         states, logits = self._run(inputs, cuts=self.cuts, **settings)
         return (logits if states is None else states).transpose(0, 1)
@@ -520,7 +521,8 @@ class Pretrained:
             )
             if any(name.startswith(f"{model.base_model_prefix}.") for name in left):
                 raise IntegrityFailure(
-                    f"{self.directory}: {unused}, so the two do not belong together"
+                    f"{self.directory}: {unused}, so weights and configuration do not belong"
+                    " together: save both again from one model"
                 )
             self._say("weights", f"{unused}; it is left out")
         if scheme := scheme or model.config.to_dict().get("quantization_config"):

@@ -92,7 +92,8 @@ def is_repeatable(model: ScoringModel, probed: Probed) -> Outcome:
         if not difference <= probed.allowed:
             raise BadInput(
                 "it is not repeatable: the same tokens, scored twice, have"
-                f" log-probabilities that differ by {difference:.2g}"
+                f" log-probabilities that differ by {difference:.2g}: mend the model, which may"
+                " draw random numbers or compute NaN"
             )
     return model, "the same tokens scored twice have the same log-probabilities"
 
@@ -115,9 +116,10 @@ def is_causal(model: ScoringModel, probed: Probed) -> Outcome:
 
 
 def is_row_by_row(model: ScoringModel, probed: Probed) -> Outcome:
-    """Probe: compare rows scored alone with the same rows in one batch, where the shorter ones are
-    padded. Return a pair: the model, with `is_alone` set if they differ by more than rounding, so
-    that one row at a time is scored; and a sentence on the outcome."""
+    """Probe: compare, by the log-probabilities in `probed`, without a run of the model, rows that
+    were scored alone with the same rows in one batch, where the shorter ones are padded. Return a
+    pair: the model, or a copy with `is_alone` set if they differ by more than rounding, so that one
+    row at a time is scored; and a sentence on the outcome. No outcome is an error."""
     moved = _difference(probed.alone, probed.together)
     # Not `>`, because NaN is a difference too.
     if not moved <= IN_A_BATCH * probed.allowed:

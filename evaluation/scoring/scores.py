@@ -464,9 +464,10 @@ def forward(
     run_last: Callable[[Tensor], Tensor],
 ) -> Tensor | None:
     """Run this rank's stage of the model: the first stage on the token ids, a later one on the
-    states of the stage before, for which it waits. The last stage returns the states that
-    `run_last` makes of its inputs; another sends those that `run` makes of its inputs to the next
-    stage, and returns None.
+    states [s, b, h] of the stage before, for which it waits. `run` and `run_last` are functions
+    of these inputs. The last stage returns the result of `run_last`; any other sends the states
+    that `run` returns to the next stage, and returns None. Without a pipeline the one stage is the
+    last.
 
     Every rank of the pipeline calls it with the same token ids [b, s].
     """

@@ -159,7 +159,10 @@ class ClozeTask(Task):
         Raises BadInput if there is no passage, or if no token is left before a target.
         """
         if not passages:
-            raise BadInput(f"{source.title} has no passage to score")
+            raise BadInput(
+                f"{source.title} has no passage to score: name a file with a passage that is not"
+                " blank"
+            )
         examples = rule.encode(tokenizer, passages)
 
         def request(example: tuple[list[int], int]) -> Request:

@@ -201,5 +201,6 @@ def _expect(count: int, published: int, what: str) -> None:
     if count != published:
         raise IntegrityFailure(
             f"WikiText gives {count} {what} here, not the published {published}: the tokenizer or"
-            " this program was changed"
+            " this program was changed, so put back GPT-2's own vocabulary, or install this program"
+            " anew"
         )

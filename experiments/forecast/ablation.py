@@ -62,8 +62,9 @@ def trials_of(
 def sweep_config(experiment: str, ablation: Ablation, arm: Arm, dataset: Path) -> RunConfig:
     """Return the RunConfig of an arm's training on the directory `dataset`, as long as a trial,
     whose learning rate rises exponentially from the lower to the higher end of the ablation's
-    finder (Smith 2017). The ablation must have a finder. `experiment` is a name. Raises BadInput if
-    the recipe is not valid."""
+    finder (Smith 2017). The ablation must have a finder. The run's name is made of the name
+    `experiment`, the arm's name and the higher end, and ends in `-sweep`. Raises BadInput if the
+    recipe is not valid."""
     assert ablation.finder
     low, high = ablation.finder
     config = ablation_config(experiment, ablation, arm, SEARCH_SEED, high, dataset)
@@ -237,12 +238,12 @@ def find_effect(
 
 
 def loss_after(trained: Trained, share: float) -> float:
-    """Return the validation loss of a training, in nats per token, after the share `share`, 0 to 1,
-    of its tokens.
+    """Return the validation loss of the kept training `trained`, in nats per token, after the share
+    `share`, 0 to 1, of its tokens.
 
     With `share` 1 it is measured on the whole validation text; before, it is interpolated between
-    validations on a part. A training that diverged has the loss of the untrained model at any
-    share.
+    validations on a part. A training that diverged has its first validation loss, that of the
+    untrained model, at any share.
     """
     if trained.is_diverged:
         return trained.losses[0]
@@ -253,9 +254,10 @@ def loss_after(trained: Trained, share: float) -> float:
 
 
 def _lines(arms: dict[str, list[Trained]], rates: dict[str, float]) -> Iterator[JSON]:
-    """Yield dicts with fields of records: for each arm its rate, then for each of its trainings the
-    losses along the curve, whether it diverged (1 or 0) and, unless it did, the loss at the end.
-    `arms` and `rates` are by the arm's name."""
+    """Yield dicts with fields of records, without the ones that all records of an ablation share:
+    for each arm its `learning_rate`; then for each of its trainings a `validation_loss` at each
+    point of the curve, with the tokens as `x`, `diverged`, 1 or 0, and, unless it did,
+    `final_validation_loss`. `arms`, lists of Trained, and `rates` are by the arm's name."""
     for name, trainings in arms.items():
         yield {"series": name, "quantity": "learning_rate", "value": rates[name]}
         for training in trainings:

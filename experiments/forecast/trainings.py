@@ -79,8 +79,9 @@ class Kept:
     other than a trial of a learning rate, was never asked for."""
 
     def __init__(self, folder: Path) -> None:
-        """Read all trainings that `folder`, an ablation's, keeps, for the attribute `trained` and
-        the methods; without kept trainings it is empty. None of them was asked for yet. Raises
+        """Read all trainings that `folder`, an ablation's, keeps, into the attribute `trained`, a
+        dict from a configuration's name to its Trained, empty if there are none. A training
+        counts as asked for only after the method `of` was given its configuration. Raises
         IntegrityFailure if one is damaged or contradicts its seal."""
         self.folder = folder
         trained = map(_read, read_runs(folder).values())
@@ -118,9 +119,9 @@ class Kept:
                 )
             if training.dataset != dataset:
                 raise IntegrityFailure(
-                    f"{training.name} was trained on another dataset than {FORECAST} states: one"
-                    " of the two was changed; put back the ones that were made together, or run"
-                    " the experiment again"
+                    f"{training.name} was trained on another dataset than {FORECAST} states: the"
+                    " forecast was changed or made after its trainings; put back the forecast that"
+                    " came before them, or train again"
                 )
             trained.append(training)
         return trained

@@ -164,7 +164,7 @@ class Job(Config):
         if odd := [name for name in names if not HOST.fullmatch(name)]:
             raise BadInput(
                 f"{self.hosts} has {odd[0]!r}, which is not a host's name such as node1 or"
-                " user@node1"
+                " user@node1: correct it in that file"
             )
         return names
 

@@ -62,8 +62,10 @@ class Clock:
 
 
 class Tick(torch.autograd.Function):
-    """An operation of autograd that advances a rank's clock by a forward or a backward pass instead
-    of computing; between the two, its activation is in flight."""
+    """An operation of autograd on a tensor that carries a time, the sender's, in its elements, and
+    a rank's Clock. Instead of computing, its forward and its backward pass advance the clock to
+    that time, if it is later, and by the length of the pass, and return a tensor that carries the
+    new time. Between the two passes the clock counts one more activation in flight."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, clock: Clock) -> Tensor:
@@ -112,9 +114,10 @@ class TimedStage(nn.Module):
 
 
 def run_schedule(name: ScheduleName, pp: int, chunks: int, counts: Sequence[int]) -> list[Clock]:
-    """Run one iteration on this rank of a pipeline of `pp` ranks, with `chunks` stages on each, by
-    the schedule `name`, for each number of microbatches in `counts`, and return a list of this
-    rank's Clocks in the same order. All `pp` ranks call this."""
+    """Run an iteration by the schedule `name` for each number of microbatches in `counts`, on this
+    rank of a pipeline of `pp` ranks with `chunks` stages on each, and return a list of this rank's
+    Clocks in the same order: logical time with waiting, and activations in flight. The stages
+    compute nothing; their passes advance the Clock. All `pp` ranks call this."""
     mesh = build_mesh(Layout(pp=pp))
     clocks = []
     for count in counts:

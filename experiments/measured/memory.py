@@ -49,8 +49,10 @@ IN_FLIGHT = (1, 4)
 
 
 class GroupedStage(nn.Module):
-    """A pipeline stage of PlainLayers that recomputes its layers in groups of `at_once` in
-    backward. `at_once` is 0 until it is set, which recomputes no group."""
+    """A pipeline stage of PlainLayers that recomputes its layers in backward, in groups of as many
+    as its attribute `at_once` says; the last group may have fewer. The attribute is 0, which
+    recomputes nothing, until the caller sets it. The first stage begins with a parameter in place
+    of an embedding, so token ids only count the sequences."""
 
     at_once = 0
 

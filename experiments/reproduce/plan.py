@@ -186,7 +186,8 @@ def model_name(training: str) -> str:
 
 def folder_of(training: str, runs: Path) -> Path:
     """Return the path of the folder that holds the directory of the training called `training`:
-    `runs`, or `runs`/seeds for a training with another seed than the recipe's."""
+    `runs`/seeds if SEED_MARK is in that name, as it is for a training with another seed than the
+    recipe's; else `runs`."""
     return runs / SEEDS if SEED_MARK in training else runs
 
 

@@ -390,8 +390,10 @@ def _summary(plan: Plan, trained: list[RunDirectory], run: RunDirectory) -> Repr
 
 
 def reproduced_model(published: RunConfig, training: RunDirectory) -> ReproducedModel:
-    """Return the ReproducedModel that summary.json has for the published model of the recipe
-    `published` and `training`, the complete training that reproduces it."""
+    """Return the ReproducedModel, an entry of a reproduction's summary.json, for the published
+    model whose recipe is `published`, which gives the published sizes alone. `training` is the
+    directory of the complete training that reproduces it; name, sizes, speed and the digest of its
+    last checkpoint are read from there. Raises IntegrityFailure if a file there cannot be read."""
     done = read_summary(training.path)
     return ReproducedModel(
         name=model_name(training.manifest["name"]),

@@ -12,7 +12,9 @@ from mlm_repro.lineage.shipped import HOME, Shipped, find_file
 
 
 class Constant(Config):
-    """A number of the cost model, with its kind and its source."""
+    """A number of the cost model: `value`, at least 0, whose unit, if it has one, is in the name of
+    the constant's field, such as `memory_bytes`; `kind`, the way in which it was found, such as
+    `fit`; and `source`, the document, table or measurements that it is from."""
 
     value: NonNegativeFloat
     kind: Literal["datasheet", "micro-benchmark", "fit", "counted", "transferred"]

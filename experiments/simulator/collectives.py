@@ -17,8 +17,9 @@ groups of a node; from measured times."""
 
 def node_all_reduce_seconds(machine: Machine, ranks: Floats, sent_bytes: Floats) -> Floats:
     """Return the seconds of a ring all-reduce of a tensor of `sent_bytes` bytes among `ranks` ranks
-    of one node, which have its links to themselves; numbers or arrays, element by element. A single
-    rank still takes the latency, so callers replace its time by 0."""
+    of one node, by the latencies and the speed of links inside a node that `machine` has, with no
+    other traffic on the links. `ranks` and `sent_bytes` are numbers, or arrays for a result element
+    by element. A single rank still takes the latency, so callers replace its time by 0."""
     start = machine.node_latency_seconds + machine.node_rank_latency_seconds * (ranks - 1)
     return start + 2 * (ranks - 1) / ranks * sent_bytes / (
         machine.link_bytes_per_second * machine.node_efficiency

@@ -83,7 +83,9 @@ class Failures(NamedTuple):
     def share(self, interval: float) -> float:
         """Return the share of a job's time, 0 to 1, that is training and is kept in spite of
         failures (Daly's Equation 20), with `interval` seconds of training between checkpoints. The
-        interval and the mean time between failures must be finite."""
+        attributes have the other times, in seconds: `mean` between failures, `restart`,
+        `checkpoint` to write a checkpoint and `copy` to copy it to the host. `interval` and `mean`
+        must be finite."""
         lost = math.exp(-(self.restart + self.checkpoint) / self.mean) / math.expm1(
             (interval + self.copy) / self.mean
         )

@@ -52,7 +52,9 @@ WIKITEXT_TOKENS = 103_227_021 * (1 + PRINTED["transformer-xl/post/bpe-length"] /
 
 
 class Observation(NamedTuple):
-    """A published or measured number that follows from an iteration's time."""
+    """A published or measured number that follows from an iteration's time, with the Workload that
+    it belongs to: `value`, in the unit of `quantity`, and `experiment`, the name of the experiment
+    or of the set of measurements that has it."""
 
     experiment: str
     workload: Workload
@@ -193,7 +195,10 @@ def _whole(name: str, cell: str) -> int:
     except ValueError:
         number = math.nan
     if not number.is_integer() or abs(number) > LARGEST_CELL:
-        raise BadInput(f"{name} = {cell!r} is not a whole number of at most a billion")
+        raise BadInput(
+            f"{name} = {cell!r} is not a whole number of at most a billion: write one"
+            " into that cell of the table"
+        )
     return int(number)
 
 

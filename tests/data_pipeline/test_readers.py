@@ -217,6 +217,16 @@ def test_bytes_beside_a_text_are_text_or_a_data_url(tmp_path: Path) -> None:
     assert found == [{"b": "é"}, {"b": "data:;base64,/wA="}]
 
 
+def test_a_text_of_a_table_is_as_long_as_its_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pyarrow.table({"text": ["é" * 20, "e" * 20]}), path)
+    piece = Piece("parquet", "t", str(path), "", 1, end=1)
+    long, short = read_pieces([piece], 30)
+    assert isinstance(long, Malformed)
+    assert long.reason == "longer than 30 bytes"
+    assert isinstance(short, Document)
+
+
 def test_an_empty_file_of_any_ending_is_empty(tmp_path: Path) -> None:
     for ending in ("", ".gz", ".zst", ".bz2", ".xz"):
         (tmp_path / f"a.jsonl{ending}").touch()

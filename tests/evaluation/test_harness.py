@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.lineage.errors import BadInput
 from tests.commands import Command
 from tests.evaluation.conftest import Evaluated
 
@@ -103,6 +104,14 @@ def test_megatron_s_protocols_give_mlm_eval_s_printed_numbers(
     found = done["results"]["megatron_lambada"]
     assert found["acc,none"] == cloze["accuracy"]
     assert found["perplexity,none"] == pytest.approx(cloze["perplexity"], rel=1e-12)
+
+
+def test_a_longest_input_below_one_token_is_refused(directory: Path) -> None:
+    from mlm_repro.evaluation.harness_model import Model
+
+    for none in (0, -8):
+        with pytest.raises(BadInput, match=f"the longest input is {none} tokens: give at least 1"):
+            Model(str(directory), workers=1, max_length=none)
 
 
 def questions() -> list[dict[str, Any]]:

@@ -39,7 +39,8 @@ from mlm_repro.engine.rng import Dropout
 
 class TiedEmbedding(nn.Module):
     """Word embedding at full width, with its rows divided over the tensor-parallel axis. It is the
-    output head too: it gives embeddings of token ids, logits and losses."""
+    output head too: a call gives the embeddings of token ids, the method `logits` this rank's
+    logits of states, and `losses` the loss of each target. Every rank of the axis calls them."""
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         super().__init__()
@@ -111,9 +112,9 @@ class AdaptiveEmbedding(nn.Module):
         return embedded.view(tokens.size(1), tokens.size(0), -1)
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross-entropy [n] of each target [n] from states [n, h], in fp32 (fp64 stays
-        fp64), the same on every rank, without communication. A tail computes logits for its own
-        targets only."""
+        """Return the cross-entropy [n], in nats, of each token id in `targets` [n] under the states
+        `hidden` [n, h], in fp32 (fp64 stays fp64), the same on every rank, without communication.
+        A tail computes logits for its own targets only."""
         head = self._head(hidden)  # [n, first cutoff + tails]
         columns = targets.clamp(max=self.bounds[1])
         for cluster in range(1, len(self.words)):
@@ -249,8 +250,9 @@ def _shift(scores: Tensor) -> Tensor:
 
 class TransformerXLLayer(nn.Module):
     """Layer of a Transformer-XL with norms after the additions: LN(x + attention(x, memory)), then
-    LN(x + MLP(x)), [s, b, h] → [s, b, h]. Each branch has dropout at its end, and the MLP, a ReLU
-    between two products, also after the ReLU."""
+    LN(x + MLP(x)), [s, b, h] → [s, b, h]. A call takes x, the memory or None, the encoding of
+    distances, and the Dropout, None for none. Each branch has dropout at its end, and the MLP, a
+    ReLU between two products, also after the ReLU."""
 
     def __init__(
         self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute_attention: bool = False

@@ -25,8 +25,9 @@ def warps(columns: int) -> int:
 
 @triton.jit
 def _words(keys, rows, block, c: tl.constexpr):
-    """Return a tuple of four tensors [r, 16·c], the words of 32 random bits of each row's counters
-    from 16·`block` on. `rows`, the mask's row numbers, and `keys`, their dropout keys, are [r]."""
+    """Return a tuple of four tensors [r, 16·c], the four words of 32 random bits of each of a row's
+    counters: 16 counters for each of `c` blocks of columns, from block `block` on. `rows`, the
+    mask's row numbers, and `keys`, their dropout keys, are [r]."""
     lanes = (block * 16 + tl.arange(0, 16 * c))[None, :].to(tl.uint32)
     zero = lanes * 0
     low = keys[:, None].to(tl.uint32)
