@@ -59,9 +59,11 @@ class StreamMemory:
         self._passing = {}
 
     def states(self) -> dict[str, Tensor]:
-        """Return this rank's memory of streams in the form that `save` writes: a dict
-        `LAYER.STREAM` → states [m, h], copied to the host. It is empty on every tensor-parallel
-        rank but the first, because all hold the same states."""
+        """Return this rank's memory of streams, as the last `commit` or `load` left it, in the form
+        that `save` writes: a dict `LAYER.STREAM` → states [m, h], copied to the host. LAYER is the
+        number of a layer in the whole model, STREAM the index of a stream in the global batch. The
+        dict is empty on every tensor-parallel rank but the first, because all hold the same states,
+        and for a model without memory."""
         named: dict[str, Tensor] = {}
         for places, layers in self._states.items() if self.mesh.tp.rank == 0 else ():
             for (layer, states), (row, place) in product(layers.items(), enumerate(places)):
