@@ -302,15 +302,18 @@ def train_alone(name: str, b: int, dropout: float = DROPOUT, is_captured: bool =
     sequences and the given probability of dropout, which may be 0 for "2.5b" alone, for one
     iteration that warms up and three timed ones. The model is that of `built`, which may have been
     trained already. Return a list of two cases: its speed, and what the GPU does in one more
-    iteration. Raises UserError if `is_captured` is set and the microbatch could not be captured as
-    a CUDA graph."""
+    iteration. Raises UserError if `is_captured` is set and the passes got no CUDA graphs: CUDA
+    could not capture them, or they gave another loss or norm."""
     training = built(name)
     size = full_size(name, b * MICROBATCHES, 3, 1)
     training.model.graphs = None
     layout = replace(EAGER, is_captured=is_captured)
     timed = time_contender(layout, size, dropout, training=training)
     if is_captured and training.model.graphs is None:
-        raise UserError("the microbatch could not be captured as a CUDA graph: no speed is kept")
+        raise UserError(
+            "the passes of the microbatches got no CUDA graphs, so no speed is kept: see the line"
+            " with 'CUDA graphs are not used' on standard error for the reason"
+        )
     kind = name + ("" if dropout else ", without dropout")
     title = f"{kind}, {b} × {MICROBATCHES}" + (", captured" if is_captured else "")
     step = layout.steps(training, size)

@@ -142,7 +142,8 @@ class EvaluatedCheckpoint:
             ((dataset, _),) = trained_datasets(run)
         except (BadInput, ValueError) as error:
             raise DataMissing(
-                f"checkpoint {self.directory} lies in no run whose manifest names a single dataset"
+                f"checkpoint {self.directory} lies in no run whose manifest names a single dataset:"
+                " if it was saved in such a run, put it back into the run's folder `checkpoints`"
             ) from error
         return dataset
 

@@ -70,8 +70,8 @@ def model_file(name: str) -> Path:
 
 def wheel_state() -> dict[str, Any]:
     """Return the build of an installed wheel as a dict: its `commit` is `wheel-` with the first
-    digits of the SHA-256 of the wheel's list of files, `dirty` is None. Empty if the code runs from
-    no wheel, as in a clone."""
+    34 digits of the SHA-256 of the wheel's list of files, `dirty` is None. Empty if the code runs
+    from no wheel, as in a clone."""
     from mlm_repro.lineage.digest import sha256_file
 
     record = next(HOME.parent.glob("mlm_repro-*.dist-info/RECORD"), None)

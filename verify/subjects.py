@@ -61,8 +61,10 @@ class Asked(NamedTuple):
 def subject(asked: Asked, seed: int) -> Iterator[tuple[Kind, Work, str, str]]:
     """Context manager: yield a tuple of four values for the program that `asked`, an Asked, names:
     the function that builds its engine from a Work and a layout; its Work, the training, for which
-    random numbers are drawn by `seed`; its name, with the release of a package; and one string, the
-    names, with commas between, of the layouts that `all` stands for.
+    random numbers are drawn by `seed`, for transformers and torch the weights too; its name, with
+    the release of a package; and one string, the names, with commas between, of the layouts that
+    `all` stands for. Engines are built within the block alone, as files that they load may be
+    removed after it.
 
     Imports the files and modules in `asked.imports` first. Raises BadInput if one of them, or the
     program's package, module or function, is missing or cannot be imported, for fields that are

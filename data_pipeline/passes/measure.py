@@ -53,15 +53,19 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     that was not asked for is empty.
 
     The measurements are MinHash fingerprints with text digests, and counts of test-set n-grams in
-    the documents that have any, which are numbered from 0 among the kept ones (`read_matches`).
-    `numbers.npy` [documents] has indices in the shard, `sizes.npy` [documents, 2] bytes and tokens,
-    which are 0 without a tokenizer. Settings: `filters`, pairs of a TokenFilter's name and its
-    section of the recipe; `deduplicate` and `decontaminate`, the keys of their sections that change
-    the result, or None; `test_sets`, paths; `tokenizer`, a digest or None; `keep_dropped`, True if
-    dropped documents are written too. The inputs are the shard and the tokenizer. Returns `stages`,
-    the filters' ledger entries; the numbers of `documents`, `bytes` and `tokens` that are kept; and
-    `seconds`, by `tokens`, `deduplicate` and `decontaminate` where done. Raises BadInput if a test
-    set cannot be read, and the errors of `Tokenizer.load`.
+    the documents that have any, which are numbered from 0 among the kept ones. `numbers.npy`
+    [documents] has indices in the shard, `sizes.npy` [documents, 2] bytes and tokens, which are 0
+    without a tokenizer. `tokens.bin` has the ids of all documents back to back, in the
+    `token_dtype` of the tokenizer's vocabulary; `fingerprints.bin` the rows of `fingerprints`,
+    uint64; `digests.bin` 16 bytes for each document; `read_matches` reads `matches.jsonl`.
+
+    Settings: `filters`, pairs of a TokenFilter's name and its section of the recipe; `deduplicate`
+    and `decontaminate`, the keys of their sections that change the result, or None; `test_sets`,
+    paths; `tokenizer`, a digest or None; `keep_dropped`, True if dropped documents are written too.
+    The inputs are the shard and the tokenizer. Returns `stages`, the filters' ledger entries; the
+    numbers of `documents`, `bytes` and `tokens` that are kept; and `seconds`, by `tokens`,
+    `deduplicate` and `decontaminate` where done. Raises BadInput if a test set cannot be read, and
+    the errors of `Tokenizer.load`.
     """
     tokenizer = (
         load_once(inputs[1] / "00000", settings["tokenizer"]) if settings["tokenizer"] else None

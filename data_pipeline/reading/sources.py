@@ -81,9 +81,10 @@ class OpenedSources:
         }
 
     def describe(self) -> str:
-        """Return a description for people, one line: the descriptions of all sources, the number of
-        documents read from each that a limit cut off, and the fallback. That number, and the size
-        of a sample of installed documentation, are known only after `shards` was called."""
+        """Return a description for people, one line: the descriptions of all sources, with the
+        number of documents read from a source if a limit cut it off, and the sentence on the
+        fallback if there is one. That number, and the size of a sample of installed documentation,
+        are known only after `shards` was called."""
         described = "; ".join(
             source.describe() + self._cuts.get(source.name, "") for source in self.sources
         )

@@ -80,9 +80,9 @@ def describe(
 ) -> dict[str, Entry]:
     """Return a dict name → description of each tensor in `file`, the name of one rank's file, for
     `write_index`. `parts` has the tensors as pairs (name, parameter), `numbers` the Numbers of this
-    rank's part of each by name. A description is a dict: `shape` of the whole tensor, `dim` along
-    which it is divided or None, `part`, the number of this rank's part, `file`, and these
-    `numbers`."""
+    rank's part of each by name. A description is a dict with five keys: `shape`, a list, the whole
+    tensor's; `dim`, along which it is divided, or None; `part`, the number of this rank's part;
+    `file`, the argument; and `numbers`, the Numbers of this rank's part, one tuple."""
     return {
         name: {
             "shape": list(p.global_shape),
@@ -187,7 +187,7 @@ def entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[i
     if name not in index:
         raise IntegrityFailure(
             f"{directory}: {INDEX} has no tensor {name!r}, which the model or its optimizer needs:"
-            " is it damaged, or another model's?"
+            " the index is damaged or of another model, so copy or save the checkpoint again"
         )
     entry = index[name]
     if not isinstance(entry, dict) or not _is_list_of(entry.get("shape"), int):
@@ -198,7 +198,8 @@ def entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[i
     if tuple(entry["shape"]) != shape:
         raise IntegrityFailure(
             f"{directory}: tensor {name!r} has shape {entry['shape']} in {INDEX}, and the model"
-            f" needs {list(shape)}: is it another model's?"
+            f" needs {list(shape)}: the index is damaged or of another model, so copy or save the"
+            " checkpoint again"
         )
     if not _is_list_of(entry.get("files"), str) or entry.get("dim") not in (
         None,

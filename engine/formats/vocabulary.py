@@ -120,5 +120,5 @@ def check_vocabulary(tokenizer: Tokenizer, rows: int, where: object) -> None:
     if tokenizer.vocab_size > rows:
         raise IntegrityFailure(
             f"{where}: the tokenizer has {tokenizer.vocab_size} entries, more than the {rows} rows"
-            " of the word embedding: is it another model's?"
+            " of the word embedding: take the tokenizer and the weights of one model"
         )

@@ -126,10 +126,10 @@ def _enter(
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
-    """Run as rank `rank` in a forked process: join the gloo group at the file `store` if there are
-    several ranks, call `function(*args)`, and send its result or its failure as an `_Answer`
-    through the pipe `writer`. After `timeout_seconds` the process prints its stack to stderr and
-    ends."""
+    """Run as rank `rank` in a forked process: set a rank's environment variables, by which it sees
+    no GPU, and one thread for torch; join the gloo group at the file `store` if there are several
+    ranks; call `function(*args)`, and send its result or its failure as an `_Answer` through the
+    pipe `writer`. After `timeout_seconds` the process prints its stack to stderr and ends."""
     become_rank(rank, {"WORLD_SIZE": str(world_size), "CUDA_VISIBLE_DEVICES": ""})
     # In the rank itself, for a parent cannot see where a child hangs.
     faulthandler.dump_traceback_later(timeout_seconds, exit=True)

@@ -22,12 +22,15 @@ rank and None on the others."""
 
 
 class FlatGroup:
-    """Parameters with one weight decay, laid out as views of one flat tensor, and their gradients
-    as views of another.
+    """Parameters with one weight decay, which become views of one flat tensor, `flat`, when the
+    group is made, and room for their gradients in another, `main_gradient`, with its views in
+    `gradients`. The group leaves a parameter's own `grad` alone: a GradientReducer brings gradients
+    over.
 
     In fp16 and bf16, unless `is_pure`, the optimizer works on fp32 copies and has the gradient in
-    fp32. The optimizer's part, `master` and its moments, is divided over `owners`; an axis of size
-    1 keeps it whole. After reduction only the owner's slice of the gradient is valid.
+    fp32. The optimizer's part, `master` and its moments, is divided over `owners` in equal slices,
+    for which zeros fill up the flat tensors; an axis of size 1 keeps it whole. After reduction only
+    the owner's slice of the gradient is valid.
     """
 
     def __init__(

@@ -26,11 +26,11 @@ def ablation_config(
 ) -> RunConfig:
     """Return the RunConfig of an arm's training with the seed `seed` and the learning rate `rate`:
     the recipe of `ablation` with the arm's changes. With seed 0 (`SEARCH_SEED`) it is a trial of
-    the rate, with `search_share` of the iterations, rounded up. `experiment` is a name, `dataset` a
-    directory.
+    the rate, with `search_share` of the iterations, rounded up. `dataset` is a directory.
 
-    After the recipe's warm-up the rate is constant unless the recipe states a final rate. Raises
-    BadInput if the recipe is not valid.
+    The run's name, by which kept trainings are found, is made of the name `experiment`, the arm's
+    name and the seed or, for a trial, the rate. After the recipe's warm-up the rate is constant
+    unless the recipe states a final rate. Raises BadInput if the recipe is not valid.
     """
     values = {"min_learning_rate": rate, **ablation.train, **arm.train}
     is_trial = seed == SEARCH_SEED

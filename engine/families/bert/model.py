@@ -142,9 +142,11 @@ class MaskedHead(nn.Module):
 
     def forward(self, hidden: Tensor, words: Tensor, where: Tensor) -> Tensor:
         """Return this rank's logits [m, v/t] at the m positions where the mask `where` [s, b] is
-        True, in the order of its elements. `hidden` are states [s, b, h], or this rank's part of
-        the sequence [s/t, b, h] under sequence parallelism, and `words` is this rank's part of the
-        word embedding, [v/t, h]. Every tensor-parallel rank calls it."""
+        True, in the order of its elements: dense layer, GeLU and layer norm of the states, then the
+        product with the word embedding, plus the bias. `hidden` are the last layer's states
+        [s, b, h], or this rank's part of the sequence [s/t, b, h] under sequence parallelism, and
+        `words` is this rank's part of the word embedding, [v/t, h]. Every tensor-parallel rank
+        calls it."""
         states = self.layernorm(F.gelu(self.dense(hidden)))
         states = enter_tensor_parallel(states, self.mesh.tp, self.mesh.sequence_parallel)
         return linear(states[where], words, self.bias)
