@@ -287,16 +287,16 @@ def summarize_layouts(size: TrainingSize, measured: Measured) -> Case:
     pipeline without a bubble (`pipeline_ideal`)."""
     speed = rates(size, measured)
     speed[SEPARATE] = [2 * rate for rate in speed[SEPARATE]]
-    one = speed[OURS]
+    single = speed[OURS]
     ideal = pipeline_ideal(size.model, 2)
     return Case(
         name=LAYOUT_CASE,
         series=[series(name, "rate", "tokens/s", *many) for name, many in speed.items()],
         ratios=[
-            ratio("tp2, × one process", speed["tp2"], one, 1.85),
-            ratio("dp2, × one process", speed["dp2"], one, 1.75),
-            ratio("pp2, of the ideal", speed["pp2"], [ideal * rate for rate in one], 0.90),
-            ratio(f"{SEPARATE}, × one process", speed[SEPARATE], one),
+            ratio("tp2, × one process", speed["tp2"], single, 1.85),
+            ratio("dp2, × one process", speed["dp2"], single, 1.75),
+            ratio("pp2, of the ideal", speed["pp2"], [ideal * rate for rate in single], 0.90),
+            ratio(f"{SEPARATE}, × one process", speed[SEPARATE], single),
         ],
         losses=first_losses(measured),
         setting=size.setting | {"pp2_ideal": ideal},
