@@ -344,5 +344,7 @@ def apart(name: str, function: Callable[..., T], *arguments: Any, ranks: int = 1
     try:
         results: list[T] = run_forked(function, ranks, *arguments, timeout_seconds=600.0)
     except RanksFailed as error:
-        raise UserError(f"{name} could not be measured: {error.sentence}") from error
+        raise UserError(
+            f"{name} could not be measured: {error.sentence}; mend the cause, and measure again"
+        ) from error
     return results[0]

@@ -254,9 +254,10 @@ def measure(chosen: str, out: Path | None, deadline: float | None) -> Benchmark:
     """Measure the chosen items of the GPU benchmark, `all` or names with commas between them, in
     the order of its table, and return the Benchmark, the whole record. The record is kept in
     gpu.json of the folder `out`, which is made and written after each item, and items that it has
-    are skipped; if `out` is None, nothing is written. An item that fails or takes too long only
-    gets a printed line. At `deadline`, in seconds from now, the item in progress is stopped, and no
-    further one begins; None or 0 is for none.
+    are skipped. A line of JSON is printed for each case, and for an item that fails or takes too
+    long, which gets nothing else; the lines are appended to the folder's gpu.jsonl too. If `out` is
+    None, nothing is written. At `deadline`, in seconds from now, the item in progress is stopped,
+    and no further one begins; None or 0 is for none.
 
     Raises BadInput for an unknown item or an unfit folder, IntegrityFailure if gpu.json cannot be
     read, HardwareMissing without a GPU or a torch with CUDA, UserError if the record has no case.
@@ -510,8 +511,9 @@ def summarize(name: str, size: TrainingSize, measured: Measured, goal: float) ->
     """Return the Case called `name` of a trained model from every contender's rounds, one of them
     under the name `ours`: tokens a second, share of the peak `PEAK_TFLOPS`, whatever the GPU is,
     greatest peak memory in bytes, losses of the first round, and the ratios of our speed to the
-    others' and to the peak. `size` is the model with its batch; `goal` is the least share of the
-    peak that ours should reach."""
+    others' and to the peak. The share counts the operations of matrix products without the masked
+    half of attention. `size` is the model with its batch; `goal` is the least share of the peak
+    that ours should reach."""
     speed = rates(size, measured)
     peak = PEAK_TFLOPS * 1e12 / flops_per_token(size.model, causal=True)
     return Case(

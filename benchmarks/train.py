@@ -246,9 +246,10 @@ def summarize(row: Row, size: TrainingSize, measured: Measured, gflops: Sequence
     """Return the Case of `row` from the rounds of each contender, `measured`, which trained at
     `size`, and the speed of matrix products in each round, `gflops` in GFLOP/s. It has each
     contender's rates in tokens per processor second and peak memory in bytes, and the limit, the
-    rate at which training would do its operations at the speed of those products. Its ratios, with
-    the row's goals, are our rate to stock and tuned nanoGPT's and to the limit, and our memory to
-    stock nanoGPT's. Its losses are the first round's."""
+    rate at which training would do the operations of its own products, without the masked half of
+    attention, at the speed of those. Its ratios, with the row's goals, are our rate to stock and
+    tuned nanoGPT's and to the limit, and our memory to stock nanoGPT's. Its losses are the first
+    round's."""
     speed = rates(size, measured)
     operations = flops_per_token(size.model, causal=True)
     limits = [rate * 1e9 / operations for rate in gflops]

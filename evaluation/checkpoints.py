@@ -46,9 +46,10 @@ def native_checkpoint(place: Place, vocab: Path | None, heads: int | None) -> It
     heads, for an imported checkpoint that does not say it; any other that is imported must have as
     many.
 
-    A Megatron-LM checkpoint has no vocabulary: it is taken from the folder `vocab`, from files
-    beside the checkpoint, or from the published GPT-2. Raises the errors of imports, such as
-    BadInput for files that are no checkpoint and IntegrityFailure for damaged ones.
+    The folder `vocab` has the vocabulary for an imported GPT-2, in place of its own. Without it a
+    Megatron-LM checkpoint takes the files beside it or else the published GPT-2's, which may be
+    downloaded. Raises the errors of imports, such as BadInput for files that are no checkpoint or a
+    missing vocabulary, and IntegrityFailure for damaged ones.
     """
     directory = place.directory
     if place.format == "native":

@@ -43,8 +43,8 @@ class Difference(Config):
     standard error is not known."""
     p: float | None
     """Two-sided p value: how probable so large a difference is for two equally good models. For a
-    perplexity it is from a normal distribution, and None without a standard error; for an accuracy
-    from an exact sign test."""
+    perplexity it is from a normal distribution, and None without a standard error or with one of 0;
+    for an accuracy from an exact sign test."""
     accuracy: float | None
     """The model's accuracy minus the first model's, as a share; None for a perplexity task."""
     accuracy_standard_error: float | None
@@ -76,7 +76,8 @@ def paired_difference(first: Result, second: Result) -> Difference:
     """Return the Difference of the second result minus the first, paired over the parts of a text:
     difference of ln perplexity with its 95 % interval, for last-word tests also of accuracy, and
     their standard errors. The p value is for the perplexities, in last-word tests for the
-    accuracies. With a single part the errors, the interval and a perplexity's p value are None.
+    accuracies. With a single part the errors, the interval and a perplexity's p value are None; the
+    last is None too where the standard error is 0, as for two equal results.
 
     Raises BadInput if the two results are of different protocols, or on different texts or parts,
     or if a last-word result keeps no examples.

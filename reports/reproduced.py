@@ -187,8 +187,9 @@ def order_of(reproduction: Reproduction) -> str:
 
 def twins_table(reproduction: Reproduction) -> Table:
     """Return a Table of the quantities that can be compared between models of any size, bits per
-    byte, accuracy and log-likelihood: a row for each trained model that has one, and a last row for
-    an even guess over the vocabulary, if its size is known.
+    byte, accuracy and log-likelihood of each text, a column each, from the reproduction's own
+    records of 2019/table-3: a row for each trained model that has one, and a last row for an even
+    guess over the vocabulary, if its size is known.
 
     Several seeds are shown as their mean, minimum and maximum.
     """

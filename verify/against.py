@@ -182,9 +182,9 @@ def shared_work(
     DataMissing or IntegrityFailure for a dataset that is missing or incomplete. The Work's files
     are gone afterwards.
 
-    Dropout is 0. The vocabulary has no padding rows, because other engines include them in the
-    softmax. The schedule of 2019, which Megatron-Core no longer has, becomes a cosine. The first
-    update is step 1 of the schedule, or 0 if `engine` is megatron-core.
+    Dropout is 0. The vocabulary's padding rows count as words, because other engines include them
+    in the softmax. The schedule of 2019, which Megatron-Core no longer has, becomes a cosine. The
+    first update is step 1 of the schedule, or 0 if `engine` is megatron-core.
     """
     chosen = comparable_layout(config, layout)
     # The nearest schedule that both have.

@@ -394,11 +394,12 @@ def _replayed(
     first: RecordedRun, second: RecordedRun, common: int | None, shares: bool
 ) -> list[Judged]:
     """Replay each run with its own settings, in float64 and in its own number format, side by
-    side, until both end or one has shown its fault; return a list of two, each run's Judged. With
-    `shares` the replay of `first` in its own format stands for that of `second` too. The replays
-    begin at the checkpoint of iteration `common`, which both must have, or where the run itself
-    began if it is None. Raises IntegrityFailure if a checkpoint that is compared or begins a replay
-    is damaged."""
+    side, until both end or one is over: at a checkpoint with faulty tensors, or well beyond a
+    faulty number (`Judged.is_over`). Return a list of two, each run's Judged, ended. With `shares`
+    the replay of `first` in its own format stands for that of `second` too. The replays begin at
+    the checkpoint of iteration `common`, which both must have, or where the run itself began if it
+    is None. Raises IntegrityFailure if a checkpoint that is compared or begins a replay is
+    damaged."""
     announce(
         f"replays up to {len(first.steps) + len(second.steps)} iterations in float64 and at most as"
         " many in the runs' own format, on one rank"

@@ -206,9 +206,9 @@ def _features(
     characters: Bytes4, classes: Classes, upper: Flags, known: Words, entries: Words
 ) -> Words:
     """Return the keys of the text's n-grams that a profile has, [n-grams], in order, repetitions
-    included (`append`, `cleaning_text` and `_extract_ngrams` of langdetect's Detector).
-    `characters` are the text's code points; `classes` and `upper` are by code point and class, and
-    the rest are the tables of n-grams.
+    included, after spaces in a row were merged (`append`, `cleaning_text` and `_extract_ngrams` of
+    langdetect's Detector). `characters` are the code points of a text from `without_addresses`;
+    `classes` and `upper` are by code point and class, and the rest are the tables of n-grams.
 
     langdetect means to count Latin Extended Additional as Latin and does not: it compares a number
     with a name.

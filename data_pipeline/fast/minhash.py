@@ -64,8 +64,9 @@ def _append(
 ) -> None:
     """Compute one round of SHA-1 in one lane from the five states that lie LANES apart in `states`,
     the oldest at the index `at`, and write the new state, one 32-bit word, behind them at `at` + 5
-    · LANES. `mixed` is the value of the round's function of b, c and d, `constant` its constant,
-    and `schedule[at]` its word."""
+    · LANES. SHA-1's e is the oldest, which is kept as it was computed and rotated left by 30 here.
+    `mixed` is the value of the round's function of b, c and d, `constant` its constant, and
+    `schedule[at]` its word."""
     total = (
         _rotate(states[at + 4 * LANES], 5)
         + mixed

@@ -57,9 +57,10 @@ def published(kept: Reproduction, series: str, quantity: str) -> str:
 
 def results_block(kept: Reproduction) -> str:
     """Return as one Markdown text the sentence on the order of the twins of the reproduction `kept`
-    over their seeds, with that on what models of their size can show; a table of their sizes and
-    perplexities beside the published ones; and the result of the forecast of that order, which was
-    sealed before other trainings."""
+    over their seeds, with that on what models of their size can show; a table of the published
+    perplexities, the twins' numbers of parameters, and the twins' perplexities as means over their
+    seeds; and the result of the forecast of that order in other runs, which was sealed before they
+    were trained."""
     summary = kept.summary
     names = [*summary.labels]
     trained = {model.series: model.trained for model in summary.models}
@@ -84,10 +85,11 @@ def results_block(kept: Reproduction) -> str:
 
 
 def tiers_block(kept: Reproduction) -> str:
-    """Return as text a Markdown table with two rows for a laptop and one each for a GPU and a
-    cluster: the command that runs there, its duration and the number to expect. The reproduction
-    `kept` gives the published numbers, and the twins' times if their sizes are still those of the
-    plan."""
+    """Return as text a Markdown table with two rows for a laptop, the largest model's scaled twins
+    and SmolLM2, and one each for a GPU, the smallest model, and a cluster, the largest: the command
+    that runs there, its duration and the result to expect. The reproduction `kept` gives the
+    published numbers, and the twins' times if their sizes are still those of the plan; SmolLM2's
+    perplexity is read from the results kept below `results`."""
     names = [*kept.summary.labels]
     small = names[0]
     large = names[-1]

@@ -374,11 +374,14 @@ def _complete(
     everyone: list[WrittenFile],
 ) -> Ancestor:
     """Write the files of a checkpoint other than its tensors into `unfinished`, its hidden
-    directory: what `config` and `state` say, the index of the tensors, the `probe` unless it is
-    None, and a copy of the directory `tokenizer`. Seal it, rename it to `path`, and remove
-    checkpoints of the run directory `run` beyond `train.keep_checkpoints`. `everyone` has a
+    directory: what `config` and `state` say, the index of the tensors, the lineage, the `probe`
+    unless it is None, and a copy of the directory `tokenizer`. Seal it, rename it to `path`, and
+    remove checkpoints of the run directory `run` beyond `train.keep_checkpoints`. `everyone` has a
     WrittenFile for each tensor file that a rank wrote. Return the checkpoint's iteration and
     digests as an Ancestor.
+
+    If the run has a manifest, the lineage takes the run's identity, its parents and the digest of
+    its last attempt from it, and the name, model and twin that it states stand for `config`'s.
 
     Only the first rank calls it, after all ranks have written their tensors. Raises Interrupted if
     the run's directory was moved or replaced and, after the renaming, the errors of `remove_old`.

@@ -187,9 +187,9 @@ class TensorDifference(NamedTuple):
 
     def sentence(self, reference: str, of: str = "iteration") -> str:
         """Return a phrase such as `wte in iteration 1 differs from R by 1.0e-03 at [0, 3]`: the
-        tensor, `of`, the number of the iteration, from 1, then `reference`, the name of what the
-        tensor was compared with, the largest difference, and the place. The tolerance is not in
-        it."""
+        tensor, the word `of` and the number of the iteration, from 1, then `reference`, the name of
+        what the tensor was compared with, the largest difference, and the place. The tolerance is
+        not in it."""
         return (
             f"{self.tensor} in {of} {self.iteration + 1} differs from {reference} by"
             f" {self.largest:.1e} {self.where}"

@@ -518,8 +518,9 @@ def finetune(
 
 def describe(result: FineTuned) -> str:
     """Return a FineTuned as text of several lines: one with the task, the number of training
-    examples and the recipe, then one for each held-out set with its metrics. After several
-    trainings these are medians, and the metrics of the ensemble follow in the line."""
+    examples and the recipe, then one for each held-out set with its number of examples and its
+    metrics. After several trainings these are medians, and the number of trainings and the metrics
+    of the ensemble follow in the line."""
     recipe = ", ".join(
         f"{name.replace('_', ' ')} {value:g}" for name, value in result.recipe.items()
     )

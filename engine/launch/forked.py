@@ -106,7 +106,9 @@ def run_forked(
     failures = sorted((answer.failure, rank) for rank, answer in answers.items() if answer.failure)
     if failures:
         (_, line, text), rank = failures[0]
-        raise RanksFailed(f"rank {rank} failed: {line}", text)
+        raise RanksFailed(
+            f"rank {rank} failed: {line}", f"mend this error, which was raised here:\n{text}"
+        )
     if silent := sorted(set(range(world_size)) - answers.keys()):
         raise RanksFailed(
             f"rank {silent[0]} was not done after {timeout_seconds:.0f} s and was ended; its stack"

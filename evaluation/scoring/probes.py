@@ -100,8 +100,9 @@ def is_repeatable(model: ScoringModel, probed: Probed) -> Outcome:
 
 def is_causal(model: ScoringModel, probed: Probed) -> Outcome:
     """Probe: check by the log-probabilities in `probed`, without a run of the model, that
-    predictions stay the same, but for rounding, when a later input changes, or when all later
-    inputs are left out. Return a pair: the model unchanged, and a sentence that it is causal.
+    predictions move by at most `probed.allowed` when a later input changes, and by at most
+    IN_A_BATCH times as much when all later inputs are left out. Return a pair: the model unchanged,
+    and a sentence that it is causal.
 
     Raises BadInput for a model whose predictions depend on later inputs, if only within a
     prefix.
@@ -118,8 +119,9 @@ def is_causal(model: ScoringModel, probed: Probed) -> Outcome:
 def is_row_by_row(model: ScoringModel, probed: Probed) -> Outcome:
     """Probe: compare, by the log-probabilities in `probed`, without a run of the model, rows that
     were scored alone with the same rows in one batch, where the shorter ones are padded. Return a
-    pair: the model, or a copy with `is_alone` set if they differ by more than rounding, so that one
-    row at a time is scored; and a sentence on the outcome. No outcome is an error."""
+    pair: the model, or a copy with `is_alone` set if they differ by more than IN_A_BATCH times
+    `probed.allowed` or one is NaN, so that one row at a time is scored; and a sentence on the
+    outcome. No outcome is an error."""
     moved = _difference(probed.alone, probed.together)
     # Not `>`, because NaN is a difference too.
     if not moved <= IN_A_BATCH * probed.allowed:

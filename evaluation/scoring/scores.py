@@ -271,7 +271,8 @@ def in_workers(
 
 def _begin(work: Callable[[int], Any]) -> None:
     """Prepare a worker process for `work`, which `_do` then calls: the process has one thread,
-    ignores Ctrl-C, and ends with its parent."""
+    ignores Ctrl-C, ends with its parent, and unblocks the stop signals, which `held_back` blocked
+    while it was started."""
     # A terminal sends Ctrl-C to every process of its group; the parent ends its workers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()

@@ -99,8 +99,9 @@ def huggingface_wikitext(
     name: str, path: Path, tokenizer: Encoder, context: int, test_set: str = "wikitext103"
 ) -> PerplexityTask:
     """Return the PerplexityTask on the official WikiText file of `test_set`, `wikitext103` or
-    `wikitext2`, at `path` by transformers' strided recipe (`docs/source/en/perplexity.md`), which
-    divides the loss by sub-words, one too few in each window but the first.
+    `wikitext2`, at `path` by transformers' strided recipe (`docs/source/en/perplexity.md`), whose
+    loss is the mean of the windows' mean losses, each weighted by the window's number of scored
+    sub-words, one too few in each window but the first.
 
     Its windows have `context` tokens, the target included, so the first target has one token less
     before it than in Megatron-LM's. A stride is half of `context`, but on WikiText-2, the page's

@@ -207,7 +207,8 @@ def predicted_iteration(job: Job) -> Prediction | None:
     prediction = simulate(cluster, [Workload.of_run(config, job.ranks)], config)[0]
     if prediction.reason:
         raise BadInput(
-            f"{job.name} cannot run on {job.nodes} nodes of {job.cluster}: {prediction.reason}"
+            f"{job.name} cannot run on {job.nodes} nodes of {job.cluster}: {prediction.reason};"
+            " give the job another model or layout, more nodes or another cluster"
         )
     return prediction
 
@@ -463,12 +464,13 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def _script(head: list[str], body: str, launcher: str, job: Job, out: Path) -> str:
-    """Return the text of a bash script: the lines of `head`, such as #SBATCH options, then files of
-    `templates/` filled with this job's values. First is attempts.sh, and last the file that `body`
-    names, slurm.sh or torchrun.sh; hosts.sh is between them for a torchrun.sh whose job names its
-    hosts. `launcher` is the text of the command that starts the ranks; `out` is the folder of
-    torchrun.sh, in which the script keeps its own files too. Raises BadInput if the job, its file
-    of hosts or its interval between checkpoints is not valid."""
+    """Return the text of a bash script: `#!/bin/bash`, the lines of `head`, such as #SBATCH
+    options, then files of `templates/` filled with this job's values. The first file is
+    attempts.sh, and the last the one that `body` names, slurm.sh or torchrun.sh; hosts.sh is
+    between them for a torchrun.sh whose job names its hosts. `launcher` is the text of the command
+    that starts the ranks; `out` is the folder of torchrun.sh, in which the script keeps its own
+    files too. Raises BadInput if the job, its file of hosts or its interval between checkpoints is
+    not valid."""
     names = ("failed", "last-failure", "idle", "bad-node-", "flight-", "pid-")
     paths = {name: out.resolve() / name for name in names}
     paths |= {

@@ -92,8 +92,8 @@ class ReproductionSummary(FileSchema):
     @property
     def title(self) -> str:
         """The recipe's name with the size at which it was run: `Megatron-LM's 8.3b recipe at
-        1/18,600 of its size`. If the two sizes are equal or unknown, it ends in `its full size` for
-        the mode `full` and in `a reduced size` for any other."""
+        1/18,600 of its size`. If the two sizes are equal or one is unknown, it ends in `its full
+        size` for the mode `full` and in `a reduced size` for any other."""
         size = "its full size" if self.mode == "full" else "a reduced size"
         if sizes := self._sizes:
             size = f"1/{float(f'{sizes[0] / sizes[1]:.3g}'):,.0f} of its size"
@@ -101,8 +101,9 @@ class ReproductionSummary(FileSchema):
 
     @property
     def limits(self) -> str:
-        """A sentence on what models of this size can and cannot show; empty if the target's sizes
-        are equal or unknown."""
+        """A sentence on what models of this size can and cannot show, with the numbers of
+        parameters of the target's model as trained here and as published; empty if the two are
+        equal or one is unknown."""
         if not (sizes := self._sizes):
             return ""
         return (
@@ -113,7 +114,7 @@ class ReproductionSummary(FileSchema):
     @property
     def _sizes(self) -> tuple[int, int] | None:
         """A pair of the numbers of parameters of the target's model, as published and as trained
-        here; None if they are equal or unknown."""
+        here; None if they are equal or one is unknown."""
         for model in self.models:
             theirs = model.published.parameters
             ours = model.trained.parameters

@@ -18,8 +18,8 @@ BLOCK = 128
 
 
 def warps(columns: int) -> int:
-    """Return the number of warps, a power of two from 1 to 16, for a Triton program that holds a
-    whole row of `columns` numbers in registers: one for each 256 columns."""
+    """Return the number of warps for a Triton program that holds a whole row of `columns` numbers
+    in registers: one for each 256 columns, rounded up to a power of two, from 1 to 16."""
     return min(max(triton.next_power_of_2(columns) // 256, 1), 16)
 
 
