@@ -111,10 +111,10 @@ def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
 
 def assemble(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: join slices, in their order, into one file. Settings: `first` and `last`, for the
-    slices from number `first` to before `last`; `name`, the file's name; and `kind`. This is jsonl
-    or parquet for their documents, in `documents/NAME.KIND`, or tokens for their token files, in
-    the token file `NAME_text_document`. Its one input is the folder with all slices. Returns no
-    counts."""
+    slices from number `first` to before `last`; `name`, the file's name; and `kind`, which is jsonl
+    or parquet to join the slices' documents in `documents/NAME.KIND`, or tokens to join their token
+    files in the token file `NAME_text_document`. Its one input is the folder with all slices.
+    Returns no counts."""
     folders = [inputs[0] / f"{number:05d}" for number in range(settings["first"], settings["last"])]
     name = settings["name"]
     kind = settings["kind"]

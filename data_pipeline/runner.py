@@ -576,14 +576,14 @@ def _complete(
     meeting: Meeting | None = None,
 ) -> RunDirectory:
     """Lock the directory of `run`, a run that has begun; call `build` with a Workspace there, whose
-    tasks run on the executor `workers`; call the function that it returns with the directory, which
-    that fills; seal the run and return it. A run that is sealed already is returned at once, with a
-    note on standard error. `room` is the disk space in bytes that the work may take.
+    tasks run on the executor `workers`; give the directory to the function that `build` returns,
+    which fills it; seal the run and return it. A run that is sealed already is returned at once,
+    with a note on standard error. `room` is the disk space in bytes that the work may take.
 
     `shelf` is a folder that keeps the results of slow stages from one build to the next. With a
-    `meeting`, all parts but the first work in the directory without its lock, and end when it is
-    sealed. Raises BadInput if another process has the lock or the disk lacks room, Interrupted for
-    an OSError, and the errors of `build`.
+    `meeting`, all parts of the array of jobs but the first work in the directory without its lock,
+    and end when the run is sealed. Raises BadInput if another process has the lock or the disk
+    lacks room, Interrupted for an OSError, and the errors of `build`.
     """
     work = run.path / FOLDER
     # A lock or work that a kill left beside a complete run is removed below, under the lock.

@@ -179,13 +179,13 @@ def open_checkpoint(
 
 
 def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckpoint:
-    """Load the checkpoint that `place` states as `open_checkpoint` does, with the backend, layout
+    """Load, as `open_checkpoint` does, the checkpoint that `place` states, with the backend, layout
     and number format that `settings` name, and return it as an EvaluatedCheckpoint that is not
-    probed. With `row_by_row` the weights are laid out for one row at a time. If its directory was
-    removed meanwhile, the run's newest checkpoint is loaded. The first rank prints a warning to
-    standard error if transformers computes a GPT-2 that the engine cannot. Raises BadInput for
-    unfit settings or files that are no checkpoint, IntegrityFailure for damaged files,
-    HardwareMissing for a model of transformers larger than memory."""
+    probed. With `row_by_row` the weights are laid out for one row of a batch at a time. If the
+    checkpoint's directory was removed meanwhile, the run's newest checkpoint is loaded. The first
+    rank prints a warning to standard error if transformers computes a GPT-2 that the engine cannot.
+    Raises BadInput for unfit settings or files that are no checkpoint, IntegrityFailure for damaged
+    files, HardwareMissing for a model of transformers larger than memory."""
     mesh = build_mesh(settings.layout)
     directory = place.directory
     dtype = DTYPES[settings.dtype] if settings.dtype else None

@@ -125,9 +125,9 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Results:
-    """Records of several runs, without the published ones and of the newest run first; sentences on
-    the runs that were left out because they are not finished; and a dict claim's id → Finding of
-    the newest ablation on it."""
+    """Records of several runs, the newest run's first, without published records; sentences on the
+    runs that were left out because they are not finished; and a dict claim's id → Finding of the
+    newest ablation on it."""
 
     records: tuple[Record, ...]
     """All but the published ones, of the newest run first."""

@@ -164,10 +164,10 @@ def _slowest(name: str, workload: Workload) -> float:
 @cache
 def rates_of(software: str, name: str) -> tuple[float, float, float]:
     """Return three numbers, the median, the 5th and the 95th percentile of the rates, in TFLOP/s
-    per GPU, at which the rule `name`, `CONSTANT` or `BUBBLE`, gives the published numbers on which
+    per GPU, at which the rule `name` (`CONSTANT` or `BUBBLE`) gives the published numbers on which
     the constants of `software` are fitted.
 
-    Ratios are left out, because they state no rate. There must be such a number.
+    Ratios are left out, because they state no rate. There must be a number that is no ratio.
     """
     rates = []
     for row in fitted_rows(software):

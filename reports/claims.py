@@ -93,8 +93,8 @@ class Group(NamedTuple):
 
     @property
     def against(self) -> Claims:
-        """Claims of this section that our results contradict, not at reduced scale, and predictions
-        that missed, as a Claims."""
+        """Claims of this section, as a Claims: those that our results contradict, except at reduced
+        scale, and predictions that missed."""
         return Claims(
             verdict for verdict in self.claims if verdict.is_against or verdict.outcome == "missed"
         )

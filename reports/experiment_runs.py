@@ -61,8 +61,9 @@ def sort_runs(paths: Iterable[Path], beside: Iterable[Path] = ()) -> tuple[Path,
     the last is listed.
 
     A folder of runs gives its experiments and its comparisons of engines, by the links to the
-    newest of each where there are links; one among `paths` also gives its newest reproduction if
-    none is named. The reproduction gives the ones inside it likewise.
+    newest of each where there are links; such a folder among `paths` also gives its newest
+    reproduction if `paths` name no reproduction. The reproduction gives the experiments and
+    comparisons inside it likewise.
 
     Raises BadInput unless `paths` give exactly one reproduction, for a path that is not a
     directory, and for a run of another kind among `paths`, such as a training; IntegrityFailure if

@@ -241,11 +241,11 @@ class Judged:
                 yield Beyond(iteration, tensor, float(off.norm()), allowed, detail, row)
 
     def sentence(self) -> str:
-        """Return a sentence about the property `fault`, which must not be None: the run's name,
-        the number or tensor in which the fault is first seen, how many tensors of the checkpoint
-        are off, if any, and the fault's kind, or that no known fault gives these numbers. To find
-        the kind, replays the run's iterations with each known fault, and prints this cost first.
-        Call it after `end`."""
+        """Return a sentence about the property `fault`, which must not be None: the run's name, the
+        number or tensor in which the fault is first seen, how many tensors of the checkpoint are
+        off, if any, and the fault's kind, or that no known fault gives these numbers. To find the
+        kind, replays the run's iterations with each known fault, and first prints how many replays
+        that takes. Call it after `end`."""
         text = f"{self.run.name}: {self.fault}"
         if self.tensors:
             text += f"; of the checkpoint, {self.tensors[0]}" * (self.fault is not self.tensors[0])

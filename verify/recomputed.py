@@ -111,10 +111,10 @@ class RunCheck:
     def _follow(self, parent: Parent) -> None:
         """Check the directory of `parent`, which the run was made of or which lies in it. An input
         that the manifest names and that is not here is added to `absent`, and nothing more of it is
-        checked. To `broken` is added that an input's digest is not the recorded one or that it is
-        younger than the run. Then the seals of the directory are checked and, as a run, it and
-        everything that it was made of, unless that was done before; the results are added to this
-        check. A broken seal raises IntegrityFailure."""
+        checked. A sentence is added to `broken` if an input's digest is not the recorded one, or if
+        the input is younger than the run. Then, unless that was done before, the seals of the
+        directory are checked, and the directory as a run, with everything that it was made of; the
+        results are added to this check. A broken seal raises IntegrityFailure."""
         name = parent.name
         place = parent.place
         made = self.manifest

@@ -303,10 +303,10 @@ def _candidates(
     seen: Integers32,
 ) -> tuple[Forest, int, int]:
     """Return three values: the candidates for the document whose index among the members is
-    `place`, [candidates]; how many documents its buckets left out, because each offers its first
-    `most`; and how many they offered, both with repetitions. A candidate is an offered document
-    whose sketch agrees in at least `required` bytes. It is given as its own index, with the number
-    of its differing sketch bytes in the bits above PLACE_BITS.
+    `place`, [candidates]; how many documents its buckets left out, because each bucket offers its
+    first `most`; and how many the buckets offered, both with repetitions. A candidate is an offered
+    document whose sketch agrees in at least `required` bytes. It is given as its own index, with
+    the number of its differing sketch bytes in the bits above PLACE_BITS.
 
     `buckets` and `slots` are those of `_Held`. `found` [members], of which the candidates are a
     view, and `seen` [members], which begins at -1, are working memory and are changed, so each

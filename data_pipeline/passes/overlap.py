@@ -89,12 +89,12 @@ def measure_overlap(
 ) -> None:
     """Search the sources for the n-grams of the test sets in `test_sets`, a dict name → path, in
     tasks of the workspace; an n-gram has the number of words of `config.overlap`. Write
-    `overlap.json` to `directory`: under `test_sets`, by name, the number of the sources' `texts`
-    and the statistic of the function `overlap`, such as `percent`, 0 to 100, of the test set's
-    n-grams that the sources contain; also `source` and `ngram_words`. Raises BadInput if the
-    sources have no documents or more damaged files than the recipe allows, or a test set cannot be
-    read, and the errors of reading the sources. Prints to standard error a warning of fewer damaged
-    files."""
+    `overlap.json` to `directory`: under `test_sets`, by name, `texts`, the number of the sources'
+    texts, and the statistic of the function `overlap`, such as `percent`, 0 to 100, of the test
+    set's n-grams that the sources contain; and beside `test_sets` also `source` and `ngram_words`.
+    Raises BadInput if the sources have no documents or more damaged files than the recipe allows,
+    or a test set cannot be read, and the errors of reading the sources. Prints to standard error a
+    warning of fewer damaged files."""
     shards = sources.shards(workspace, choose_shard_bytes(config.shard_bytes, sources.total_bytes))
     words = config.overlap.ngram_words
     results: JSON = {}

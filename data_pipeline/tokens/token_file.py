@@ -252,8 +252,9 @@ class TokenFileWriter:
                 partial.unlink(missing_ok=True)
 
     def _publish(self) -> None:
-        """Give both files, which are finished under their temporary names, their own names, in
-        place of earlier ones. An index never stands beside tokens that it does not describe."""
+        """Give both files, which are finished under their temporary names, their own names, and
+        replace earlier files of these names. An index never stands beside tokens that it does not
+        describe."""
         directory = self._paths[0].parent
         self._paths[1].unlink(missing_ok=True)
         sync(directory)

@@ -112,8 +112,8 @@ class Tokenizer:
         """Return the tokenizer, an object of this class, in the file `tokenizer.json` in
         `directory`. Texts end with the token that the files there name, else with `<|endoftext|>`.
 
-        Raises BadInput if it is missing or lacks that token, IntegrityFailure if it is unreadable,
-        its ids have gaps, or it may make a text many times longer.
+        Raises BadInput if the file is missing or lacks that token, IntegrityFailure if the file is
+        unreadable, its ids have gaps, or the tokenizer may make a text many times longer.
         """
         if not (directory / FILE_NAME).is_file():
             raise BadInput(

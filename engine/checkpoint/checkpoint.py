@@ -266,8 +266,8 @@ class CheckpointWriter:
 
         Raises, on every rank and with the earlier checkpoints untouched, Interrupted if the disk
         cannot take it or the run's directory was moved, Diverged for a tensor that is not finite,
-        IntegrityFailure for a tensor that was not written as it was copied and, with the new one in
-        its place, BadInput if the run has another run's checkpoint.
+        IntegrityFailure for a tensor that was not written as it was copied, and BadInput, when the
+        new checkpoint is already in its place, if the run has another run's checkpoint.
         """
         steps = self._steps
         self._steps = None

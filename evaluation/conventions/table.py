@@ -205,7 +205,8 @@ class Convention(NamedTuple):
     """One way to get a number from a model and a text. `axes` is a dict axis → value, of the axes
     of its reading, by which the text becomes requests, and of `average`, by which their scores
     become one number. `values` is a dict from the name of a text to the number that results on it,
-    a loss in nats or a share of right answers from 0 to 1, and `weight` its assumed frequency."""
+    a loss in nats or a share of right answers from 0 to 1, and `weight` is the assumed frequency of
+    this way."""
 
     axes: dict[str, str]
     values: dict[str, float]

@@ -62,10 +62,10 @@ class Clock:
 
 
 class Tick(torch.autograd.Function):
-    """An operation of autograd on a tensor that carries a time, the sender's, in its elements, and
-    a rank's Clock. Instead of computing, its forward and its backward pass advance the clock to
-    that time, if it is later, and by the length of the pass, and return a tensor that carries the
-    new time. Between the two passes the clock counts one more activation in flight."""
+    """An operation of autograd on a rank's Clock and on a tensor whose elements carry a time, the
+    sender's. Instead of computing, its forward and its backward pass advance the clock to that
+    time, if it is later, and by the length of the pass, and return a tensor that carries the new
+    time. Between the two passes the clock counts one more activation in flight."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, clock: Clock) -> Tensor:

@@ -120,10 +120,10 @@ def measure_recipe() -> list[Line]:
 
 def measure_words() -> list[Line]:
     """Return a list of lines, dicts with a record's fields: the words T_o of WikiText-103's test
-    file, the sub-words T of its detokenized text without the first, and T / T_o (2019 paper,
-    Section 5.3). Raises DataMissing if a file is missing and cannot be downloaded, IntegrityFailure
-    if the test file is not the official one, BadInput if that cannot be read, and BadInput or
-    IntegrityFailure if GPT-2's vocabulary is damaged."""
+    file, the sub-words T of its detokenized text without the first sub-word, and T / T_o (2019
+    paper, Section 5.3). Raises DataMissing if a file is missing and cannot be downloaded,
+    IntegrityFailure if the test file is not the official one, BadInput if the test file cannot be
+    read, and BadInput or IntegrityFailure if GPT-2's vocabulary is damaged."""
     text = read_official(
         find_test_set("wikitext103"),
         TEST_FILE_SHA256,
