@@ -324,8 +324,8 @@ def in_turn(
     name: str, rounds: int, measurements: Mapping[K, Callable[[], Any]]
 ) -> dict[K, list[Any]]:
     """Call every function in `measurements` once in each of `rounds` rounds, so that other work on
-    the machine falls on all alike. Return a dict by the same keys of a list of what each returned,
-    one for each round. Shows progress under `name`."""
+    the machine falls on all alike. Return a dict with the same keys, whose values are lists of what
+    the key's function returned in each round. Shows progress under `name`."""
     taken = defaultdict[K, list[Any]](list)
     with Progress(name, rounds * len(measurements), "measurements") as progress:
         for _ in range(rounds):

@@ -72,11 +72,11 @@ def is_stream(path: Path) -> bool:
 
 
 def hidden_beside(path: Path, word: str) -> Path:
-    """Return the path of a hidden sibling of `path` for unfinished data, which is not made.
+    """Return the path of a hidden sibling of `path` for unfinished data; the sibling is not made.
 
-    Its name holds `word`, the lock holder's mark, from `MLM_HOLDER`, and this process's id. A later
-    lock on the folder recognises by them what a killed process left, if `word` is `partial`, `old`
-    or `link`.
+    Its name holds three texts: `word`; the lock holder's mark, from `MLM_HOLDER`; and this
+    process's id. By these a later lock on the folder recognises what a killed process left, if
+    `word` is `partial`, `old` or `link`.
     """
     return path.with_name(f".{path.name}.{word}-{os.environ.get(HOLDER, '')}{os.getpid()}")
 

@@ -21,8 +21,8 @@ LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 def end_with_parent(number: int = signal.SIGKILL) -> None:
     """Let this process be sent the signal `number`, by default SIGKILL, when its parent ends, more
-    exactly the thread that started it: start it from a thread that outlives it. If the parent ended
-    before this call, none comes. Does nothing except on Linux."""
+    exactly the thread that started this process: start it from a thread that outlives it. If the
+    parent ended before this call, no signal comes. Does nothing except on Linux."""
     if LIBC:
         LIBC.prctl(PR_SET_PDEATHSIG, number)
 

@@ -165,7 +165,7 @@ def _text(record: Record) -> str:
 def _repeats(layers: Iterable[Layer]) -> list[str]:
     """Return a list of sentences, one for each of the kinds measured, counted and scaled that
     `layers` has: the number of our runs behind a point, or the least and the greatest number if
-    they differ."""
+    points differ in it."""
     sentences = []
     counts = defaultdict[str, set[int]](set)
     for layer in layers:

@@ -281,7 +281,7 @@ def after_checkpoint(
 def with_noise(initial: Sequence[TensorPart], seed: int) -> Weights:
     """Return a dict name → initial weight, a whole tensor on the CPU. Tensors whose elements are
     all equal, such as norms and biases, have normal noise of deviation `NOISE` added, drawn by
-    `seed`. `initial` has the parts of every rank."""
+    `seed`. `initial` has the parts of the weights that each rank holds."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for (_, name), value in assemble(initial).items():
@@ -560,10 +560,10 @@ def _unequal_copies(
     ranks: Sequence[Sequence[TensorPart]],
     allowed: Mapping[Key, float] = MappingProxyType({}),
 ) -> Iterator[LayoutFinding]:
-    """Yield a finding of the kind `probe` for each copy of a part whose bits differ from the copy
-    of the first rank that has one, by more than is allowed for the tensor, 0 by default. `ranks`
-    has a list of the parts of each rank, `allowed` the largest difference by iteration and
-    tensor."""
+    """Yield a finding of the kind `probe` for each copy of a part of a tensor whose bits differ
+    from the copy on the first rank that has this part, by more than is allowed for the tensor, 0 by
+    default. `ranks` has a list of the parts of each rank, `allowed` the largest difference by
+    iteration and tensor."""
     first: dict[Any, tuple[int, Array]] = {}
     for number, parts in enumerate(ranks):
         for iteration, tensor, start, value in parts:

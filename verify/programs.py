@@ -31,8 +31,8 @@ serial tensor or, if that is larger, of any serial gradient."""
 
 def own_loss(model: nn.Module, batch: Any) -> Tensor:
     """Return the loss that a model gives for a batch: the attribute `loss` of its output, which
-    must not be None, or else the output itself, a tensor. If that has dims, return its mean square.
-    A batch that is a mapping gives the model's keyword arguments."""
+    must not be None, or else the output itself, a tensor. If the loss has dims, return its mean
+    square. A batch that is a mapping gives the model's keyword arguments."""
     output = model(**batch) if isinstance(batch, Mapping) else model(batch)
     output = getattr(output, "loss", output)
     return output if output.dim() == 0 else output.square().mean()

@@ -69,10 +69,10 @@ COMPARED = "compared.npy"
 
 
 class Corpus:
-    """Reads a Document that the token filters kept by its number in the corpus, `corpus[number]`:
-    only such documents are counted, from 0 and through all shards. There is no `len`. `prepared`
-    and `measured` are the folders of the two passes, and `starts` has each shard's first number,
-    then the total."""
+    """Reader of the documents that the token filters kept: `corpus[number]` is a Document by its
+    number in the corpus. Only kept documents are counted, from 0 and through all shards. There is
+    no `len`. `prepared` and `measured` are the folders of the two passes, and `starts` has each
+    shard's first number, then the total."""
 
     def __init__(self, prepared: Path, measured: Path, starts: Integers) -> None:
         self._prepared = prepared

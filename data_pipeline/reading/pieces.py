@@ -68,10 +68,10 @@ def choose_shard_bytes(wanted: int | None, total_bytes: int) -> int:
 
 
 def cut_lines(piece: Piece, shard_bytes: int, newlines: list[int] | None = None) -> Iterator[Piece]:
-    """Yield the file of lines that `piece` stands for in Pieces, in order, each but the last of
-    `shard_bytes`, a multiple of GRAIN_BYTES; none of an empty file. A line belongs to the piece in
-    which it begins. `newlines` has the number of newlines before each grain, if ids need line
-    numbers; without it every piece has 0 newlines before it."""
+    """Cut the file of lines that `piece` stands for, and yield Pieces of it, in order, each but the
+    last of `shard_bytes`, a multiple of GRAIN_BYTES; none for an empty file. A line belongs to the
+    Piece in which it begins. `newlines` has the number of newlines before each grain, if ids need
+    line numbers; without it every Piece has 0 newlines before it."""
     for start in range(0, piece.bytes, shard_bytes):
         end = min(start + shard_bytes, piece.bytes)
         before = newlines[start // GRAIN_BYTES] if newlines else 0

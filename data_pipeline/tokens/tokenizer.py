@@ -231,10 +231,10 @@ class Tokenizer:
         """Return a tokenizer of `vocab_size` tokens, at least 257: end-of-text, the 256 bytes, and
         the most frequent words of the texts in order of falling frequency.
 
-        A word is a piece of text that GPT-2's byte pairs do not cross: letters, digits or signs,
-        with the space before. A word outside the vocabulary is spelled in bytes, so that a text is
-        restored whole. The result depends only on the texts and `vocab_size`. Raises BadInput if
-        they have too few words for `vocab_size` tokens.
+        A word is a piece of text whose ends GPT-2's byte pairs do not cross: letters, digits or
+        signs, with the space before. A word outside the vocabulary is spelled in bytes, so that a
+        text is restored whole. The result depends only on the texts and `vocab_size`. Raises
+        BadInput if they have too few words for `vocab_size` tokens.
         """
         backend: Any = Backend(models.WordLevel(vocab={}))
         backend.pre_tokenizer = _byte_level({}, []).pre_tokenizer

@@ -40,7 +40,8 @@ T = TypeVar("T")
 class Meeting:
     """Context manager of one part, `part` of `parts` from 1 on, of an array of jobs that build one
     dataset. In `folder`, which all parts share, a file that a thread rewrites shows the other parts
-    that this one lives and on which facts it works; one that ends by an error says so there.
+    that this one lives and on which facts it works; a part that ends by an error says so in its
+    file.
 
     The method `agree` adds facts and raises BadInput if a living part has other values of them.
     `wait_for` waits for the result of another part, and raises Interrupted if that part has ended

@@ -561,9 +561,10 @@ def start_from(
 def load_checkpoint(
     path: Path, parameters: Sequence[ShardedParameter], optimizer: FlatOptimizer
 ) -> tuple[TrainingState, Probe | None]:
-    """Fill parameters and optimizer from the checkpoint `path`, of any layout, but no memory of
-    streams. Return a pair (TrainingState, Probe or None): the progress, whose last ancestor is this
-    checkpoint, and the samples with their loss, which are not compared here.
+    """Fill parameters and optimizer from the checkpoint `path`, of any layout, but not a
+    Transformer-XL's memory of its streams. Return a pair (TrainingState, Probe or None): the
+    progress, whose last ancestor is this checkpoint, and the samples with their loss, which are not
+    compared here.
 
     Every rank calls it. Raises IntegrityFailure, on every rank, if files or tensors differ from the
     saved ones. Parameters and optimizer may then be partly overwritten.

@@ -192,9 +192,9 @@ class ClozeTask(Task):
 
     @property
     def counts(self) -> JSON:
-        """Dict name of the result's field → number, of those that need no scores: the numbers of
-        passages and of sub-words, first tokens included, in the whole test, and of the scored
-        passages that lose their beginning."""
+        """Dict name of the result's field → number, of the three that need no scores: in the whole
+        test the number of passages and the number of sub-words, first tokens included; and the
+        number of scored passages that lose their beginning."""
         cut = sum(self._lengths[number] > self._seq_length + 1 for number in self.chosen)
         sizes = {"num_original_tokens": len(self._passages), "num_tokens": sum(self._lengths)}
         return {**sizes, "num_truncated": cut}

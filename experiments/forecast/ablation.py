@@ -87,11 +87,11 @@ def searched_rates(
     ablation keeps. `experiment` is the name of the ablation's experiment, with which the names of
     the trials begin; `datasets` are the digests of its datasets, which an arm's `dataset` indexes.
 
-    A rate is the one that was found times the arm's `of_rate`, to four digits. Found is the rate of
-    the trial with the lowest final loss (the lowest rate if all diverged), the finder's, where its
-    smoothed loss was lowest, or the one found for an earlier arm, `rate_of`. `trained` counts the
-    trials as asked for. Raises IntegrityFailure if a trial is not kept or not as the ablation asks,
-    or if a finder's losses are not kept or never fell.
+    An arm's rate is the found rate times the arm's `of_rate`, to four digits. The found rate is
+    that of the trial with the lowest final loss (the lowest rate if all diverged), that of the
+    finder where its smoothed loss was lowest, or the one found for an earlier arm, `rate_of`.
+    `trained` counts the trials as asked for. Raises IntegrityFailure if a trial is not kept or not
+    as the ablation asks, or if a finder's losses are not kept or never fell.
     """
     rates = {}
     searched = []

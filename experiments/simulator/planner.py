@@ -177,7 +177,7 @@ def goodput(run: ResolvedRun, cluster: Cluster, choice: Choice, seconds: float) 
 def _nearest(template: Workload, cluster: Cluster, gpus: int) -> str:
     """Return the end of a sentence, from a colon on, that says that no layout of the Workload
     `template` divides over `gpus` GPUs of the cluster, and names the next smaller number of GPUs
-    that one divides over, and the next larger one below 4 × `gpus`, if there is one."""
+    that such a layout divides over, and the next larger one below 4 × `gpus`, if there is one."""
     below, above = (
         next((n for n in numbers if next(possible_layouts(template, cluster, n), None)), None)
         for numbers in (range(gpus - 1, 0, -1), range(gpus + 1, 4 * gpus))
