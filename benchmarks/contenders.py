@@ -127,7 +127,7 @@ class Timed:
 class OurLayout:
     """This suite's engine, as a contender in a timed training, on `ranks` ranks in the layout
     `parallel`. The method `build` returns the function that trains an iteration and returns its
-    loss; `training` and `steps` are its two parts."""
+    loss; `training` and `steps` are the two methods that `build` calls."""
 
     name: str
     microbatches: int = 1

@@ -78,7 +78,7 @@ def _measure_table(medians: Medians, measure: str, unit: str) -> Table:
     """Return a Table of one measure's `medians`, a dict (case, contender) → median: cases down and
     contenders across, or the other way round if there are more contenders than cases. `unit` is
     that of the medians. The title is `measure`, with the unit unless it is bytes or empty. A dash
-    stands where a contender has none for a case."""
+    stands where a contender has no median for a case."""
     cases, contenders = (list(dict.fromkeys(key[part] for key in medians)) for part in (0, 1))
     head = "case"
     down = cases

@@ -210,8 +210,8 @@ def gpu_facts() -> dict[str, str]:
     """Return a dict of texts: driver, clocks, power and temperature of the first GPU, with
     nvidia-smi's units and under its names, which `GPU_FACTS` has, and the versions of torch's CUDA
     and cuDNN under `cuda` and `cudnn`. The dict is empty without nvidia-smi. If nvidia-smi fails,
-    its message, or an empty text, stands under the first of these names; the others are missing.
-    Raises TimeoutExpired if it takes more than 20 seconds."""
+    its message, or an empty text, stands under the first name in `GPU_FACTS`, and the other names
+    in it are missing. Raises TimeoutExpired if it takes more than 20 seconds."""
     if shutil.which("nvidia-smi") is None:
         return {}
     import torch

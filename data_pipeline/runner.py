@@ -707,8 +707,8 @@ def _workspace(
 
 def _put_away(work: Path, shelf: Path | None) -> None:
     """Remove the directory `work` of a run that has ended; a missing one is no error. With a
-    `shelf`, a path, first move the directory there without the results of quick stages, in place of
-    earlier ones, for the next build of that name."""
+    `shelf`, a path, first move the directory there, in place of an earlier directory, without the
+    results of quick stages, for the next build of that name."""
     if shelf and work.is_dir():
         for path in work.iterdir():
             if not path.name.startswith(DEAR):

@@ -17,10 +17,10 @@ CONSOLE = Console(width=1_000, soft_wrap=True, markup=False, highlight=False)
 def print_results(
     results: Mapping[str, Result], missing: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Print `results`, a mapping name of a protocol → Result, to standard output: the numbers of a
-    single one, one below the other, or of several, a row for each, in a table of perplexities and a
-    table of accuracies. Then print each protocol's rule, each protocol of `missing`, a mapping name
-    → reason why it did not run, by default empty, and all remarks."""
+    """Print `results`, a mapping name of a protocol → Result, to standard output: for a single
+    Result its numbers, one below the other; for several a table of perplexities and a table of
+    accuracies, with a row for each Result. Then print each protocol's rule, each protocol of
+    `missing`, a mapping name → reason why it did not run, by default empty, and all remarks."""
     for kind in (PerplexityResult, ClozeResult):
         by_task = {
             result.task: numbers_of(result)

@@ -132,7 +132,7 @@ def models(run: Path) -> Comparisons:
 
 
 def evaluations(run: Path) -> Comparisons:
-    """Yield comparisons, each a Remade, a stated value beside the recomputed one, of every
+    """Yield comparisons, each a Remade (a stated value beside the recomputed one), of every
     evaluation of the reproduction in the directory `run`: its checkpoint, tokenizer, kind, derived
     numbers and, as far as its text is on this machine, its counts. An Absent is yielded if
     something is not on this machine, a sentence for a key that the schema lacks or reads as another

@@ -336,8 +336,8 @@ def counted(verdicts: Sequence[Verdict], outcome: Outcome) -> str:
 
 
 def format_summary(verdicts: Sequence[Verdict]) -> str:
-    """Return a text that sums verdicts up: two tables that count them, by scale and by paper and
-    scale, then the sentences of the function `headlines`."""
+    """Return a text that sums verdicts up: a table that counts them by scale, and a table that
+    counts them by paper and scale, then the sentences of the function `headlines`."""
     return "\n\n".join(
         [
             *(

@@ -155,10 +155,10 @@ class Judged:
             self._take_checkpoint(iteration)
 
     def end(self) -> None:
-        """Judge the last `SEEN_AHEAD` replayed iterations, which the method `iterate` has left: it
-        judges an iteration only when so many later ones were replayed. The first recorded number in
-        them that rounding does not explain becomes the attribute `number`, unless there was one.
-        Call it after the last call of `iterate`."""
+        """Judge the last `SEEN_AHEAD` replayed iterations, which the method `iterate` has not
+        judged: it judges an iteration only when that many later ones were replayed. The first
+        recorded number in them that rounding does not explain becomes the attribute `number`,
+        unless `number` is set already. Call it after the last call of `iterate`."""
         for iteration in sorted(self.numbers)[-SEEN_AHEAD:]:
             self._judge(iteration)
 

@@ -545,9 +545,9 @@ class MegatronCore(Engine):
 
     def checkpoint(self, is_loading: bool) -> JSON:
         """Return a dict of this rank's states, which Megatron-Core's `save` writes, or with
-        `is_loading` one that its `load` takes to return a checkpoint's values in the same form:
-        `model` and `optimizer`, both sharded, and `scheduler`, the state of the learning rate's
-        schedule."""
+        `is_loading` the dict that Megatron-Core's `load` takes to return a checkpoint's values in
+        the same form: `model` and `optimizer`, both sharded, and `scheduler`, the state of the
+        learning rate's schedule."""
         model = self.gpt.sharded_state_dict(metadata=CHECKPOINT)
         states = self.optimizer.sharded_state_dict(
             model, is_loading=is_loading, metadata=CHECKPOINT

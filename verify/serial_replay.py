@@ -326,7 +326,7 @@ def _reused(again: Callable[[Dropout], Dropout], replay: SerialReplay) -> None:
 
 
 class OneLayer(Dropout):
-    """Dropout that uses the masks of the first layer in every layer."""
+    """Dropout that uses, in every layer, the masks of the first layer."""
 
     def mask(self, site: str, first_row: int = 0) -> DropoutMask:
         """Return a DropoutMask for `site`, a point of any layer by name, as for the same point of

@@ -189,8 +189,8 @@ def batch_of(seed: int) -> dict[str, Tensor]:
 def token_loss(model: nn.Module, rows: Mapping[str, Tensor]) -> Tensor:
     """Return the loss of a microbatch, a scalar to differentiate: the sum of its labels'
     cross-entropies in nats, divided by the number of labels that so many rows have on average in
-    the whole batch. The mean of it over equal microbatches is the mean over the batch's labels.
-    `rows` are some or all rows of what `batch_of` returns, under the same keys."""
+    the whole batch. The mean of this loss over equal microbatches is the mean over the batch's
+    labels. `rows` are some or all rows of what `batch_of` returns, under the same keys."""
     logits = model(
         input_ids=rows["input_ids"], attention_mask=rows["attention_mask"], use_cache=False
     ).logits

@@ -186,7 +186,7 @@ class Tokenizer:
         """Return the tokenizer of GPT-2's two files, a `vocab.json` (token to id) and a
         `merges.txt` (one merge a line, after a version line). Texts end with `end_token`, by
         default `<|endoftext|>`. Raises BadInput or IntegrityFailure if a file is missing, if they
-        are not a byte-level BPE vocabulary, or if that lacks `end_token`."""
+        are not a byte-level BPE vocabulary, or if the vocabulary lacks `end_token`."""
         try:
             vocabulary = read_json(vocab_json)
             _, *lines = merges_txt.read_text(encoding="utf-8").split("\n")

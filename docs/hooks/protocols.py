@@ -40,8 +40,8 @@ class Pieces:
         self.texts = [END_OF_TEXT]
 
     def encode(self, text: str) -> list[int]:
-        """Return a list of the numbers of the text's sub-words; new sub-words get the next numbers,
-        and this tokenizer keeps them. A space belongs to the sub-word after it."""
+        """Return a list of the ids of the text's sub-words; new sub-words get the next ids, and
+        this tokenizer keeps these sub-words. A space belongs to the sub-word after it."""
         pieces = re.findall(r" ?\w{1,5}| ?[^\w\s]+|\s", text)
         self.texts += [piece for piece in dict.fromkeys(pieces) if piece not in self.texts]
         return [self.texts.index(piece) for piece in pieces]

@@ -153,8 +153,8 @@ def in_chunks(
     of logits at a time; rows at or above `vocab_size`, counted over all ranks, are padding, and no
     target may lie there or be negative. `loops` has a device's functions over the rows of a block.
     Every rank of `axis` calls it, and backward can run only once. If the axis is divided, the
-    gradient of `hidden` is this rank's part of a sum. In fp16 the loss scale and 1/n multiply the
-    gradients in fp32."""
+    gradient of `hidden` is this rank's part of a sum. For states in fp16 the gradients are
+    multiplied in fp32 by the loss scale and 1/n."""
     return _Chunked.apply(hidden, weight, targets, vocab_size, axis, loops)
 
 

@@ -345,10 +345,10 @@ def resolve(
 
 def checked_layout(config: RunConfig, ranks: int) -> Layout:
     """Return the Layout of a run on `ranks` ranks in all: the configured tensor and pipeline
-    parallelism, all other ranks data-parallel. Raises BadInput if it does not divide the ranks, the
-    model's sizes, its layers or the batch's microbatches, does not fit the pipeline schedule, is
-    one that the model's family or ZeRO stage 3 does not allow, or allows no growing batch and the
-    configured one grows."""
+    parallelism, all other ranks data-parallel. Raises BadInput if the layout does not divide the
+    ranks, the model's sizes, the model's layers or the batch's microbatches, does not fit the
+    pipeline schedule, is one that the model's family or ZeRO stage 3 does not allow, or allows no
+    growing batch and the configured batch grows."""
     layout = layout_of(config, ranks)
     parallel = config.parallel
     split_layers(config.model.num_layers, layout.pp, parallel.chunks)

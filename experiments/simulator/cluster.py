@@ -31,8 +31,8 @@ Number = TypeVar("Number", Constant, float)
 def unmeasured(value: float) -> Any:
     """Return a pydantic field, of type Any, for a Constant that a file may omit. Its default is a
     Constant of `value`, of the kind `counted` and with the source `not measured`. A class whose
-    field is a plain number instead, such as Machine, must be given it: without it pydantic raises
-    its error, because the default is no number."""
+    field is a plain number instead, such as Machine, must be given a value for the field: without a
+    value pydantic raises its error, because the default is no number."""
     return Field(
         {"value": value, "kind": "counted", "source": "not measured"}, validate_default=True
     )
