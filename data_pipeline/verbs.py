@@ -19,9 +19,9 @@ def stage_verbs() -> dict[str, str]:
 
 
 def _constants(node: ast.ClassDef) -> dict[str, str]:
-    """Return a dict name → text of the value, a string as it is, without quotes, that the class in
-    the syntax tree `node` assigns to the name; a name that it assigns anything but a constant has
-    an empty text. Assignments with an annotation, such as `verb: str = ...`, are left out."""
+    """Return a dict name → text of the value that the class in the syntax tree `node` assigns to
+    the name. A string stands as it is, without quotes; a value that is no constant gives an empty
+    text. Assignments with an annotation, such as `verb: str = ...`, are left out."""
     constants = {}
     for statement in node.body:
         if isinstance(statement, ast.Assign):

@@ -58,9 +58,10 @@ def compiled(function: Kernel, **options: Any) -> Kernel:
 
 def call_first(kernel: Kernel, *arguments: object) -> Any:
     """Call `kernel`, a function that numba compiles, on `arguments` and return its result, under a
-    lock on its cache folder that lasts until it returns. Of several processes that start together
-    one compiles, and the others wait to load its machine code. Without a folder that can be locked
-    it is called all the same. Only for a short first call: calls in other processes wait for it."""
+    lock on the kernel's cache folder until the kernel returns. Of several processes that start
+    together one compiles, and the others wait to load its machine code. Without a folder that can
+    be locked the kernel is called all the same. Only for a short first call: calls in other
+    processes wait for it."""
     folder = -1
     with suppress(OSError, AttributeError, TypeError):
         folder = os.open(kernel.stats.cache_path, os.O_RDONLY)  # type: ignore[attr-defined]

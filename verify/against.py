@@ -176,7 +176,7 @@ def keep(result: Benchmark, name: str, config: RunConfig, runs: Path) -> Path:
 def shared_work(
     config: RunConfig, layout: str, iterations: int, engine: str = "megatron-core"
 ) -> Iterator[tuple[Work, ParityLayout]]:
-    """Context manager: yield a pair: the training of `iterations` that two engines are given, as
+    """Context manager: yield a pair, the training of `iterations` that two engines are given, as
     Work with initial weights drawn from the recipe's seed, and the layout named `layout`. Raises
     BadInput if the training cannot be compared with other engines or its datasets differ in
     vocabulary, DataMissing or IntegrityFailure for a dataset that is missing or incomplete. The

@@ -122,10 +122,10 @@ class Decoder(nn.Module):
 
 
 def training(texts: Mapping[str, str], seed: int, microbatches: int) -> HeldTraining:
-    """Return the HeldTraining of the small model of torch's blocks on a batch of random tokens, in
-    `microbatches` on every rank; `seed` decides weights and tokens. `texts` maps fields of the
-    class `Fields` by name to their values as text. Raises BadInput for an unknown field or an unfit
-    value."""
+    """Return the HeldTraining of the small model of torch's blocks on a batch of random tokens,
+    divided into `microbatches` on every rank; `seed` decides weights and tokens. `texts` maps
+    fields of the class `Fields` by name to their values as text. Raises BadInput for an unknown
+    field or an unfit value."""
     fields = parse_config(dict(texts), Fields, "--with")
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(WORDS, (ROWS, LENGTH + 1), generator=generator)

@@ -158,8 +158,8 @@ class OpenedSources:
 def open_sources(config: SourcesConfig, seed: int) -> OpenedSources:
     """Return an OpenedSources of the sources that a recipe names, without datasets to compare with;
     `seed` chooses the sample of installed documentation. If a source is on the hub and the hub
-    cannot be reached, the recipe's fallback, read first, stands in for all sources on it, which is
-    announced on standard error.
+    cannot be reached, the recipe's fallback, read first, stands in for all sources on the hub; this
+    is announced on standard error.
 
     Raises DataMissing for a corpus that is withdrawn, or if the hub cannot be reached and there is
     no fallback; BadInput for a source without files, except `documents`, and the other errors of

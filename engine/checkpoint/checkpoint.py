@@ -472,15 +472,16 @@ def resume(
     probe_loss: Callable[[Probe], float],
 ) -> TrainingState:
     """Load weights and optimizer state into `parameters` and `optimizer` from the newest checkpoint
-    of the run directory `run` that can be trusted, and return its progress, a TrainingState. If the
-    run has no checkpoint, load nothing and return the state at iteration 0.
+    of the run directory `run` that can be trusted, and return that checkpoint's progress, a
+    TrainingState. If the run has no checkpoint, load nothing and return the state at iteration 0.
 
     Compared are statistics, digests (of the tensors' files only if the statistics have no
     checksums), and the loss that the function `probe_loss` computes on the Probe, if there is one,
     with the loaded model. If a checkpoint fails, the next older one is loaded; then the failed ones
     are set aside under hidden names, with warnings on stderr. Raises IntegrityFailure if every
     checkpoint fails, and leaves them all; and the errors of `own_checkpoints`, such as BadInput if
-    one belongs to another run. A memory of streams is not loaded. Every rank calls it.
+    one belongs to another run. A Transformer-XL's memory of its streams is not loaded. Every rank
+    calls it.
     """
     mesh = optimizer.mesh
     damaged = []

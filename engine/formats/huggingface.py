@@ -228,9 +228,10 @@ def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
 
 
 def read_ours(values: Any, otherwise: str, where: object) -> tuple[str, TwinScale | None]:
-    """Return a pair (name, TwinScale) of a model from `values`, this suite's own records in a
-    config.json, a dict if they are there. The name is the text `otherwise` if it is missing there
-    or not a plain word; the twin scale is None if it is missing.
+    """Return a pair (name, TwinScale) of a model from `values`, a dict (this suite's own records in
+    a config.json), or anything else if there are no such records. The name is the text `otherwise`
+    if `values` lacks a name or has one that is no plain word; the TwinScale is None if `values`
+    lacks one.
 
     Raises BadInput, which names `where`, for an invalid twin scale.
     """

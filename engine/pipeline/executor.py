@@ -125,8 +125,8 @@ class PartitionedModel:
 
     def with_keys(self, batch: PipelineInput) -> PipelineInput:
         """Return a copy of `batch`, the PipelineInput of a microbatch, whose attribute `dropout`
-        has the random keys of all dropout sites (points of the model) used so far, on this rank's
-        GPU. If that attribute is None, `batch` itself is returned."""
+        has, on this rank's GPU, the random keys of the dropout sites, the points of the model at
+        which dropout was used so far. If that attribute is None, `batch` itself is returned."""
         dropout = batch.dropout
         return (
             replace(batch, dropout=dropout.on_device(self.mesh.device, self.sites))

@@ -254,10 +254,11 @@ def loss_after(trained: Trained, share: float) -> float:
 
 
 def _lines(arms: dict[str, list[Trained]], rates: dict[str, float]) -> Iterator[JSON]:
-    """Yield dicts with fields of records, without the ones that all records of an ablation share:
+    """Yield dicts with fields of records, without the fields that all records of an ablation share:
     for each arm its `learning_rate`; then for each of its trainings a `validation_loss` at each
-    point of the curve, with the tokens as `x`, `diverged`, 1 or 0, and, unless it did,
-    `final_validation_loss`. `arms`, lists of Trained, and `rates` are by the arm's name."""
+    point of the curve, with the tokens as `x`, `diverged`, 1 or 0, and, unless the training
+    diverged, `final_validation_loss`. `arms`, lists of Trained, and `rates` are by the arm's
+    name."""
     for name, trainings in arms.items():
         yield {"series": name, "quantity": "learning_rate", "value": rates[name]}
         for training in trainings:
