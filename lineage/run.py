@@ -95,8 +95,8 @@ class RunDirectory:
     def begin_at(
         cls, path: Path, kind: str, config: JSON, parents: dict[str, str]
     ) -> "RunDirectory":
-        """Return the RunDirectory at exactly `path` for the work of this kind, configuration and
-        inputs, the digests of `parents` by name, and write its manifest if it is new. Raises
+        """Return the RunDirectory at exactly `path` for the work of this kind and configuration on
+        the inputs whose digests `parents` has by name, and write its manifest if it is new. Raises
         BadInput if the directory holds anything else, cannot be made, or is reserved by another
         command, and IntegrityFailure if a manifest that is there is damaged."""
         manifest = asked_for(path.name, kind, config, parents)

@@ -428,14 +428,14 @@ def read_config(run: RunDirectory) -> RunConfig:
 
 def continue_run(config: RunConfig, run: Path) -> RunConfig:
     """Return a copy of `config` that continues the run in the directory `run` from the newest
-    checkpoint there: `train.continues` is the Seam with that run, its iterations and its samples,
-    and `train.init_from` is None. Prints to stderr a note about settings of `[train]` in the
-    earlier run that this program does not know.
+    checkpoint there: `train.continues` is a Seam of that run's directory, its finished iterations
+    and their samples, and `train.init_from` is None. Prints to stderr a note about settings of
+    `[train]` in the earlier run that this program does not know.
 
-    Raises BadInput for anything but a training run, for no more iterations than it has, for a run
-    without its number of samples in metrics.jsonl, for another precision, and for a Transformer-XL,
-    whose streams of text are cut by the number of iterations. Raises IntegrityFailure if the run
-    has no complete checkpoint or a damaged file.
+    Raises BadInput for anything but a training run, for no more iterations than that run has, for a
+    run without its number of samples in metrics.jsonl, for another precision, and for a
+    Transformer-XL, whose streams of text are cut by the number of iterations. Raises
+    IntegrityFailure if the run has no complete checkpoint or a damaged file.
     """
     directory = RunDirectory.open(run, "training")
     if config.model.family == "transformer-xl":
