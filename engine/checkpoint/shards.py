@@ -216,7 +216,7 @@ def entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[i
 
 def check_file_name(directory: Path, name: str) -> None:
     """Raise IntegrityFailure if `name`, from the index of the checkpoint `directory`, is not a
-    plain file name of letters, digits, `_`, `.` and `-` that begins with none of the last two: a
+    plain file name of letters, digits, `_`, `.` and `-` that begins with neither `.` nor `-`: a
     path could lead out of the checkpoint."""
     if not FILE_NAME.fullmatch(name):
         raise IntegrityFailure(
