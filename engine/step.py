@@ -154,7 +154,8 @@ class TrainingStep:
         passes give without graphs; else print a line to standard error, unless `--quiet` is given,
         and go on without graphs. Overwrites the gradients.
 
-        Does nothing without a GPU, on several ranks, and for models with sentence pairs or memory.
+        Does nothing without a GPU, on several ranks, and for models with sentence pairs or a
+        Transformer-XL's memory.
         """
         # A graph copies `PipelineInput.tensors` alone, which a BERT's pairs and a model's memory
         # are not among; messages between ranks are not captured either.

@@ -136,10 +136,11 @@ class FileSource:
 
     def _elsewhere(self, remote: Remote) -> Files:
         """Return a list of pairs, the name and Remote of each file below or at a remote address
-        that is of this kind and of the splits to read, split by split; of the kind `text` all. A
-        single file, or one that matches a pattern, may have any ending. Prints to standard error
-        that files of other kinds or splits are left out. Raises BadInput if there are none, for a
-        split that they do not have, and for `documents`; and the errors of Remote."""
+        that is of this kind and of the splits to read, split by split; with the kind `text`, of all
+        splits. A single file, or one that matches a pattern, may have any ending. Prints to
+        standard error that files of other kinds or splits are left out. Raises BadInput if there
+        are none, for a split that they do not have, and for `documents`; and the errors of Remote.
+        """
         if self.kind == "documents":
             raise BadInput(
                 f"source {self.name}: `documents:` takes a folder on this machine and no address:"
