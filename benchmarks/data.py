@@ -373,8 +373,9 @@ def encoding(directory: Path) -> StageRivals:
 
 def reference_search(ngrams: Ngrams) -> Callable[[str], list[tuple[int, str]]]:
     """Return a function that, for a text, returns a list of (position in characters, n-gram) of
-    every match of the n-grams of the Ngrams `ngrams`, by position and then as its `lengths` are
-    ordered. It uses sets of strings, for comparison with `Ngrams.search`, which finds the same."""
+    every match of the n-grams of the Ngrams `ngrams`, by position and then in the order of
+    `ngrams.lengths`. It uses sets of strings, for comparison with `Ngrams.search`, which finds the
+    same."""
     longest = ngrams.lengths[0]
     shortest = ngrams.lengths[-1]
     prefixes = {" ".join(ngram.split(" ", shortest)[:shortest]) for ngram in ngrams.ngrams}

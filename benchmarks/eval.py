@@ -201,7 +201,7 @@ def compare(
     rival's with the fastest of `batch_sizes`, in `rounds` rounds. Return a Case of the benchmark's
     record, in which ours should be at least `goal` times faster, and a list: empty, or with a
     sentence if with any of these sizes their losses differ by more than `tolerance`, relatively, or
-    if in a request only one finds all tokens the likeliest."""
+    if in a request only one of the two functions finds all tokens the likeliest."""
     (_, our_score), (rival, their_score) = scorers.items()
     expected = our_score(requests, None)
     tried = {size: cpu_seconds(their_score, requests, size) for size in batch_sizes}

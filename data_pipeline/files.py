@@ -328,8 +328,8 @@ def dataset_digest(directory: Path) -> str:
 
 class TrainedOn(NamedTuple):
     """One dataset that a run was trained on: its name among the run's inputs, its directory now,
-    its weight in the blend, in any scale, the digest that the run recorded, and if the directory
-    has that digest."""
+    its weight in the blend, in any scale, the digest that the run recorded, and whether the
+    directory has that digest."""
 
     parent: str
     """Name of the dataset among the run's parents."""

@@ -114,19 +114,20 @@ of a run, and returns the SHA-256 of the files that it knows, by name, or None."
 def build_dataset(
     config: DataConfig, root: Path, executor: str = "local", part: str = ""
 ) -> RunDirectory:
-    """Build the dataset of `config` under `root` and return its RunDirectory; if it is complete
-    there, print a note to standard error and return it at once. The cost is printed there first.
+    """Build the dataset of `config` under `root` and return its RunDirectory. The cost is printed
+    to standard error first; if the dataset is complete under `root`, a note follows, and nothing is
+    built.
 
     Finished tasks stay in a hidden directory of the run until all are done, and the same call
     continues from there after any interruption. A task of the slow stages, those of DEAR, that the
-    last complete build of that name did too is not done again. With `part`, such as 2/8, this
-    machine does that part of the tasks, and other machines with the same call and `root` do the
-    rest. After bad input, a run that this call began leaves nothing but a list of malformed lines,
-    if there were too many. `executor` is "local" or "ray". Raises BadInput for input or a root that
-    cannot be used, for "ray" if it is not installed, and for a part that differs from one that is
-    at work; DataMissing for missing input; IntegrityFailure for input from another dataset that is
-    not as it was sealed; Interrupted when stopped, and for a lost worker, a full disk or a server
-    that does not answer.
+    last complete build of this dataset's name did too is not done again. With `part`, such as 2/8,
+    this machine does that part of the tasks, and other machines with the same call and `root` do
+    the rest. After bad input, a run that this call began leaves nothing but a list of malformed
+    lines, if there were too many. `executor` is "local" or "ray". Raises BadInput for input or a
+    root that cannot be used, for "ray" if it is not installed, and for a part that differs from one
+    that is at work; DataMissing for missing input; IntegrityFailure for input from another dataset
+    that is not as it was sealed; Interrupted when stopped, and for a lost worker, a full disk or a
+    server that does not answer.
     """
     stated = config.model_dump(mode="json", exclude=WITHOUT)
     begin = partial(

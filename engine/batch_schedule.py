@@ -72,8 +72,9 @@ class BatchSchedule:
 
     def samples_before(self, iteration: int) -> int:
         """Return the number of samples in all iterations before `iteration`, counted from 0; the
-        iterations and samples of a continued run count too. For an iteration of that run the number
-        is a guess, reckoned back from its end by this run's first batch size."""
+        iterations and samples of the earlier run that this one continues count too. For an
+        iteration of the earlier run the number is a guess, reckoned back from that run's end by
+        this run's first batch size."""
         phase = self._phase(iteration)
         return phase.sample + (iteration - phase.iteration) * phase.batch_size
 

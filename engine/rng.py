@@ -75,7 +75,7 @@ class Dropout:
 
     def on_device(self, device: torch.device, rows: dict[str, int]) -> "Dropout":
         """Return a copy, a Dropout whose `table`, int64 [sites, sequences] on `device`, has the
-        keys of all sites in `rows`, in their order, and which shares the dict `rows`, site → row of
-        the table. The host does not wait for a GPU."""
+        keys of all sites in `rows`, in their order, and which shares the dict `rows`, site → row
+        number in the table. The host does not wait for a GPU."""
         # One copy for all sites: before, each layer made three.
         return replace(self, rows=rows, table=keys_on([self.keys(site) for site in rows], device))

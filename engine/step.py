@@ -125,15 +125,15 @@ class TrainingStep:
         return gradient
 
     def rehearse(self, microbatches: Sequence[PipelineInput]) -> tuple[float, float]:
-        """Run a few iterations over this rank's `microbatches`, equally many on every rank, that
-        leave the weights as they are, so that memory is allocated and loops are compiled before the
-        first real one. After the first round the method `capture` makes CUDA graphs of the passes
-        on a single GPU. Every rank calls it, before the first step.
+        """Run a few iterations over this rank's `microbatches`, equally many on every rank. The
+        iterations leave the weights as they are, and are run so that memory is allocated and loops
+        are compiled before the first real iteration. After the first round the method `capture`
+        makes CUDA graphs of the passes on a single GPU. Every rank calls it, before the first step.
 
         Overwrites the gradients and clears the optimizer's moments and step count. The states that
-        a model with memory leaves for these microbatches stay: the caller drops them with `discard`
-        of its StreamMemory. Returns a pair: the seconds of forward and backward over the
-        microbatches, and the seconds of the update, both medians without the first round.
+        a Transformer-XL with memory leaves for these microbatches stay: the caller drops the states
+        with `discard` of its StreamMemory. Returns a pair: the seconds of forward and backward over
+        the microbatches, and the seconds of the update, both medians without the first round.
         """
         # The first round compiles loops and allocates, so its time is not counted. It also asks for
         # every dropout site, which a capture has to know.
@@ -154,7 +154,8 @@ class TrainingStep:
         passes give without graphs; else print a line to standard error, unless `--quiet` is given,
         and go on without graphs. Overwrites the gradients.
 
-        Does nothing without a GPU, on several ranks, and for models with sentence pairs or memory.
+        Does nothing without a GPU, on several ranks, and for models with sentence pairs or a
+        Transformer-XL's memory.
         """
         # A graph copies `PipelineInput.tensors` alone, which a BERT's pairs and a model's memory
         # are not among; messages between ranks are not captured either.

@@ -132,11 +132,11 @@ class Trainer:
         self.inputs.streams.discard()
 
     def _resume(self) -> None:
-        """Set this trainer's `state` and load weights, optimizer, memory of streams, loss scale and
-        recent losses from the run's newest checkpoint that can be trusted, else from that of the
-        run which it continues. A checkpoint that gives initial weights alone (`train.init_from`)
-        sets the weights, and all else begins anew at iteration 0, as it does without any
-        checkpoint.
+        """Set this trainer's `state` and load weights, optimizer, a Transformer-XL's memory of its
+        streams, loss scale and recent losses from the run's newest checkpoint that can be trusted,
+        else from that of the run which it continues. A checkpoint that gives initial weights alone
+        (`train.init_from`) sets the weights, and all else begins anew at iteration 0, as it does
+        without any checkpoint.
 
         Every rank calls it, after the rehearsal. Raises IntegrityFailure if the run has checkpoints
         and none can be trusted, or if the one to start from is damaged; BadInput if one in the

@@ -98,7 +98,7 @@ class EvaluatedCheckpoint:
         object itself if `window` is None.
 
         A window beyond the context adds a warning to the copy's `notes` and `checked` if the
-        attribute `is_open` is true, and raises BadInput otherwise, as one below 1 does.
+        attribute `is_open` is true, and raises BadInput otherwise, as a window below 1 does.
         """
         context = self.model.seq_length
         notes = self.notes

@@ -67,17 +67,17 @@ def evaluate(
 ) -> Evaluations:
     """Run tasks, given by requested name as functions that build them, on a checkpoint of any
     format or on a run's newest checkpoint, and return the Evaluations: in one pass over shared
-    requests, but tasks with memory one by one. Every rank of the settings' layout calls it. `limit`
-    is a number of windows or examples of each task, spread evenly over the test, or with memory the
-    first ones; `window` is the longest input, in tokens. The first rank prints tasks' notes to
-    standard error.
+    requests, but tasks that use a Transformer-XL's memory one by one. Every rank of the settings'
+    layout calls it. `limit` is a number of windows or examples of each task, spread evenly over the
+    test, or with that memory the first ones; `window` is the longest input, in tokens. The first
+    rank prints tasks' notes to standard error.
 
-    A task whose data is missing, or that needs memory and finds a model without it or several
-    ranks, is left out, and stands with the reason under `missing`. Raises DataMissing or NoMemory
-    if no task is left, BadInput for a checkpoint that cannot be scored or a `window` that it or a
-    task does not take, IntegrityFailure for a damaged checkpoint or an implausible loss,
-    ExtraMissing if transformers is needed and missing, and HardwareMissing if memory does not
-    suffice.
+    A task whose data is missing, or that needs a Transformer-XL's memory and finds a model without
+    it or several ranks, is left out, and stands with the reason under `missing`. Raises DataMissing
+    or NoMemory if no task is left, BadInput for a checkpoint that cannot be scored or a `window`
+    that it or a task does not take, IntegrityFailure for a damaged checkpoint or an implausible
+    loss, ExtraMissing if transformers is needed and missing, and HardwareMissing if the device's
+    memory does not suffice.
     """
     started = time.monotonic()
     ready = {}

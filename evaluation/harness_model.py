@@ -121,9 +121,9 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
 
         A string is scored whole, in disjoint windows after the token that begins a document. An
         object with `text` and `stride` is scored in Megatron-LM's sliding windows, without its
-        first token, and raises BadInput if it has no other or if the stride, which is for a window
-        of 1024 tokens, is longer than the window. The answers also go into lm-evaluation-harness's
-        cache.
+        first token, and raises BadInput if it has no other token or if the stride, which is for a
+        window of 1024 tokens, is longer than the window. The answers also go into
+        lm-evaluation-harness's cache.
         """
         requests_of_texts = [self._windows(request.args[0]) for request in requests]
         scored = iter(self._score([windows for windows in requests_of_texts if windows]))

@@ -65,9 +65,9 @@ def sliding_windows(num_tokens: int, seq_length: int, stride: int) -> list[Windo
 
 
 def rolling_windows(num_tokens: int, seq_length: int) -> Iterator[Window]:
-    """Yield windows over a document of `num_tokens` tokens that score every token but the first
-    once, in order. Each window scores the next `seq_length` tokens, or the rest. Yields nothing for
-    fewer than two tokens.
+    """Yield windows over a document of `num_tokens` tokens. Together they score every token exactly
+    once and in order, except for the first token, which is not scored. Each window scores the next
+    `seq_length` tokens, or the rest. Yields nothing for fewer than two tokens.
 
     Each window sees the token before its targets. The last of several is extended to the left to a
     full context.

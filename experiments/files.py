@@ -245,8 +245,8 @@ class Comparison(FileSchema):
 
 
 class TextScore(FileSchema):
-    """A model's bits per byte on a text, with the loss of each article, in nats summed over its
-    tokens, and its number of words."""
+    """A model's bits per byte on a text, and for each article of the text its loss, in nats summed
+    over its tokens, and its number of words."""
 
     bits_per_byte: Finite
     nll: list[Finite]

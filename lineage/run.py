@@ -95,8 +95,8 @@ class RunDirectory:
     def begin_at(
         cls, path: Path, kind: str, config: JSON, parents: dict[str, str]
     ) -> "RunDirectory":
-        """Return the RunDirectory at exactly `path` for the work of this kind, configuration and
-        inputs, the digests of `parents` by name, and write its manifest if it is new. Raises
+        """Return the RunDirectory at exactly `path` for the work of this kind and configuration on
+        the inputs whose digests `parents` has by name, and write its manifest if it is new. Raises
         BadInput if the directory holds anything else, cannot be made, or is reserved by another
         command, and IntegrityFailure if a manifest that is there is damaged."""
         manifest = asked_for(path.name, kind, config, parents)
@@ -145,9 +145,9 @@ class RunDirectory:
     def note_attempt(self, iteration: int, parallel: JSON, ranks: int) -> None:
         """Append an attempt to the run's manifest.json: this process begins or continues a training
         after `iteration` finished iterations, at the layout `parallel`, a dict, on `ranks` ranks.
-        The attempt also has the time, code, machine and command, and a digest of the attempt
-        before, the first one the run's identity. One rank alone calls it. Raises IntegrityFailure
-        if manifest.json cannot be read."""
+        The attempt also has the time, code, machine and command, and a digest of the attempt before
+        it or, if it is the first, the run's identity. One rank alone calls it. Raises
+        IntegrityFailure if manifest.json cannot be read."""
         values = read_object(self.path / MANIFEST)
         here = describe_environment()
         attempts = values.get("attempts") or values.get("layouts", [])

@@ -26,6 +26,6 @@ def check_seal_once(directory: Path) -> None:
 
 def _touches_of(directory: Path) -> str:
     """Return a JSON text of the inode, size and change time of each file and folder below
-    `directory`, by its path there. A broken link is left out."""
+    `directory`, by its path relative to `directory`. A broken link is left out."""
     paths = (path for path in sorted(directory.rglob("*")) if path.exists())
     return json.dumps({str(path.relative_to(directory)): stamp_of(path) for path in paths})

@@ -251,8 +251,8 @@ def explain(
 
 
 def ratio_of(value: Array, serial: Array) -> float:
-    """Return the factor by which the serial tensor comes nearest to the other one, by least
-    squares; 0 if the serial tensor is 0."""
+    """Return the factor that brings the serial tensor nearest to `value`, the tensor that is
+    compared with it, by least squares; 0 if the serial tensor is 0."""
     return float(np.vdot(serial, value)) / max(float(np.vdot(serial, serial)), math.ulp(0))
 
 

@@ -519,10 +519,10 @@ def _finding(
 
 def _differs(layout: str, row: TensorDifference) -> LayoutFinding:
     """Return the LayoutFinding of the layout called `layout` for `row`, a tensor that differs from
-    the serial run's: the row's largest difference, its tolerance as the required value, and its
-    place. The finding's `probe` is `loss` for a loss or an output, `gradient` for a gradient or the
-    gradient norm, else `step`. Its `parameter` is the name of the parameter whose gradient, moment
-    or weight the tensor is, or else the tensor's own name."""
+    the serial run's: the row's largest difference, the tolerance as the required value, and the
+    place of that difference. The finding's `probe` is `loss` for a loss or an output, `gradient`
+    for a gradient or the gradient norm, else `step`. Its `parameter` is the name of the parameter
+    whose gradient, moment or weight the tensor is, or else the tensor's own name."""
     tensor = row.tensor
     probe = "gradient" if tensor.startswith("gradient") else "step"
     name = parameter_of(tensor)

@@ -115,7 +115,7 @@ def make_it_run_on_cpus() -> None:
 def plain_layer_norm(make: Any, cls: Any, config: Any, *args: Any, **kwargs: Any) -> nn.Module:
     """Return the layer norm that `make`, the `__new__` of Megatron-Core's WrappedTorchNorm `cls`,
     builds from a copy of the configuration without sequence parallelism and `persist_layer_norm`,
-    which it refuses. The norm's parameters are marked with the real `sequence_parallel`."""
+    which `make` refuses. The norm's parameters are marked with the real `sequence_parallel`."""
     plain = copy.copy(config)
     plain.sequence_parallel = plain.persist_layer_norm = False
     norm: nn.Module = make(cls, plain, *args, **kwargs)

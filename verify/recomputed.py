@@ -45,9 +45,10 @@ FOLDER = "folder of runs"
 
 class RunCheck:
     """Check of a run, of a sealed directory within one or of a folder of runs, and of every input
-    that it has on disk, recursively; the constructor makes it. The results are lists: `broken`,
-    sentences on differences; `absent`, names of inputs that are not on this machine; `left`,
-    sentences on results that were not computed again; and `compared`, names of the comparisons."""
+    that this run, directory or folder has on disk, recursively; the constructor makes the check.
+    The results are lists: `broken`, sentences on differences; `absent`, names of inputs that are
+    not on this machine; `left`, sentences on results that were not computed again; and `compared`,
+    names of the comparisons."""
 
     def __init__(self, place: Path, seen: set[Path] | None = None) -> None:
         """Make every comparison that is declared for the kind of the directory `place`: a run, a

@@ -225,9 +225,9 @@ def _compare_metrics(run: Path, again: Path, segment: Segment) -> Iterator[str]:
 
 def _compare_checkpoints(run: Path, again: Path, end: int) -> Iterator[str]:
     """Yield one sentence if the checkpoints of two runs at iteration `end` differ, on the first
-    tensor or memory file that does, or else on the training's state, whose seconds are not
-    compared; nothing if they are equal. Raises IntegrityFailure if the seal of the checkpoint in
-    `run` is broken, or a file of the other cannot be read."""
+    tensor, or file of a Transformer-XL's memory, that does, or else on the training's state, whose
+    seconds are not compared; nothing if they are equal. Raises IntegrityFailure if the seal of the
+    checkpoint in `run` is broken, or a file of the checkpoint in `again` cannot be read."""
     theirs = checkpoint_path(run, end)
     ours = checkpoint_path(again, end)
     check_seal(theirs)

@@ -86,8 +86,8 @@ class Computed:
         self, engine: Engine, reference: Reference, keeps: bool = False
     ) -> Callable[[TensorPart], None]:
         """Return a function that is given each recorded tensor. It adds to `differences` how far
-        the tensor is from the reference, if that has it, and to `parts` the tensor itself if
-        `keeps` or if the reference is empty."""
+        the tensor is from the reference, if the reference has that tensor, and to `parts` the
+        tensor itself if `keeps` or if the reference is empty."""
         where = engine.where or f"rank {os.environ.get('RANK', 0)}"
 
         def take(part: TensorPart) -> None:

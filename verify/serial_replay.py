@@ -49,8 +49,8 @@ MASTER = "master"
 
 class Start(NamedTuple):
     """Starting point of a training: the number of iterations done, and the directory `place` of the
-    checkpoint that gives the weights, with its digest. If `is_whole` it gives the optimizer's state
-    too. Without a place the weights are random."""
+    checkpoint that gives the weights, with its digest. If `is_whole` the checkpoint gives the
+    optimizer's state too. Without a place the weights are random."""
 
     iteration: int = 0
     place: Path | None = None
@@ -241,9 +241,10 @@ class SerialReplay(Trainer, Guard):
         return self.now.skipped
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return a dict name → tensor, a view that the next iteration changes: the weights as
-        `updated NAME` and the moments as `exp_avg of NAME` and `exp_avg_sq of NAME`, in the order
-        of computation; of a weight the optimizer's copy where it has one."""
+        """Return a dict name → tensor; every tensor is a view, which the next iteration changes:
+        the weights as `updated NAME` and the moments as `exp_avg of NAME` and `exp_avg_sq of NAME`,
+        in the order of computation; if the optimizer has its own copy of a weight, the dict has
+        that copy."""
         state = {
             f"{what} of {p.name}": value for p, what, value in whole_state(self.step.optimizer)
         }

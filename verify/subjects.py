@@ -133,7 +133,7 @@ def subject(asked: Asked, seed: int) -> Iterator[tuple[Kind, Work, str, str]]:
 
 def _module(path: str, name: str) -> Any:
     """Import and return the module in the file `path` under the name `name` or, if `path` does not
-    end in .py, the module that it names. Raises BadInput if it cannot be imported."""
+    end in .py, the module that `path` names. Raises BadInput if the module cannot be imported."""
     try:
         if not path.endswith(".py"):
             return importlib.import_module(path)

@@ -32,11 +32,12 @@ def training(texts: Mapping[str, str], seed: int, microbatches: int) -> Iterator
     """Context manager: yield the HeldTraining of a small causal model of transformers, on a random
     batch in `microbatches` on every rank. The model is saved with initial values drawn by `seed` in
     a folder that lasts as long as the block, and each rank loads its part. `texts` has fields of
-    its configuration as texts by name, among them its architecture, `model_type`. Afterwards
-    torch's generator is seeded with `seed`, and transformers reports errors alone.
+    the model's configuration as texts by name, among them the architecture, `model_type`.
+    Afterwards torch's generator is seeded with `seed`, and transformers reports errors alone.
 
-    Raises BadInput if transformers is missing, for a causal architecture, or a field of its
-    configuration, that it does not have, and for a model that it cannot build.
+    Raises BadInput if transformers is missing, for an architecture that is not a causal one of
+    transformers, for a field that its configuration does not have, and for a model that
+    transformers cannot build.
     """
     transformers, _, _ = (
         import_extra(name, "bench")  # once, before ranks are forked
@@ -79,9 +80,9 @@ def configured(transformers: Any, texts: Mapping[str, str]) -> Any:
 def sizes_of(transformers: Any, texts: Mapping[str, str]) -> tuple[str, JSON]:
     """Return an architecture's `model_type` and the settings of its small configuration, a dict by
     name, in which every dropout is 0. `texts` maps names of fields to texts: `model_type`, and
-    settings that replace the small ones, dropouts too, and are read as Python literals where they
-    are any. Raises BadInput for a causal architecture or a field that transformers does not
-    have."""
+    settings that replace the small ones, dropouts too, and are read as Python literals where that
+    is possible. Raises BadInput for a `model_type` that is no causal architecture of transformers,
+    or for a field that its configuration does not have."""
     fields = dict(texts)
     kind = fields.pop("model_type", "")
     causal = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -145,9 +146,9 @@ class Loaded:
 
 
 def axes_of(layout: ParityLayout) -> dict[str, int]:
-    """Return `layout` as a dict of keyword arguments of transformers' DistributedConfig. Its `dp`
-    counts copies of what `fsdp` divides; only with `ep` above 1 and `fsdp` 1 it is the `fsdp_size`
-    itself. Raises BadInput if they cannot state the layout."""
+    """Return `layout` as a dict of keyword arguments of transformers' DistributedConfig. The
+    layout's `dp` counts copies of what `fsdp` divides; only with `ep` above 1 and `fsdp` 1 `dp`
+    becomes the `fsdp_size` itself. Raises BadInput if such arguments cannot state the layout."""
     if (
         layout.pp * layout.cp > 1
         or layout.sequence_parallel

@@ -136,10 +136,11 @@ class FileSource:
 
     def _elsewhere(self, remote: Remote) -> Files:
         """Return a list of pairs, the name and Remote of each file below or at a remote address
-        that is of this kind and of the splits to read, split by split; of the kind `text` all. A
-        single file, or one that matches a pattern, may have any ending. Prints to standard error
-        that files of other kinds or splits are left out. Raises BadInput if there are none, for a
-        split that they do not have, and for `documents`; and the errors of Remote."""
+        that is of this kind and of the splits to read, split by split; with the kind `text`, of all
+        splits. A single file, or one that matches a pattern, may have any ending. Prints to
+        standard error that files of other kinds or splits are left out. Raises BadInput if there
+        are none, for a split that they do not have, and for `documents`; and the errors of Remote.
+        """
         if self.kind == "documents":
             raise BadInput(
                 f"source {self.name}: `documents:` takes a folder on this machine and no address:"
@@ -153,11 +154,11 @@ class FileSource:
 
     def _of_splits(self, root: Path | Remote | None, files: Files) -> Files:
         """Return a list of the `files`, pairs of a name and a Path or Remote, that belong to the
-        splits to read, split by split; of the kind `text` all. Files of other splits are left out,
-        which is printed to standard error and becomes part of the source's description. `root` is
-        the folder that the files' names start from, or None if they have no common one. Raises
-        BadInput if there are no files, for a name that is not UTF-8 text, for a list of splits in
-        the folder that cannot be read, and for a split that the files do not have."""
+        splits to read, split by split; with the kind `text`, all files. Files of other splits are
+        left out, which is printed to standard error and becomes part of the source's description.
+        `root` is the folder that the files' names start from, or None without a common folder.
+        Raises BadInput if there are no files, for a name that is not UTF-8 text, for a list of
+        splits in the folder that cannot be read, and for a split that the files do not have."""
         if not files:
             raise BadInput(
                 f"source {self.name}: there is no file of that path or pattern, and no folder of"

@@ -80,7 +80,7 @@ def cut_lines(piece: Piece, shard_bytes: int, newlines: list[int] | None = None)
 
 def pack(pieces: Iterable[Piece], shard_bytes: int) -> list[list[Piece]]:
     """Return the pieces grouped, in order, into shards, a list of lists: each shard has at most
-    `shard_bytes` bytes, or one piece. A shard never has pieces of two splits."""
+    `shard_bytes` bytes, or is a single larger piece. A shard never has pieces of two splits."""
     shards: list[list[Piece]] = []
     room = 0
     for piece in pieces:

@@ -216,7 +216,7 @@ def entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[i
 
 def check_file_name(directory: Path, name: str) -> None:
     """Raise IntegrityFailure if `name`, from the index of the checkpoint `directory`, is not a
-    plain file name of letters, digits, `_`, `.` and `-` that begins with none of the last two: a
+    plain file name of letters, digits, `_`, `.` and `-` that begins with neither `.` nor `-`: a
     path could lead out of the checkpoint."""
     if not FILE_NAME.fullmatch(name):
         raise IntegrityFailure(
@@ -271,10 +271,10 @@ def _read_part(
 ) -> None:
     """Fill the target with rows, along dim 0, of this rank's part of the tensor `name`, which
     `parameter` describes, from row `first` of the part on. `entry`, from the index, says which
-    files of the checkpoint `directory` hold the tensor; `file` is a function that opens one by its
-    name, whose errors pass. Raises IntegrityFailure if the numbers are not floating-point, the
-    tensor in a file is too small, or the number of files does not divide the dim; a tensor that is
-    too large is not noticed."""
+    files of the checkpoint `directory` hold the tensor; `file` is a function that opens one of
+    these files by its name; its errors are passed on. Raises IntegrityFailure if the numbers are
+    not floating-point, the tensor in a file is too small, or the number of files does not divide
+    the dim; a tensor that is too large is not noticed."""
     dim = entry["dim"] or 0
     files = entry["files"]
     own = parameter.dim

@@ -145,10 +145,10 @@ class Recorder:
         self.iteration = 0
 
     def show(self, tensor: str, value: Any, start: tuple[int, ...] = ()) -> None:
-        """Pass a number, or the part of a tensor that begins at index `start` of the whole, to the
-        recorder's function `take`, as a TensorPart with the name `tensor` and a copy of the values
-        on the host. Numbers and fp64 tensors are given as fp64, all others as fp32. Without `start`
-        the part begins at the first element."""
+        """Pass a number, or the part of a tensor that begins at index `start` of the whole tensor,
+        to the recorder's function `take`, as a TensorPart named by the argument `tensor`, with a
+        copy of the values on the host. Numbers and fp64 tensors are given as fp64, all others as
+        fp32. Without `start` the part begins at the first element."""
         array = torch.as_tensor(
             value, dtype=None if isinstance(value, Tensor) else torch.float64
         ).detach()

@@ -117,8 +117,8 @@ class Format(NameMap):
     def join(self, name: str, parts: list[Tensor], config: ModelConfig) -> Tensor:
         """Return our whole tensor `name`, made of `parts`, its Hugging Face tensors in the order of
         the method `their_names`, with rows and dims in our order. Rows of the padded vocabulary
-        beyond its entries become zeros. `config`, our model's, gives the heads and both sizes of
-        the vocabulary."""
+        beyond the real vocabulary become zeros. `config`, our model's, gives the heads and both
+        sizes of the vocabulary."""
         tensor = self.in_our_order(
             name, torch.cat(parts) if len(parts) > 1 else parts[0], config.num_heads
         )

@@ -483,7 +483,7 @@ class _Region:
 
 
 def _divide_heads(module: nn.Module, tp: int) -> None:
-    """Divide, in place by `tp`, the attributes of an attention module that count heads or state the
+    """Divide in place, by `tp`, the attributes of an attention module that count heads or state the
     width of all heads, and the counts of heads in a copy of its configuration, which the module
     then has. Quotients are rounded down. Do nothing to a module without a count of heads."""
     if HEADS.isdisjoint(vars(module)):
@@ -503,8 +503,8 @@ def _look_up(
 ) -> Tensor:
     """Return the embeddings of token ids `ids`, [..., h], whole on every rank. `forward` looks ids,
     which are counted from `start`, up in this rank's table, which has rows [start, stop) of the
-    whole; ids outside give zeros. The results of all ranks of the axis are summed, so all call it.
-    """
+    whole; ids outside give zeros. The results of all ranks of the axis are summed, so all of these
+    ranks call this."""
     inside = (ids >= start) & (ids < stop)
     rows = forward((ids - start).where(inside, 0)) * inside[..., None]
     return leave_tensor_parallel(rows, axis)

@@ -148,8 +148,9 @@ def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
     text if all is finite. Every rank calls it, and all get the same phrase. Overwrites the
     gradients.
 
-    The weights must not have changed since; as all randomness is keyed, the same values come up.
-    Outputs are named in the order of the forward pass, gradients in the order of the backward pass.
+    The weights must be the ones that the iteration ran with; as all randomness is keyed, the same
+    values come up. Outputs are named in the order of the forward pass, gradients in the order of
+    the backward pass.
     """
     model = step.model
     mesh = step.mesh

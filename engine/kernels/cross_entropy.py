@@ -36,7 +36,7 @@ class VocabAxis(Protocol):
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp.RedOpType = ...) -> Tensor:
         """Reduce in place the tensors that the ranks of the axis give, by default to their sum, or
-        by `op`, and return the tensor. Every rank of the axis calls it."""
+        by `op`, and return this rank's tensor. Every rank of the axis calls it."""
 
 
 class _CrossEntropy(torch.autograd.Function):

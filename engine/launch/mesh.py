@@ -195,10 +195,10 @@ def telling_of_lost_ranks() -> Iterator[None]:
 
 
 def _hanging(error: RuntimeError) -> RankLost:
-    """Print to stderr, from the traceback of `error`, a time-out, where this rank waits, and
-    return, after 5 seconds, a RankLost that names the ranks that hang: those that do not report in
-    this time that they wait too. It names rank 0 if that one's store is lost, and none if all ranks
-    report."""
+    """Print to stderr the traceback of the time-out `error`, which shows the line at which this
+    rank waits, and return, after 5 seconds, a RankLost that names the ranks that hang: those that
+    do not report in this time that they wait too. It names rank 0 if that one's store is lost, and
+    none if all ranks report."""
     rank = dist.get_rank()
     ranks = dist.get_world_size()
     print(f"rank {rank} waits here:", file=sys.stderr, flush=True)

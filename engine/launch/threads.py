@@ -119,7 +119,7 @@ class _OtherRankFailed(BaseException):
 
 
 class World:
-    """State that the ranks of one `run_threads`, which are threads, share: the lock, the ranks that
+    """State shared by the ranks of one `run_threads`, which are threads: the lock, the ranks that
     wait and that have ended, messages, collectives and the first failure. Every method is called by
     a thread that holds the lock."""
 

@@ -255,8 +255,8 @@ class FlatOptimizer(ABC):
         self, group: FlatGroup, part: Tensor, parameter: ShardedParameter, start: int, writer: int
     ) -> Tensor | None:
         """Return one state tensor of a parameter, such as a moment, in the shape of
-        `parameter.local`, on the data-parallel rank `writer`. `part` is this owner's part of that
-        state of the group, flat, and the parameter begins at element `start` of the whole. Other
+        `parameter.local`, on the data-parallel rank `writer`. `part` is this owner's part of the
+        group's flat tensor of that state, in which the parameter begins at element `start`. Other
         owners send the writer their elements of `part`; of several owners the writer must be the
         one that has the element `start`. Every rank but the writer returns None. Every owner calls
         it."""

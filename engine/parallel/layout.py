@@ -94,7 +94,7 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
     Raises BadInput if tp, pp or the data-parallel ranks do not divide the heads, the vocabulary,
     the sequence, the ranks or the batch, mostly with the choices that would, for parallelism that
     the model's family or ZeRO stage 3 does not allow, and for a growing batch that the streams of a
-    Transformer-XL or the interleaved schedule do not.
+    Transformer-XL or the interleaved schedule do not allow.
     """
     model = config.model
     parallel = config.parallel

@@ -49,9 +49,10 @@ DURATIONS = {Op.FORWARD: 1.0, Op.BACKWARD: 2.0}
 
 @dataclass(frozen=True)
 class Lowered:
-    """Programs of all pipeline ranks, lists of passes, sends and receives, and the simulated times
-    of their passes, in units of a forward pass. `programs` and `timeline` each have a list for each
-    rank, in rank order: its instructions, and an Interval for each of its passes, both in order."""
+    """Programs of all pipeline ranks (a program is a list of passes, sends and receives) and the
+    simulated times of the passes, in units of a forward pass. `programs` and `timeline` each have a
+    list for each rank, in rank order: its instructions, and an Interval for each of its passes,
+    both in order."""
 
     programs: list[list[Instruction]]
     timeline: list[list[Interval]]

@@ -77,9 +77,9 @@ def forward_orders(pp: int, chunks: int, microbatches: int) -> list[list[Compute
 def passes(pp: int, chunks: int, microbatches: int) -> list[Compute]:
     """Return a list of all Computes of a pipeline rank, the same for each of `pp` ranks: the
     forward passes, then the backward passes. Microbatches go in groups of pp: a group goes through
-    a rank's `chunks` stages one after the other, backward from the last to the first, in each
-    microbatch by microbatch; then the next group follows. With several chunks `microbatches` must
-    be a multiple of pp, which is not checked."""
+    a rank's `chunks` stages one after the other (in the backward passes from the last to the
+    first), and through each stage microbatch by microbatch; then the next group follows. With
+    several chunks `microbatches` must be a multiple of pp, which is not checked."""
     every = []
     for op in Op:
         for number in range(microbatches * chunks):

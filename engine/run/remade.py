@@ -257,13 +257,14 @@ def recipe_of(training: Path) -> RunConfig:
 
 
 def _tensors_of(checkpoint: Path, is_old: bool) -> Comparisons:
-    """Yield comparisons, each a Remade, of the tensors' names in the statistics with the ones in
-    the index, and, for each tensor in both, of its statistics, taken before it was written, and of
-    its entry in the index with the tensor in the files of the directory `checkpoint`.
+    """Yield comparisons, each a Remade. The first compares the tensors' names in the statistics
+    with the ones in the index. The others compare, for each tensor in both, its entry in the index,
+    and its statistics, taken before it was written, with the tensor in the files of the directory
+    `checkpoint`.
 
     A checkpoint that `is_old`, of an earlier version, may have statistics without a checksum; an
     Absent says so. Raises IntegrityFailure if index or statistics cannot be read; the errors of a
-    missing or damaged file of tensors pass.
+    missing or damaged file of tensors are passed on.
     """
     index = read_object(checkpoint / INDEX)
     statistics = read_object(checkpoint / STATISTICS)

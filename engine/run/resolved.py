@@ -358,11 +358,11 @@ def checked_layout(config: RunConfig, ranks: int) -> Layout:
 
 
 def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, StartingPoint | None]:
-    """Return a pair: the configuration with the padded vocabulary of the checkpoint that it starts
-    from, and the StartingPoint of that checkpoint; the configuration unchanged and None if it
-    starts from none. With `train.continues` it is the checkpoint of the stated iteration, with
-    `train.init_from` a run's newest or the one named. `tokenizer` is the folder of the dataset's
-    tokenizer.
+    """Return a pair: the configuration with the padded vocabulary of the checkpoint that the
+    training starts from, and the StartingPoint of that checkpoint; the configuration unchanged and
+    None if the training starts from none. With `train.continues` that checkpoint is the one of the
+    stated iteration, with `train.init_from` a run's newest or the one named. `tokenizer` is the
+    folder of the dataset's tokenizer.
 
     Raises BadInput if the checkpoint has another tokenizer, none, or another shape; dropout and
     `init_std` may differ. Raises BadInput or IntegrityFailure for a checkpoint that is missing or
@@ -428,14 +428,14 @@ def read_config(run: RunDirectory) -> RunConfig:
 
 def continue_run(config: RunConfig, run: Path) -> RunConfig:
     """Return a copy of `config` that continues the run in the directory `run` from the newest
-    checkpoint there: `train.continues` is the Seam with that run, its iterations and its samples,
-    and `train.init_from` is None. Prints to stderr a note about settings of `[train]` in the
-    earlier run that this program does not know.
+    checkpoint there: `train.continues` is a Seam of that run's directory, the checkpoint's number
+    of iterations and their samples, and `train.init_from` is None. Prints to stderr a note about
+    settings of `[train]` in the earlier run that this program does not know.
 
-    Raises BadInput for anything but a training run, for no more iterations than it has, for a run
-    without its number of samples in metrics.jsonl, for another precision, and for a Transformer-XL,
-    whose streams of text are cut by the number of iterations. Raises IntegrityFailure if the run
-    has no complete checkpoint or a damaged file.
+    Raises BadInput for anything but a training run, for no more iterations than that checkpoint
+    has, for a run without its number of samples in metrics.jsonl, for another precision, and for a
+    Transformer-XL, whose streams of text are cut by the number of iterations. Raises
+    IntegrityFailure if the run has no complete checkpoint or a damaged file.
     """
     directory = RunDirectory.open(run, "training")
     if config.model.family == "transformer-xl":

@@ -476,10 +476,10 @@ class Pretrained:
             )
 
     def _load(self, library: Any, dtype: torch.dtype, **renamed: Any) -> Any:
-        """Return transformers' model of this place on the CPU, with its weights in `dtype`; a
-        quantised model's may stay in its own formats. Raises IntegrityFailure if a tensor is
-        missing, of another shape or belongs to another model, or if the weights cannot be read, and
-        BadInput if a package is missing or the model needs code of its own.
+        """Return the transformers model of this checkpoint on the CPU, with its weights in `dtype`;
+        the weights of a quantised model may stay in its own formats. Raises IntegrityFailure if a
+        tensor is missing, of another shape or belongs to another model, or if the weights cannot be
+        read, and BadInput if a package is missing or the model needs code of its own.
 
         Names that torch.compile prefixed are read without the prefix: this method then calls itself
         with `renamed`, which other callers leave out. Unused tensors and quantisation are noted in

@@ -175,9 +175,9 @@ def score(
 
 
 def _workers(model: ScoringModel, workers: int | None) -> int:
-    """Return the number of worker processes that score `model`: `workers`, or by default one for
-    each available core, on a CPU and one rank, else 1. Raises BadInput if several are requested on
-    a GPU or on several ranks."""
+    """Return the number of worker processes that score `model`. On a CPU and one rank it is
+    `workers`, or by default the number of available cores; otherwise it is 1. Raises BadInput if
+    several are requested on a GPU or on several ranks."""
     if model.mesh.device.type == "cpu" and model.mesh.layout.world_size == 1:
         return workers or available_cores()
     if workers not in (None, 1):
@@ -431,7 +431,7 @@ def plan_batches(
 
 def digest_batches(requests: Sequence[Request], batches: Batches) -> str:
     """Return the hexadecimal SHA-256 of all requests' tokens, of their numbers of scored tokens and
-    of how `batches`, lists of indices of requests, divide them."""
+    of how `batches`, lists of indices of requests, divide the requests."""
     digest = hashlib.sha256()
     for batch in batches:
         shape = [

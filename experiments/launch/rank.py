@@ -84,9 +84,9 @@ def note_failure(failed: Path, code: int, cause: BaseException | None) -> None:
 
 def run_rank(failed: Path, module: str, arguments: list[str]) -> NoReturn:
     """Name this rank by `name_rank`, call the function `main` of the module called `module` with
-    these arguments as a command line, then end this process with its exit code; it never returns.
-    After a failure, `note_failure` first writes the code and the cause to `failed` or beside it, if
-    they can be written, and a rank other than the first waits FIRST_RANK_SECONDS.
+    these arguments as a command line, then end this process with the exit code of that command; it
+    never returns. After a failure, `note_failure` first writes the code and the cause to `failed`
+    or beside it, if they can be written, and a rank other than the first waits FIRST_RANK_SECONDS.
 
     The process ends at once, without Python's clean-up, because leftover threads of the libraries
     can abort one that ends in the ordinary way.

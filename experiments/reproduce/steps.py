@@ -69,8 +69,8 @@ def launch_folder(config: RunConfig, runs: Path) -> Path:
 
 
 def shown(path: Path) -> str:
-    """Return the path as a text: relative to the current directory if it lies below it, else as it
-    was given."""
+    """Return the path as a text: relative to the current directory if the path lies below that
+    directory, else as the path was given."""
     return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)
 
 

@@ -61,7 +61,8 @@ def data_all_reduce_seconds(machine: Machine, w: Workloads, sent_bytes: Floats) 
     """Return an array with the seconds, for each workload, of an all-reduce of a tensor over a
     rank's data-parallel group, 0 for a group of one; an all-gather or a reduce-scatter takes half.
     `sent_bytes` has the tensor's bytes, and each attribute of `w` one number, for each workload. If
-    all data-parallel groups lie in one node, its links carry it, else the network.
+    all data-parallel groups lie in one node, the links of the node carry the all-reduce, else the
+    network.
 
     Groups that share a node (one per tensor-parallel rank) share its network adapters. If several
     ranks of one group are on a node too, their rings collide on a few adapters: a single group uses

@@ -256,9 +256,9 @@ RATIOS = ("speedup", "scaling_percent")
 
 
 def observed(*names: str) -> list[Observation]:
-    """Return a list with an Observation for each workload in the parts, of the experiments called
-    `names`, that simulate: the published value of the first quantity that its part simulates.
-    Raises BadInput if no claim states a value, or if there is no such experiment."""
+    """Return a list with an Observation for each workload of every simulated part of the
+    experiments called `names`: the published value of the first quantity that the workload's part
+    simulates. Raises BadInput if no claim states a value, or if there is no such experiment."""
     rows = []
     for experiment in map(find_experiment, names):
         for part in experiment.parts:

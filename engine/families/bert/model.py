@@ -109,7 +109,7 @@ class BertLayer(TransformerLayer):
 class BertEmbedding(Embedding):
     """Sum of word, position and segment embeddings, then dropout: token ids and segments (0 or 1),
     each [b, s], → [s, b, h], or this rank's part of the sequence under sequence parallelism. A last
-    stage that is not the first too holds the word embedding alone, for the output head."""
+    stage that is not also the first holds the word embedding alone, for the output head."""
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, is_first: bool) -> None:
         super().__init__(config, mesh, is_first)

@@ -100,8 +100,8 @@ class AdaptiveEmbedding(nn.Module):
         self.clusters = nn.Parameter(torch.empty(len(xl.cutoffs), config.hidden_size))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the word embeddings [s, b, h] of token ids [b, s]: not yet times √h, and without
-        positions. An id outside of the vocabulary gives zeros."""
+        """Return the word embeddings [s, b, h] of token ids [b, s]: not yet multiplied by √h, and
+        without positions. An id outside of the vocabulary gives zeros."""
         flat = tokens.transpose(0, 1).flatten()
         embedded = self.words[0].new_zeros(len(flat), self.words[0].size(1))
         for cluster, words in enumerate(self.words):

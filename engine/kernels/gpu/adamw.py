@@ -26,9 +26,9 @@ def fused(
     step: AdamStep,
 ) -> None:
     """Do one AdamW step on `weights` and the moments `exp_avg` and `exp_avg_sq`, flat tensors of
-    one length on a GPU, in place, and write the new weights to `copy` in its own dtype, unless it
-    is None. `step` has the rate, the betas and the other numbers of the step. The gradient, which
-    counts times `step.clipping`, is not changed."""
+    one length on a GPU, in place. Unless `copy` is None, write the new weights there too, in the
+    dtype of `copy`. `step` has the rate, the betas and the other numbers of the step. The gradient,
+    which counts times `step.clipping`, is not changed."""
     # √(v/c) + ε is (√v + ε√c)/√c, which leaves one division for each weight.
     root = math.sqrt(1 - step.beta2**step.steps)
     rate = step.learning_rate * root / (1 - step.beta1**step.steps)

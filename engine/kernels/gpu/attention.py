@@ -357,9 +357,9 @@ def _to_query(
     v: tl.constexpr,
 ):
     """Kernel: write the gradient of `m` queries of one head to `qkv_gradient` [s, b, n, 3, d], and
-    to `inners` [b·n, s] for each query the inner product of its output and the output's gradient,
-    `context` and `gradient` [s, b, n·d], which `_to_key_value` reads. `sums` [b·n, s] comes from
-    `_forward`, in logarithms to the base 2, and `bits` from `_draw`."""
+    to `inners` [b·n, s] for each query the inner product of its output, from `context`, and the
+    output's gradient, from `gradient`, both [s, b, n·d]. `_to_key_value` reads `inners`. `sums`
+    [b·n, s] comes from `_forward`, in logarithms to the base 2, and `bits` from `_draw`."""
     group = tl.program_id(1)
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * m
     stride = b * n * 3 * d
