@@ -485,13 +485,14 @@ def default_ranks(config: RunConfig) -> int:
 def read_run_config(
     model: str | Path, overrides: Sequence[str] = (), twin: bool = False
 ) -> RunConfig:
-    """Return the RunConfig of a shipped model, by its name, or of a TOML file, by its path, or its
-    twin. `overrides` are texts KEY=VALUE.
+    """Return the RunConfig of a shipped model, by its name, or of a TOML file, by its path, or the
+    twin of either. `overrides` are texts KEY=VALUE.
 
     With `twin`, overrides of `twin.` are the factors by which the model and its training are
     scaled; all others apply after that. Raises BadInput if there is no such model or file, if the
-    file is not TOML, if it or an override has an unknown key or a value that is refused, or for the
-    twin of a growing batch; IntegrityFailure if this installation lacks the shipped models.
+    file is not TOML, if it or an override has an unknown key or a value that is refused, or if
+    `twin` is set and the batch grows; IntegrityFailure if this installation lacks the shipped
+    models.
     """
     path = find_file(model, Shipped.MODEL)
     if not twin:
