@@ -38,8 +38,8 @@ class Claims(tuple[Verdict, ...]):
 
     @property
     def counted(self) -> int:
-        """Number of claims, without those whose outcome is `of-others`: numbers of others that
-        documents quote."""
+        """Number of claims, except the ones whose outcome is `of-others`, which documents quote
+        from other works."""
         return len(self) - self.counts[UNCOUNTED]
 
     @property

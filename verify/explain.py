@@ -421,11 +421,12 @@ def _replayed(
 
 
 def _verdict(first: Judged, second: Judged) -> str:
-    """Return a sentence with the reason that two runs without a fault differ. It is given by the
-    earliest number, of an iteration that both have, by which their replays in float64 differ by
-    more than the share SAME; the loss scale is not compared. If one run alone made an update, the
-    sentence begins with `overflow`, or with `spike` if both records have a gradient norm. For
-    another number it begins with `settings`, and with `rounding` if no number differs."""
+    """Return a sentence with the reason that two runs without a fault differ. The reason follows
+    from the earliest number, of an iteration that both have, by which their replays in float64
+    differ by more than the share SAME; the loss scale is not compared. If that number tells that
+    one run alone made an update, the sentence begins with `overflow`, or with `spike` if both
+    records have a gradient norm. For any other number the sentence begins with `settings`, and with
+    `rounding` if no number differs."""
     ours = first.run.steps
     theirs = second.run.steps
     common = sorted(first.numbers.keys() & second.numbers.keys())

@@ -157,9 +157,9 @@ class Outcome:
 
 def measured(first: Outcome, draws: Iterable[Outcome], precision: str) -> Reference:
     """Return a Reference from the Outcomes of trainings that kept their tensors. Its tensors are
-    the whole ones of `first`. How much each may differ is computed from its distances in `draws`,
-    the same training with perturbed weights, and from `precision`, the number format of the
-    weights, such as bf16. Raises IntegrityFailure if parts make no whole tensor."""
+    the undivided tensors of `first`. How much each may differ is computed from its distances in
+    `draws`, the same training with perturbed weights, and from `precision`, the number format of
+    the weights, such as bf16. Raises IntegrityFailure if parts make no whole tensor."""
     whole = first.whole
     return Reference(whole, tolerances(whole, [draw.whole for draw in draws], precision))
 
