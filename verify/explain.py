@@ -168,9 +168,9 @@ class Judged:
 
     def beyond(self, iteration: int, numbers: Numbers) -> Iterator[Beyond]:
         """Yield a `Beyond` for each recorded number of an iteration that is farther from `numbers`,
-        which have the names of the recorded ones, than rounding explains. That is measured up to
-        `SEEN_AHEAD` iterations later, so `iterate` must have been called for these iterations
-        already, as far as the replay has them."""
+        which have the names of the recorded ones, than rounding explains. The effect of rounding is
+        measured up to `SEEN_AHEAD` iterations later, so `iterate` must have been called for these
+        iterations already, as far as the replay has them."""
         recorded = self.run.numbers(iteration)
         bounds = self.bounds[min(iteration + SEEN_AHEAD, self.last)]
         for name in [name for name in numbers if name in recorded]:

@@ -206,8 +206,9 @@ def _train_again(run: Path, segment: Segment, root: Path) -> Path:
 
 
 def _compare_metrics(run: Path, again: Path, segment: Segment) -> Iterator[str]:
-    """Yield a sentence for the first line of the segment's metrics that differs, with the key;
-    nothing if all lines are equal. Times, speeds and warnings are not compared."""
+    """Yield a sentence for the first line of the segment's metrics in which the run and its replay
+    differ, with the key; nothing if all lines are equal. Times, speeds and warnings are not
+    compared."""
     within = range(segment.start + bool(segment.start), segment.end + 1)
     stated, computed = (
         [line for line in read_metrics(path) if line["iteration"] in within]
