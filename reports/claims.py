@@ -85,7 +85,7 @@ class Group(NamedTuple):
     def parts(self) -> dict[str, Claims]:
         """Dict value → Claims: the section's claims grouped by the verdict's field that `rows`
         names: by reason or need, the most frequent first, or by experiment, in the order of each
-        one's first claim."""
+        experiment's first claim."""
         parts = self.claims.by(self.rows)
         if self.rows not in ("reason", "needs"):
             return parts
