@@ -110,10 +110,10 @@ def _read_segment(run: Path, config: RunConfig, start: int, end: int) -> Segment
     """Return the segment of the run directory `run` between two numbers of finished iterations: its
     first iteration is `start` + 1, or the run's first if `start` is 0, and its last is `end`. The
     sizes tp, pp and dp and the threads are the ones that the run's checkpoint at iteration `end`
-    records. The rest of `[parallel]` is this checkpoint's or, if an earlier version wrote it, that
-    of `config`; settings outside `[parallel]` are always those of `config`. Raises HardwareMissing
-    if the checkpoint records another numerics identity or none, IntegrityFailure without a layout
-    or threads."""
+    records. The rest of `[parallel]` is taken from this checkpoint or, if an earlier version wrote
+    it, from `config`; settings outside `[parallel]` always come from `config`. Raises
+    HardwareMissing if the checkpoint records another numerics identity or none, IntegrityFailure
+    without a layout or threads."""
     path = checkpoint_path(run, end)
     probe = read_probe(path)
     recorded = probe.computed_on if probe else {}
