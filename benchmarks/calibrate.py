@@ -410,7 +410,7 @@ class Fit(NamedTuple):
 def calibrate(out: Path) -> Benchmark:
     """Fit the constants of the clusters and their software, write the files of the fitted constants
     below the folder `out`, say on standard error of each file whether the shipped one is the same,
-    and return the Benchmark, a record of every error.
+    and return the Benchmark, a record of the errors of the simulator's predictions.
 
     The files have the names of the shipped ones, below `clusters/fitted` and `software/fitted`.
     Raises BadInput if nothing can be written below `out`, or if a file of other origin has the name

@@ -339,8 +339,8 @@ def in_turn(
 def apart(name: str, function: Callable[..., T], *arguments: Any, ranks: int = 1) -> T:
     """Call `function` with the arguments in each of `ranks` new processes, by default one, that are
     forked from this one and see no GPU, and return the first one's result; results must be
-    picklable. It may take ten minutes. Raises UserError if the function fails or takes longer;
-    `name` begins the message."""
+    picklable. The function may take ten minutes. Raises UserError if the function fails or takes
+    longer; `name` begins the message."""
     try:
         results: list[T] = run_forked(function, ranks, *arguments, timeout_seconds=600.0)
     except RanksFailed as error:

@@ -178,8 +178,8 @@ def _taken(runs: Path, process: int) -> int:
 def measure(names: Sequence[str], part: float = 1.0) -> Benchmark:
     """Write a corpus of each shape in `names`, with the share `part` of the shape's documents, in a
     temporary folder, and build its dataset with `mlm-data`. Return the Benchmark, a record with a
-    case for each: memory, disk and time used beside those promised. Raises BadInput for an unknown
-    shape, UserError if a build fails or cannot be rehearsed."""
+    case for each shape: memory, disk and time used beside those promised. Raises BadInput for an
+    unknown shape, UserError if a build fails or cannot be rehearsed."""
     # Imports torch, which the promise would count as memory.
     from benchmarks.timing import (
         ratio,

@@ -236,13 +236,13 @@ def measure_stages(
 
 
 def measure_stage(stage: StageRivals, texts: Sequence[str]) -> tuple[Case, list[Any]]:
-    """Run a stage by plain libraries and by ours, in turn on each block of the texts, and compare
-    the answers text by text. Return a pair: the record's Case with both processor times, their
-    ratio and the number of texts whose answers differ, and a list of our answers, one for each
-    text.
+    """Run a stage by plain libraries and by this suite, in turn on each block of the texts, and
+    compare the answers text by text. Return a pair: the record's Case with both processor times,
+    their ratio and the number of texts whose answers differ, and a list of our answers, one for
+    each text.
 
-    Both are called with the first two texts before, which loads tables and compiles and is not
-    counted.
+    Before that, both are called with the first two texts; this loads tables and compiles, and is
+    not counted.
     """
     bounds = np.linspace(0, len(texts), min(stage.blocks, len(texts)) + 1).astype(int)
     stage.plain(texts[:2])

@@ -108,10 +108,10 @@ def pretrained() -> dict[str, Callable[[], Any]]:
 
 
 def measure(rounds: int) -> Benchmark:
-    """Measure time and memory of scoring beside the plain loop and transformers, in `rounds`
-    rounds, and return the Benchmark, the record. Changes this process's allocator and number of
-    threads. Raises BadInput without transformers, which the extra `bench` installs, UserError if a
-    measurement of memory fails."""
+    """Compare our scoring with the plain loop in time and with transformers in time and memory, in
+    `rounds` rounds, and return the Benchmark, the record. Changes this process's allocator and
+    number of threads. Raises BadInput without transformers, which the extra `bench` installs,
+    UserError if a measurement of memory fails."""
     import_extra("transformers", "bench")
     loaders = pretrained()
     announce(f"{4 + 2 * len(loaders)} comparisons of {rounds} rounds on one core")

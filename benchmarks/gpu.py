@@ -508,12 +508,12 @@ def full_size(
 
 
 def summarize(name: str, size: TrainingSize, measured: Measured, goal: float) -> Case:
-    """Return the Case called `name` of a trained model from every contender's rounds, one of them
-    under the name `ours`: tokens a second, share of the peak `PEAK_TFLOPS`, whatever the GPU is,
-    greatest peak memory in bytes, losses of the first round, and the ratios of our speed to the
-    others' and to the peak. The share counts the operations of matrix products without the masked
-    half of attention. `size` is the model with its batch; `goal` is the least share of the peak
-    that ours should reach."""
+    """Return the Case called `name` of a trained model from every contender's rounds, with this
+    suite's under the name `ours`: tokens a second, share of the peak `PEAK_TFLOPS`, whatever the
+    GPU is, greatest peak memory in bytes, losses of the first round, and the ratios of our speed to
+    the others' and to the peak. The share counts the operations of matrix products without the
+    masked half of attention. `size` is the model with its batch; `goal` is the least share of the
+    peak that ours should reach."""
     speed = rates(size, measured)
     peak = PEAK_TFLOPS * 1e12 / flops_per_token(size.model, causal=True)
     return Case(

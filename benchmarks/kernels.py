@@ -213,8 +213,8 @@ def measure_rates(shape: KernelShape) -> list[Case]:
     without dropout, and only products with keys that are seen count. `shape` gives the rows of a
     product, s·b, and the shortest sequence; its other sizes are not used.
 
-    The planner's constants are taken from them. Products for a weight's gradient are also measured
-    with the sum into fp32, within the product and after it.
+    The planner's constants are taken from these rates. Products for a weight's gradient are also
+    measured with the sum into fp32, within the product and after it.
     """
     rows = shape.s * shape.b
     device = local_device()

@@ -11,9 +11,9 @@ Medians = dict[tuple[str, str], float]
 
 
 def tables(result: Benchmark) -> list[Table]:
-    """Return a list of the Tables of a benchmark's record in order: "ratios" with their goals, one
-    of medians for each measure and unit, "not measured" with the reasons. A table without rows is
-    left out."""
+    """Return a list of the Tables of a benchmark's record in order: "ratios" with their goals, a
+    Table of medians for each measure and unit, and "not measured" with the reasons. A table without
+    rows is left out."""
     rows = []
     measures: dict[tuple[str, str], Medians] = {}
     missing = []
@@ -63,8 +63,8 @@ def sentences(result: Benchmark) -> list[str]:
 
 
 def show_benchmark(result: Benchmark) -> None:
-    """Print a benchmark's record to standard output: title, shared settings and tables, then as a
-    list sentences that sum it up, disagreements and notes on the method."""
+    """Print a benchmark's record to standard output: title, shared settings and tables, then one
+    list, with sentences that sum up the record, with disagreements and with notes on the method."""
     print(result.title, *setting_lines(result), sep="\n")
     for table in tables(result):
         print(f"\n{table.title}", *aligned([table.heads, *table.rows]), sep="\n")

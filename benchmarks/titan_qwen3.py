@@ -42,8 +42,8 @@ def count(
     of: Tensor, *args: Any, kept: Callable[..., Tensor] = torch.histc, **named: Any
 ) -> Tensor:
     """Return `torch.histc` of the tensor `of`, with the other arguments passed on, computed in
-    float64, because it takes no integers on a CPU; the result has the tensor's type. `kept` is
-    torch's own function, which this one replaces."""
+    float64, because torch's own function takes no integers on a CPU; the result has the tensor's
+    type. `kept` is torch's function, which this one replaces."""
     return kept(of.double(), *args, **named).to(of.dtype)
 
 

@@ -247,7 +247,7 @@ def summarize(row: Row, size: TrainingSize, measured: Measured, gflops: Sequence
     `size`, and the speed of matrix products in each round, `gflops` in GFLOP/s. It has each
     contender's rates in tokens per processor second and peak memory in bytes, and the limit, the
     rate at which training would do the operations of its own products, without the masked half of
-    attention, at the speed of those. Its ratios, with the row's goals, are our rate to stock and
+    attention, at the speed `gflops`. Its ratios, with the row's goals, are our rate to stock and
     tuned nanoGPT's and to the limit, and our memory to stock nanoGPT's. Its losses are the first
     round's."""
     speed = rates(size, measured)

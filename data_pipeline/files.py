@@ -90,8 +90,8 @@ class StageAttrition(FileSchema, frozen=False):
 
     def enter(self, size: int | None, tokens: int | None = 0, documents: int = 1) -> None:
         """Add to the amounts that came into the stage: `documents` further documents, one by
-        default, with `size` bytes and `tokens` tokens in all. None counts as 0, in these amounts
-        too."""
+        default, with `size` bytes and `tokens` tokens in all. None counts as 0, as an argument and
+        as an earlier amount."""
         self.documents_in += documents
         self.bytes_in = (self.bytes_in or 0) + (size or 0)
         self.tokens_in = (self.tokens_in or 0) + (tokens or 0)
@@ -270,8 +270,9 @@ class TokenizerFacts(FileSchema):
 
 
 class Split(FileSchema):
-    """One split of a dataset: the prefix of its token files in the dataset's directory, which is a
-    glob pattern if there are several, and its number of documents, bytes of text and tokens."""
+    """One split of a dataset: the prefix of its token files in the dataset's directory, a glob
+    pattern if there are several prefixes, and its numbers of documents, of bytes of text and of
+    tokens."""
 
     prefix: str
     documents: int

@@ -43,7 +43,7 @@ NAMED = 1 << 14
 
 
 def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
-    """Move the files of a pipeline that has run to `directory`, and write its ledger and, if it has
+    """Move to `directory` the files of a pipeline that has run, and write its ledger and, if it has
     token files, its tokenizer and data card. Returns a dict path in `directory` → SHA-256 of the
     token files and of the documents beside them; an empty dict without token files.
 

@@ -81,7 +81,8 @@ class BatchSchedule:
     def whole_iterations(self, samples: float) -> int:
         """Return the number of whole iterations, from the start of the training, that `samples`
         samples fill; `samples` need not be an integer, and an incomplete last batch is not counted.
-        A continued run's samples and iterations count in both numbers."""
+        If the training continues another run, the samples and iterations of that run count in both
+        numbers."""
         # Searched and not divided, because a growing batch has no fixed size. A batch has at least
         # one sample, so `samples` iterations are enough to search.
         return bisect_right(range(int(samples) + 1), samples, key=self.samples_before) - 1

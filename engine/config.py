@@ -474,7 +474,8 @@ class TrainConfig(Config):
     @property
     def batch_in_microbatches(self) -> int:
         """Number of microbatches in an iteration's global batch, over all data-parallel ranks. If
-        the batch grows, it is the greatest common divisor of these numbers over all sizes."""
+        the batch grows, it is the greatest common divisor of the numbers for all sizes of the
+        batch."""
         # The greatest common divisor, so that what divides it divides every size of the batch.
         start, increment, _ = self.rampup_batch_size or (0, 0, 0)
         return math.gcd(self.global_batch_size, start, increment) // self.microbatch_size

@@ -111,8 +111,8 @@ class ValidationSplit:
     def inputs(self, num_samples: int) -> Iterator[PipelineInput]:
         """Yield, as PipelineInputs, this rank's microbatches for a validation on the first
         `num_samples` sequences, or all if there are fewer, over all data-parallel ranks together; a
-        Transformer-XL takes whole global batches, at least one. Memory begins empty and is carried
-        along each stream.
+        Transformer-XL takes whole global batches, at least one. Its memory begins empty and is
+        carried along each stream.
 
         Raises IntegrityFailure for a token outside the vocabulary.
         """

@@ -101,8 +101,8 @@ class Trainer:
         self.is_save_due = self.is_ready = False
 
     def prepare(self) -> None:
-        """Rehearse an iteration, which allocates memory and measures the time but leaves the
-        weights, then load the run's newest checkpoint that can be trusted, or the one that it
+        """Rehearse an iteration, which allocates memory and measures the time but does not change
+        the weights, then load the run's newest checkpoint that can be trusted, or the one that it
         starts from, if there is either. Every rank calls it, once, before `run_to_end`. Raises
         IntegrityFailure if the run has checkpoints and none can be trusted, or if the one to start
         from is damaged; BadInput if one in the run's directory belongs to another run, or if the

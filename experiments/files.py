@@ -288,8 +288,8 @@ class ReproductionScores(FileSchema):
         return f"{self.text.removesuffix('-perplexity')}_bits_per_byte"
 
     def sentences(self, labels: Mapping[str, str]) -> list[str]:
-        """Return a list with a sentence for each paired difference, and one on the articles and
-        seeds of the intervals. `labels` has the names to show, by model.
+        """Return a list with a sentence for each paired difference, and one on the numbers of
+        articles and seeds that the intervals are over. `labels` has the names to show, by model.
 
         Empty if nothing is compared.
         """

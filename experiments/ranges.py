@@ -31,7 +31,8 @@ class Range:
         self, operation: Callable[[float, float], float], other: "Range | float"
     ) -> "Range":
         """Return the Range of an operation on this number and `other`, a Range or a plain number:
-        the operation on both values, and its least and greatest result at their ends."""
+        the operation on both values, and its least and greatest result at the ends of both
+        ranges."""
         b = as_range(other)
         corners = list(starmap(operation, product((self.low, self.high), (b.low, b.high))))
         return Range(operation(self.value, b.value), min(corners), max(corners))

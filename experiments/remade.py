@@ -399,10 +399,10 @@ def values_of(records: Iterable[Record]) -> dict[str, float]:
 
 def ablation(run: Path) -> Comparisons:
     """Check that the records of the ablation in the directory `run`, which must be sealed, follow
-    from its kept trainings. For each kept training yield an Absent if its run is not on disk, else
-    a Remade of the copy with the run and the run as a Parent to check in turn, or nothing if the
-    copy has no seal. Raises IntegrityFailure if a file was changed, or if records or forecast
-    disagree with the trainings."""
+    from its kept trainings. For each kept training yield an Absent if its run is not on disk, or
+    else a Remade, which compares the copy with the run, and a Parent, which names the run to check
+    in turn; nothing if the copy has no seal. Raises IntegrityFailure if a file was changed, or if
+    records or forecast disagree with the trainings."""
     load_results([run])
     for name, kept_run in read_runs(run).items():
         place = run.parent / name

@@ -78,8 +78,8 @@ Rows = dict[tuple[str, str, Kind], list[Record]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """A published claim, the outcome of checking it here, and the number and the reason behind that
-    outcome."""
+    """A published claim, the outcome of checking it here with the reason in words, and the number
+    that was compared with the claim."""
 
     experiment: str
     """Name of the experiment that answers the claim; empty if none does."""
@@ -250,7 +250,7 @@ def judge(
 ) -> list[Verdict]:
     """Return a list with a Verdict for every claim of the experiments, in the experiments' and the
     claims' order. If a claim has several numbers, `ORDER` says which kind of number answers it. A
-    claim without a number, or with one of a smaller model or machine alone, is answered by an
+    claim without a number, or with only a number of a smaller model or machine, is answered by an
     ablation's finding, if `results` has one on it.
 
     The numbers come from the runs in `results` and from `work`, a function that is given an

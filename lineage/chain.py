@@ -111,8 +111,8 @@ def read_newest(path: Path, read: Callable[[Path], T]) -> T:
     """Call `read` with the path of a checkpoint, the one at `path` or the newest one in the run
     directory `path`, and return its result. Raises the errors of `resolve_checkpoint` and `read`.
 
-    If `path` is a run and a training removes the checkpoint while it is read, the one that is
-    newest by then is read.
+    If `path` is a run directory and a training removes the checkpoint while it is read, the one
+    that is newest by then is read.
     """
     while True:
         chosen = resolve_checkpoint(path)

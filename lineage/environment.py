@@ -88,8 +88,8 @@ def source_state() -> JSON:
 
 
 def available_cores() -> int:
-    """Return the number of processor cores that this process may use: its affinity's where the
-    system has one, else all."""
+    """Return the number of processor cores that this process may use: the cores in its affinity
+    where the system has one, else all."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

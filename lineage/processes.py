@@ -49,8 +49,8 @@ def hear_stops() -> None:
 
 
 def exit_code_of(status: int, stopped: bool = False) -> int:
-    """Return the documented exit code for the status of a child process, which is its exit code, or
-    negative, or above 128, for a signal.
+    """Return the documented exit code for `status`, a child process's exit code or, if a signal
+    ended it, a number that is negative or above 128.
 
     A signal counts as an interruption, and so does any undocumented status if this process was
     `stopped`; another undocumented status is a Fault.

@@ -38,8 +38,8 @@ class Claims(tuple[Verdict, ...]):
 
     @property
     def counted(self) -> int:
-        """Number of claims, without those whose outcome is `of-others`: numbers of others that
-        documents quote."""
+        """Number of claims, except the ones whose outcome is `of-others`, which documents quote
+        from other works."""
         return len(self) - self.counts[UNCOUNTED]
 
     @property
@@ -85,7 +85,7 @@ class Group(NamedTuple):
     def parts(self) -> dict[str, Claims]:
         """Dict value → Claims: the section's claims grouped by the verdict's field that `rows`
         names: by reason or need, the most frequent first, or by experiment, in the order of each
-        one's first claim."""
+        experiment's first claim."""
         parts = self.claims.by(self.rows)
         if self.rows not in ("reason", "needs"):
             return parts

@@ -94,7 +94,7 @@ class Panel:
     @property
     def has_curves(self) -> bool:
         """True if this panel's x is the iteration of a training and all its layers are of one kind
-        of number; the key then names models alone."""
+        of number; the figure's legend then names models alone."""
         return self.x_label == "iteration" and len({layer.kind for layer in self.layers}) == 1
 
 

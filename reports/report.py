@@ -223,9 +223,9 @@ def _position(record: Record) -> tuple[str, str, str, str, float | None]:
 def _drawn(
     experiments: Mapping[str, Experiment], claims: Claims, every: Sequence[Record]
 ) -> dict[str, Exhibit]:
-    """Return a dict experiment's name → Exhibit, made of the records in `every` that belong to the
-    experiment and its verdicts among `claims`; an exhibit without records says so. Experiments that
-    a reproduction answers are left out."""
+    """Return a dict experiment's name → Exhibit, made of the experiment's records in `every` and of
+    its verdicts in `claims`; an exhibit without records says so. Experiments that a reproduction
+    answers are left out."""
     by_experiment = claims.by("experiment")
     drawn = {}
     for name, experiment in experiments.items():

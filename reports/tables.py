@@ -135,9 +135,9 @@ def cell_of(records: Sequence[Record], text: Callable[[float], str]) -> str:
 
 
 def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
-    """Return a list of two Tables of `models`, the models of a reproduction: published and trained
-    shapes, for the first seed of each model alone, and training runs, a row for each of `models`.
-    `ours` is the kind of our numbers."""
+    """Return a list of two Tables of `models`, the models of a reproduction: one of published and
+    trained shapes, for the first seed of each model alone, and one of training runs, with a row for
+    each of `models`. `ours` is the text for our models in the column `kind`."""
     shapes = []
     for model in models:
         if model.name == model.series:

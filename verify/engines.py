@@ -44,7 +44,7 @@ Weights = dict[str, Tensor]
 class Work:
     """The training that every engine is given: configuration, number of iterations, token files
     with their weights, from which the method `inputs` makes the microbatches, and initial weights,
-    by default drawn from the seed; and values that the other program's own settings take."""
+    by default drawn from the seed; and values for the settings that only the other engine has."""
 
     config: RunConfig
     iterations: int

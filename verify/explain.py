@@ -168,9 +168,9 @@ class Judged:
 
     def beyond(self, iteration: int, numbers: Numbers) -> Iterator[Beyond]:
         """Yield a `Beyond` for each recorded number of an iteration that is farther from `numbers`,
-        which have the names of the recorded ones, than rounding explains. That is measured up to
-        `SEEN_AHEAD` iterations later, so `iterate` must have been called for these iterations
-        already, as far as the replay has them."""
+        which have the names of the recorded ones, than rounding explains. The effect of rounding is
+        measured up to `SEEN_AHEAD` iterations later, so `iterate` must have been called for these
+        iterations already, as far as the replay has them."""
         recorded = self.run.numbers(iteration)
         bounds = self.bounds[min(iteration + SEEN_AHEAD, self.last)]
         for name in [name for name in numbers if name in recorded]:
@@ -421,11 +421,12 @@ def _replayed(
 
 
 def _verdict(first: Judged, second: Judged) -> str:
-    """Return a sentence with the reason that two runs without a fault differ. It is given by the
-    earliest number, of an iteration that both have, by which their replays in float64 differ by
-    more than the share SAME; the loss scale is not compared. If one run alone made an update, the
-    sentence begins with `overflow`, or with `spike` if both records have a gradient norm. For
-    another number it begins with `settings`, and with `rounding` if no number differs."""
+    """Return a sentence with the reason that two runs without a fault differ. The reason follows
+    from the earliest number, of an iteration that both have, by which their replays in float64
+    differ by more than the share SAME; the loss scale is not compared. If that number tells that
+    one run alone made an update, the sentence begins with `overflow`, or with `spike` if both
+    records have a gradient norm. For any other number the sentence begins with `settings`, and with
+    `rounding` if no number differs."""
     ours = first.run.steps
     theirs = second.run.steps
     common = sorted(first.numbers.keys() & second.numbers.keys())

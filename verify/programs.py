@@ -199,8 +199,8 @@ class HeldTraining:
         too. Every rank calls it. Raises BadInput if the rows of the batch cannot be divided evenly,
         or for a layout that sets the size of microbatches.
 
-        For the rest of this process torch's default type is float64, with `in_double` fp32
-        operations are done in float64 (`InDouble`), and warnings are silent.
+        For the rest of this process torch's default type is float64 and warnings are silent. If
+        `in_double` is set, fp32 operations are also done in float64 (`InDouble`).
         """
         if layout.mb:
             raise BadInput(

@@ -110,9 +110,10 @@ def _read_segment(run: Path, config: RunConfig, start: int, end: int) -> Segment
     """Return the segment of the run directory `run` between two numbers of finished iterations: its
     first iteration is `start` + 1, or the run's first if `start` is 0, and its last is `end`. The
     sizes tp, pp and dp and the threads are the ones that the run's checkpoint at iteration `end`
-    records. The other settings of `[parallel]` are this checkpoint's or, if an earlier version
-    wrote it, those of `config`, as are all other settings. Raises HardwareMissing if it records
-    another numerics identity or none, IntegrityFailure without a layout or threads."""
+    records. The rest of `[parallel]` is taken from this checkpoint or, if an earlier version wrote
+    it, from `config`; settings outside `[parallel]` always come from `config`. Raises
+    HardwareMissing if the checkpoint records another numerics identity or none, IntegrityFailure
+    without a layout or threads."""
     path = checkpoint_path(run, end)
     probe = read_probe(path)
     recorded = probe.computed_on if probe else {}
@@ -205,8 +206,9 @@ def _train_again(run: Path, segment: Segment, root: Path) -> Path:
 
 
 def _compare_metrics(run: Path, again: Path, segment: Segment) -> Iterator[str]:
-    """Yield a sentence for the first line of the segment's metrics that differs, with the key;
-    nothing if all lines are equal. Times, speeds and warnings are not compared."""
+    """Yield a sentence for the first line of the segment's metrics in which the run and its replay
+    differ, with the key; nothing if all lines are equal. Times, speeds and warnings are not
+    compared."""
     within = range(segment.start + bool(segment.start), segment.end + 1)
     stated, computed = (
         [line for line in read_metrics(path) if line["iteration"] in within]

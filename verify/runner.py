@@ -157,9 +157,9 @@ class Outcome:
 
 def measured(first: Outcome, draws: Iterable[Outcome], precision: str) -> Reference:
     """Return a Reference from the Outcomes of trainings that kept their tensors. Its tensors are
-    the whole ones of `first`. How much each may differ is computed from its distances in `draws`,
-    the same training with perturbed weights, and from `precision`, the number format of the
-    weights, such as bf16. Raises IntegrityFailure if parts make no whole tensor."""
+    the undivided tensors of `first`. How much each may differ is computed from its distances in
+    `draws`, the same training with perturbed weights, and from `precision`, the number format of
+    the weights, such as bf16. Raises IntegrityFailure if parts make no whole tensor."""
     whole = first.whole
     return Reference(whole, tolerances(whole, [draw.whole for draw in draws], precision))
 
@@ -176,8 +176,8 @@ def compare_layout(
 ) -> Outcome:
     """Run `program(kind, work, layout, reference, *args)`, which returns a Computed, on every rank
     by `run`, which is `run_forked` or `run_threads`, for at most `seconds`, by default a day.
-    Return an Outcome with the ranks' differences from the reference. A failure of a rank is part of
-    it and raises nothing; a thread's traceback is also printed to stderr."""
+    Return an Outcome with the ranks' differences from the reference. The failure of a rank is
+    recorded in the Outcome and raises nothing; a thread's traceback is also printed to stderr."""
     order = {
         tensor: number
         for number, tensor in enumerate(computation_order(name for _, name in reference.whole))

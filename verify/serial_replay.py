@@ -343,7 +343,7 @@ def _named(validation: Validation) -> str:
 def known_faults(recorded: RecordedRun, row: int | None) -> Iterator[KnownFault]:
     """Yield a KnownFault for each known fault that this run's settings allow, with the settings or
     the change of a replay that reproduce it. A fault may come several times, with other changes.
-    `row` is the row of the word embedding that is farthest off, None for none."""
+    `row` is the index of the word embedding's row that is farthest off, None for no row."""
     model = recorded.config.model
     train = recorded.config.train
     dp = recorded.run.layout.dp

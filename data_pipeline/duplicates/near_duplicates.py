@@ -195,9 +195,10 @@ class Linked(NamedTuple):
 
 class Resolution(NamedTuple):
     """Outcome of comparing the linked documents of some components: a DECISION record for each
-    dropped document, a histogram of the compared pairs by similarity, the numbers of the documents
+    dropped document, a histogram of the compared pairs by similarity, the indices of the documents
     that were not compared with every earlier one in their buckets, an upper bound on the number of
-    pairs that these left out, and the number of offers."""
+    pairs that these documents left out, and the number of times that a bucket offered a document
+    for comparison."""
 
     decisions: NDArray[Any]
     """Array with a DECISION record for each dropped document, component by component; in a

@@ -148,8 +148,8 @@ def fix_text(normalization: Normalization, *left_out: str) -> Callable[[str], st
 
 
 def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str], str]:
-    """Return a function equal to `ftfy.fix_text` with that normalization; time and memory are
-    linear in the text.
+    """Return a function equal to `ftfy.fix_text` with the Unicode normalization `normalization`;
+    time and memory are linear in the text.
 
     `left_out` names the repairs that are not made, by default none: any of `unescape_html`,
     `fix_character_width` and `uncurl_quotes`.

@@ -135,10 +135,10 @@ def count_shard(settings: Settings, inputs: list[Path], directory: Path) -> Coun
     one a line, to `found.txt`. Settings: `test_set`, the test set's file; `words`, the number of
     words of an n-gram; `pieces`, the list of the shard's Pieces; `max_line_bytes`, above which a
     line is left out; and `goes_on`. Returns a dict with the number of the shard's texts, `texts`,
-    and `damaged`, a list of a sentence for each damaged piece, whose texts before the damage
-    count; without `goes_on`, Damaged is raised for the first. Raises BadInput if the test set
-    cannot be read, and the other errors of `read_pieces`, such as Interrupted if a file was
-    changed."""
+    and `damaged`, a list of a sentence for each damaged piece, whose texts before the damage are
+    counted; without `goes_on`, Damaged is raised for the first damaged piece. Raises BadInput if
+    the test set cannot be read, and the other errors of `read_pieces`, such as Interrupted if a
+    file was changed."""
     damaged: list[str] = []
     items = read_sound(settings["pieces"], settings["max_line_bytes"], settings["goes_on"], damaged)
     texts = (item.text for item in items if isinstance(item, Document))

@@ -90,11 +90,11 @@ def _filter(
     entries: Sequence[StageAttrition],
     folder: Path | None,
 ) -> Document | None:
-    """Apply the filters in turn to a document, and count it in the ledger entries, without tokens;
-    the first entry is the source's, the others belong to the filters in order. Return the document
-    that comes out, or None if a filter drops it. With a `folder`, a dropped document is appended to
-    `dropped.jsonl` there. If a filter raises Unfit, nothing is counted, and the error is passed
-    on."""
+    """Apply the filters in turn to a document, and count it and its bytes, but no tokens, in the
+    ledger entries; the first entry is the source's, the others belong to the filters in order.
+    Return the document that comes out, or None if a filter drops it. With a `folder`, a dropped
+    document is appended to `dropped.jsonl` there. If a filter raises Unfit, nothing is counted, and
+    the error is passed on."""
     # All filters run before anything is counted, because Unfit must leave the ledger as it was.
     outcomes: list[str | Drop] = [document.text]
     for text_filter, entry in zip(filters, entries[1:], strict=True):

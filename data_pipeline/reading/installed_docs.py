@@ -259,8 +259,8 @@ def extract(place: Place, max_line_bytes: int = MAX_LINE_BYTES) -> list[Document
 def _paragraphs_in_python(code: str) -> Iterator[str]:
     """Yield as texts the paragraphs, between blank lines, of the triple-quoted strings and
     whole-line comments in Python code, in the order of the code, without indentation, quotes and
-    comment signs. A paragraph with the words copyright or licence is left out. They are found by a
-    pattern; the code is not parsed."""
+    comment signs. A paragraph with the words copyright or licence is left out. Strings and comments
+    are found by a pattern; the code is not parsed."""
     for match in IN_PYTHON.finditer(code):
         text = (
             inspect.cleandoc(match[3])

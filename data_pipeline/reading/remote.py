@@ -131,9 +131,9 @@ class Remote:
         """Return a list of pairs, the name and Remote of the file at this Remote's address, or of
         all files that match the address as a pattern, with `*`, or lie below it as a folder, in
         order of address. Names are paths below the address, or below the folder before a pattern; a
-        file at the address itself has its last part. The list is empty if nothing matches a pattern
-        or a folder has no files; without a pattern BadInput is raised if nothing is at the address.
-        Raises the other errors of Remote too."""
+        file at the address itself is named by the address's last part. The list is empty if nothing
+        matches a pattern or a folder has no files; without a pattern BadInput is raised if nothing
+        is at the address. Raises the other errors of Remote too."""
         import fsspec
 
         if "*" in self.url:

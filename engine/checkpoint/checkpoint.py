@@ -253,7 +253,7 @@ class CheckpointWriter:
         until it returns an Ancestor. No other checkpoint may be in progress.
 
         Every rank calls it. Raises Interrupted, on every rank, if the checkpoint's directory cannot
-        be made, or if the run's was moved or replaced.
+        be made, or if the run directory was moved or replaced.
         """
         self._steps = self._saving(run, config, state, tokenizer, probe)
         self._work = next(self._steps)

@@ -138,9 +138,9 @@ def reading(place: Path) -> Iterator[None]:
 
 def read_into(directory: Path, index: dict[str, Entry], wanted: Wanted) -> None:
     """Fill the target of each `wanted` tuple (name, parameter, first element, target) with
-    consecutive elements of this rank's part of that tensor, from the first element on. A target is
-    flat, or has the part's shape and takes all of it; it keeps its number format. `index` is the
-    index.json of the checkpoint `directory`, which may be of any layout.
+    consecutive elements of this rank's part of the tensor with that name, from the first element
+    on. A target is flat, or has the part's shape and takes all of it; the target keeps its number
+    format. `index` is the index.json of the checkpoint `directory`, which may be of any layout.
 
     Raises IntegrityFailure for tensors that are missing, of another shape in the index or not
     floating-point, and for files that cannot be read or hold too little. Other tensors of the index

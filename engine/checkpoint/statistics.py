@@ -44,9 +44,9 @@ def measure(tensor: Tensor, parameter: ShardedParameter | None = None, start: in
     non-finite elements, checksum). The first three leave out non-finite elements, and are 0 if no
     element is finite.
 
-    With a parameter, the tensor is a run of elements, from `start` on, of this rank's part of it.
-    The checksum then counts each element at its index in the whole tensor, so that `merge` gives
-    the whole tensor's.
+    If `parameter` is given, the tensor has consecutive elements, from `start` on, of this rank's
+    part of that parameter. The checksum then counts each element at its index in the whole
+    parameter, so that `merge` gives the whole parameter's checksum.
     """
     flat = tensor.detach().flatten()
     total = torch.zeros((), dtype=torch.int64, device=flat.device)
@@ -83,8 +83,8 @@ def _range(flat: Tensor) -> tuple[float, float, float, int]:
 
 def merge(parts: Iterable[Numbers]) -> Numbers:
     """Return a whole tensor's numbers, a tuple like `measure`'s, from the numbers of its parts, at
-    least one: the smallest minimum, the largest maximum, and sums of the others, of checksums
-    modulo 2⁶⁴."""
+    least one: the smallest minimum, the largest maximum, and the sums of the other numbers, for the
+    checksums modulo 2⁶⁴."""
     squares, least, greatest, lost, checksums = zip(*parts, strict=True)
     return math.fsum(squares), min(least), max(greatest), sum(lost), sum(checksums) % 2**64
 

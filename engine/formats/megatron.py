@@ -152,8 +152,8 @@ def _newest(directory: Path) -> Path:
 
 def _find_files(directory: Path) -> list[list[Path]]:
     """Return the paths of the files in a checkpoint's directory: a list for each pipeline stage, in
-    order, with one file for each tensor-parallel rank. Of a distributed checkpoint, return one list
-    with its metadata as the only file.
+    order, with one file for each tensor-parallel rank. For a distributed checkpoint there is a
+    single inner list, with the checkpoint's metadata as its only file.
 
     Raises IntegrityFailure if a rank's file is missing or there twice, or if there is no rank.
     """

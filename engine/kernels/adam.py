@@ -41,8 +41,8 @@ def adamw(
     step: AdamStep,
 ) -> None:
     """Update `weights` and the moments `exp_avg` and `exp_avg_sq`, flat tensors of one length, in
-    place with torch's fused AdamW. `step` has the rate, the betas and the other numbers of the
-    step. `copy`, unless None, receives the new weights in its own dtype; nothing is returned.
+    place with torch's fused AdamW. `step` has the learning rate, the betas and the other numbers of
+    the step. `copy`, unless None, receives the new weights in its own dtype; nothing is returned.
 
     The gradient is multiplied by the clipping factor in place, because a copy would be as large as
     the model.

@@ -132,8 +132,8 @@ def chunked(
 
 class LogitLoops(NamedTuple):
     """A device's implementations of the functions `log_sum` and `softmax_gradient` of this module,
-    which work on rows of logits, and `chunk_bytes`, the largest size of a block of logits there, in
-    bytes."""
+    which work on rows of logits, and `chunk_bytes`, the largest size of a block of logits on that
+    device, in bytes."""
 
     log_sum: Callable[..., None]
     softmax_gradient: Callable[..., None]

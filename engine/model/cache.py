@@ -46,8 +46,8 @@ class KeyValueCache(Cache):
     """Cache for generation: keys and values of one pipeline stage's layers, for sequences of at
     most `capacity` positions; a new one has none. Inputs are the positions after the stored ones;
     the method `attend` stores their keys and values, and returns the attention's outputs. A single
-    position beyond `capacity` is not refused, but its keys and values are lost; several inputs that
-    go beyond it raise RuntimeError."""
+    input at a position beyond `capacity` is not refused, but its keys and values are lost; several
+    inputs at once that go beyond it raise RuntimeError."""
 
     capacity: int
     _stored: dict[int, Tensor] = field(default_factory=dict)

@@ -107,7 +107,7 @@ def to_input(
 
 def _on_device(array: NDArray[Any], mesh: ParallelMesh) -> Tensor:
     """Return a numpy array as a tensor of the same shape and dtype on the mesh's device; on a CPU
-    both share their memory. The host does not wait for a GPU's copy."""
+    both share their memory. The host does not wait for a copy to a GPU."""
     tensor = torch.from_numpy(array)
     # Only a copy from page-locked memory can run beside the host.
     return (tensor.pin_memory() if mesh.device.type == "cuda" else tensor).to(

@@ -68,9 +68,9 @@ DONE = _Done()
 @dataclass(frozen=True)
 class Axis(ABC):
     """One axis of the mesh as this rank sees it: its number of ranks `size`, this rank's index
-    `rank` on it, and the communication among them. Subclasses define that for ranks that are
-    processes, threads or alone. Every collective is called by all ranks of the axis, in one
-    order."""
+    `rank` on it, and the communication among them. Subclasses define the communication for ranks
+    that are processes, threads or alone. Every collective is called by all ranks of the axis, in
+    one order."""
 
     # An axis knows no process group, so that ranks that are threads, and a rank whose peers are
     # absent, are axes too.

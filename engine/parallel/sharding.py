@@ -85,7 +85,7 @@ class ShardedParameter:
 
     def shard(self, whole: Tensor) -> Tensor:
         """Return this rank's part of `whole`, a tensor of this parameter's global shape, as a view;
-        the tensor itself if the parameter is not divided."""
+        return `whole` itself if the parameter is not divided."""
         return (
             whole if self.dim is None else whole.chunk(self.axis.size, dim=self.dim)[self.axis.rank]
         )

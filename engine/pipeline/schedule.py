@@ -22,7 +22,8 @@ class Op(StrEnum):
 
 class Compute(NamedTuple):
     """One forward or backward pass, as `op` says, of one microbatch through one stage of a rank.
-    `microbatch` is its number in the iteration, `chunk` the stage's on that rank, both from 0."""
+    `microbatch` is its number in the iteration, `chunk` the number of the stage among the rank's
+    stages, both from 0."""
 
     op: Op
     microbatch: int

@@ -412,8 +412,8 @@ def settings_of(config: RunConfig) -> JSON:
 def read_config(run: RunDirectory) -> RunConfig:
     """Return the RunConfig in the manifest of a training's directory, without records and loggers
     of earlier versions; an fp16 run of the first release gets the keys that its manifest left out.
-    Raises BadInput if there is no manifest or, naming it, if this program lacks one of its other
-    keys or refuses a value; IntegrityFailure if it is damaged."""
+    Raises BadInput if there is no manifest, or if this program lacks another key of the manifest or
+    refuses a value in it; IntegrityFailure if the manifest is damaged."""
     manifest = run.manifest
     values = manifest["config"]
     if manifest["schema_version"] is None and values.get("train", {}).get("precision") == "fp16":
@@ -485,13 +485,14 @@ def default_ranks(config: RunConfig) -> int:
 def read_run_config(
     model: str | Path, overrides: Sequence[str] = (), twin: bool = False
 ) -> RunConfig:
-    """Return the RunConfig of a shipped model, by its name, or of a TOML file, by its path, or its
-    twin. `overrides` are texts KEY=VALUE.
+    """Return the RunConfig of a shipped model, by its name, or of a TOML file, by its path, or the
+    twin of either. `overrides` are texts KEY=VALUE.
 
     With `twin`, overrides of `twin.` are the factors by which the model and its training are
     scaled; all others apply after that. Raises BadInput if there is no such model or file, if the
-    file is not TOML, if it or an override has an unknown key or a value that is refused, or for the
-    twin of a growing batch; IntegrityFailure if this installation lacks the shipped models.
+    file is not TOML, if it or an override has an unknown key or a value that is refused, or if
+    `twin` is set and the batch grows; IntegrityFailure if this installation lacks the shipped
+    models.
     """
     path = find_file(model, Shipped.MODEL)
     if not twin:

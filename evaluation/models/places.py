@@ -121,8 +121,8 @@ def _directory(path: Path) -> Path:
 
 
 def _is_native(directory: Path) -> bool:
-    """Return True for a run, its folder of checkpoints, a checkpoint of this suite, or any other
-    sealed directory."""
+    """Return True for a run directory, its folder of checkpoints, a checkpoint of this suite, or
+    any other sealed directory."""
     from mlm_repro.lineage.chain import CHECKPOINTS, INDEX
     from mlm_repro.lineage.digest import is_sealed
 

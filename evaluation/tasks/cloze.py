@@ -76,7 +76,8 @@ def encode_strictly(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
 
 def encode_passages(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
     """Return a list of a pair for each passage: its token ids, and the number of them at its end
-    that are the target, what follows the last space; without a space that is the whole passage.
+    that are the target, what follows the last space; without a space the target is the whole
+    passage.
 
     Context and target are encoded together and cut at the length of the context alone, without
     white space at its end.

@@ -148,10 +148,10 @@ def sliding_stream(
 
 
 def stretches(num_targets: int, num_words: int, window: int) -> list[Block]:
-    """Return a list of the Blocks of a text without articles, of which `num_targets` sub-words are
-    scored and which has `num_words` words: stretches of `window` targets each, or longer ones so
-    that there are at most MOST_STRETCHES; the last may be shorter. Each has words in proportion to
-    its targets."""
+    """Return a list of the Blocks of a text that has no articles. It has `num_words` words, and
+    `num_targets` of its sub-words are scored. The Blocks are stretches of `window` targets each, or
+    longer ones so that there are at most MOST_STRETCHES; the last may be shorter. Each has words in
+    proportion to its targets."""
     size = max(window, -(-num_targets // MOST_STRETCHES))
     blocks = []
     for at in range(0, num_targets, size):

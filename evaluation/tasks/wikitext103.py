@@ -165,7 +165,8 @@ def _in_windows(
     """Return the PerplexityTask `name` on the official WikiText file of `test_set`, `wikitext103`
     or `wikitext2`, at `path`, rewritten by `detokenizer`, in sliding windows of `window` inputs
     that begin `stride` tokens apart. `divisor` names the loss's divisor; `with_memory` scores each
-    window with the memory of earlier ones, which needs `stride` equal to `window`.
+    window with a Transformer-XL's memory of earlier windows, which needs `stride` equal to
+    `window`.
 
     Raises BadInput if the file cannot be read or `stride` is not from 1 to `window`, and
     IntegrityFailure if the file is not the official one or if GPT-2's tokenizer gives another

@@ -173,13 +173,13 @@ def doubts_of(
 ) -> list[str]:
     """Return a list of sentences on why the trainings leave an effect undecided, at most one for
     each of its two arms; empty if nothing does. `arms` has each arm's trainings by its name;
-    `ablation` has the rates that were tried, `forecast` the chosen ones.
+    `ablation` has the learning rates that were tried, `forecast` the chosen ones.
 
-    The first reason that holds counts: a training of the arm diverged; its rate, found by trials
-    and before its multiplier, is the lowest or the highest of its grid; the forecast kept no count
-    of bigrams; or the arm is claimed to be better and does not end, on average, below the loss of
-    bigrams counted in its own training text. An arm that is claimed to be worse may learn as little
-    as it will.
+    The first reason that holds counts: a training of the arm diverged; its learning rate, found by
+    trials and before its multiplier, is the lowest or the highest of its grid; the forecast kept no
+    count of bigrams; or the arm is claimed to be better and does not end, on average, below the
+    loss of bigrams counted in its own training text. An arm that is claimed to be worse may learn
+    as little as it will.
     """
     doubts = []
     by_name = {arm.name: arm for arm in ablation.arms}

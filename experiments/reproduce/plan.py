@@ -142,7 +142,8 @@ def make_plan(
 
     Twins are trained with `seeds` seeds, by default as many as their size states, counting up from
     the recipe's own seed. Raises HardwareMissing if the full size is asked for and does not fit.
-    Raises BadInput if it is asked for with `smoke`, or if it is chosen together with several seeds.
+    Raises BadInput if the full size is asked for with `smoke`, or is chosen together with several
+    seeds.
     """
     if smoke and mode == "full":
         raise BadInput(

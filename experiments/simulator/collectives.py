@@ -29,8 +29,8 @@ def node_all_reduce_seconds(machine: Machine, ranks: Floats, sent_bytes: Floats)
 def tensor_all_reduce_seconds(machine: Machine, w: Workloads, sent_bytes: Floats) -> Floats:
     """Return an array with the seconds, for each workload, of an all-reduce of a tensor of
     `sent_bytes` bytes in one tensor-parallel group, 0 for a group of one; `w` has the workloads as
-    columns. Inside a node it is slowed by the computation beside it. A group larger than a node has
-    the node's network to itself.
+    columns. Inside a node the all-reduce is slowed by the computation beside it. A group larger
+    than a node has the node's network to itself.
 
     An all-gather and a reduce-scatter, which sequence parallelism uses instead, together take as
     long as one all-reduce.

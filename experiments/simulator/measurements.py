@@ -203,8 +203,8 @@ def _whole(name: str, cell: str) -> int:
 
 
 class Simulated(NamedTuple):
-    """The simulated seconds of an iteration of a workload, and the first workload with its seconds,
-    to which ratios refer."""
+    """The simulated seconds of an iteration of a workload, and the workload `first` with its own
+    seconds, to which ratios refer."""
 
     workload: Workload
     seconds: float

@@ -113,8 +113,8 @@ class AdaptiveEmbedding(nn.Module):
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Return the cross-entropy [n], in nats, of each token id in `targets` [n] under the states
-        `hidden` [n, h], in fp32 (fp64 stays fp64), the same on every rank, without communication.
-        A tail computes logits for its own targets only."""
+        `hidden` [n, h], in fp32 (fp64 stays fp64), the same on every rank, without communication. A
+        tail, a cluster of rare tokens, computes logits for its own targets only."""
         head = self._head(hidden)  # [n, first cutoff + tails]
         columns = targets.clamp(max=self.bounds[1])
         for cluster in range(1, len(self.words)):

@@ -189,9 +189,9 @@ def _tile(
     base, first, stride, s, r: tl.constexpr, d: tl.constexpr, w: tl.constexpr, v: tl.constexpr
 ):
     """Load `r` rows of one head, from row `first` on of the memory at `base`, where rows lie
-    `stride` elements apart, and return them as a pair of tensors, its two parts [r, w] and [r, v].
-    Rows and columns that the head, [s, d], lacks are zero. If v is 0, the second part is the first
-    once more."""
+    `stride` elements apart, and return a pair of tensors, the rows' first `w` columns [r, w] and
+    the next `v` [r, v]. Rows and columns that the head, [s, d], lacks are zero. If v is 0, the
+    second tensor is the first once more."""
     at, inside = _part(base, first, stride, s, r, d, w)
     tile = tl.load(at, inside, 0.0)
     rest = tile
