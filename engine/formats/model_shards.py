@@ -303,7 +303,7 @@ def merge_model(checkpoint: Path, out: Path) -> Path:
     """Write the divided model in `checkpoint`, a directory that `shard_model` made, as the new
     Hugging Face directory `out`, and return the path `out`.
 
-    Every tensor has the bits that its parts have in `checkpoint`; all are in one file,
+    Every tensor has the bits that its parts have in `checkpoint`; all tensors are in one file,
     model.safetensors. Raises BadInput if `out` exists or cannot be written, IntegrityFailure if the
     checkpoint is missing, incomplete or changed.
     """
