@@ -463,9 +463,9 @@ class Pipeline:
         return jobs
 
     def _gather(self, jobs: list[Job]) -> Finished:
-        """Write the slices of the splits by tasks, the `jobs`, enter those of the stages `split`
-        and `tokenize` that the recipe has in the ledger, with equal shares of the time, and return
-        the finished stage, a Finished."""
+        """Write the slices of the splits by tasks, the `jobs`, enter in the ledger, with equal
+        shares of the time, those of the stages `split` and `tokenize` that the recipe has, and
+        return the finished stage, a Finished."""
         start = monotonic()
         slices = self.workspace.all("gather", gather_slice, jobs)
         for name in ("split", "tokenize"):

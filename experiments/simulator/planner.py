@@ -189,9 +189,9 @@ def _nearest(template: Workload, cluster: Cluster, gpus: int) -> str:
 
 
 def reasons(choices: Sequence[Choice]) -> str:
-    """Return as one line, for each of tp, pp, recompute, zero and micro_batch, the values of the
-    first of `choices` and of the best layout that differs from it there, with the ratio of their
-    `expected_seconds`, or that no such layout fits. `choices` are in the order of
+    """Return as one line, for each of tp, pp, recompute, zero and micro_batch, its value in the
+    first of `choices` and in the best layout that has another value, with the ratio of the two
+    layouts' `expected_seconds`, or that no such layout fits. `choices` are in the order of
     `ranked_layouts`."""
     first = choices[0]
     comparisons = []
