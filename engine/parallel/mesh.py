@@ -43,7 +43,7 @@ class Waiting:
 
 class Pending(Protocol):
     """Interface of a communication in progress, which the methods `start_…` of an `Axis` return:
-    `is_completed` asks for its end, and `wait` waits for it."""
+    `is_completed` tells if it has ended, and `wait` waits for it."""
 
     def wait(self) -> object:
         """Wait until the communication is complete; a tensor that is received or reduced has its
