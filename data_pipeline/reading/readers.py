@@ -444,8 +444,8 @@ def table_bytes(path: str) -> Any:
 
 def _batches(piece: Piece) -> Iterator[Any]:
     """Yield pyarrow's record batches of at most BATCH_ROWS rows, in order, with only the columns
-    that documents are made from: of the row groups of the piece's range of a Parquet table, none if
-    that is empty, or of a whole Arrow table."""
+    that documents are made from: of the row groups in the piece's range of a Parquet table, no
+    batches if the range is empty, or of a whole Arrow table."""
     from pyarrow import parquet
 
     columns = [piece.text_key, *([piece.id_key] if piece.id_key else []), *piece.keep]

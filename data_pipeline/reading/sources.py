@@ -23,10 +23,10 @@ Source = FileSource | HubSource | InstalledDocs
 @dataclass
 class OpenedSources:
     """The opened `sources` of one build, in order, each read up to the limits in `config`, and in
-    `compared` the datasets that it compares with. The method `shards` gives the pieces to read.
-    When the object is made, the files of all sources of files but `documents`, local or remote, are
-    looked up, with the errors of that, such as BadInput for a source without files; a corpus on the
-    hub is not."""
+    `compared` the datasets that the build compares with. The method `shards` gives the pieces to
+    read. When the object is made, the local or remote files of each FileSource, except of
+    `documents`, are looked up, which raises BadInput for a source without files, among other
+    errors; a corpus on the hub is not looked up."""
 
     sources: tuple[Source, ...]
     config: SourcesConfig
