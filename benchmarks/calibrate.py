@@ -218,9 +218,9 @@ def predicted(
 ) -> Floats:
     """Return an array [n] with the value that a rule predicts for each observation, in order and in
     the observation's own quantity. The rule, by default `simulated_seconds`, is given a machine and
-    workloads and returns each one's seconds of an iteration, from which the quantity follows. If an
-    observation names a cluster, constants of that cluster's datasheet replace the machine's. A
-    quantity that is relative refers to the first observation."""
+    workloads and returns each workload's seconds of an iteration, from which the quantity follows.
+    If an observation names a cluster, constants of that cluster's datasheet replace the machine's.
+    A quantity that is relative refers to the first observation."""
     workloads = [observation.workload for observation in observations]
     seconds = np.empty(len(observations))
     clusters = np.array([observation.cluster for observation in observations])

@@ -164,10 +164,11 @@ class OurLayout:
     def steps(self, training: TrainingStep, size: TrainingSize) -> Step:
         """Return a function that is given an iteration and a dropout probability, trains the
         already built model of `training` for that iteration and returns its mean loss. `size` gives
-        the iteration's invented tokens, learning rate and seed; its batch may be another than the
-        model was built for, and this rank takes its share of it. If the layout is captured,
-        iteration 0 first captures the model's CUDA graphs, or goes on without them,
-        `training.model.graphs` being None, if they cannot be captured or give other numbers."""
+        the iteration's invented tokens, learning rate and seed; the iteration's batch may be
+        another than the model was built for, and this rank takes its share of that batch. If the
+        layout is captured, iteration 0 first captures the model's CUDA graphs, or goes on without
+        them, `training.model.graphs` being None, if they cannot be captured or give other
+        numbers."""
         train = size.train
         mesh = training.mesh
         share = train.global_batch_size // mesh.dp.size

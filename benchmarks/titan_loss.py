@@ -47,8 +47,8 @@ def loss(model: Model, rows: Tensor) -> Tensor:
 
 def build(layout: Any) -> Model:
     """Return this rank's share of the model, on the CPU: `layout.tp` ranks divide the words of the
-    embedding and of the head, and the embedding gives each rank a part of the sequence. It is the
-    whole model if `layout.tp` is 1. Every rank calls it. Seeds torch's generator."""
+    embedding and of the output head, and the embedding gives each rank a part of the sequence. The
+    share is the whole model if `layout.tp` is 1. Every rank calls it. Seeds torch's generator."""
     torch.manual_seed(1)
     model = Model()
     if layout.tp > 1:

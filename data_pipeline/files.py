@@ -322,8 +322,8 @@ class DataCard(FileSchema, frozen=False):
 
 def dataset_digest(directory: Path) -> str:
     """Return the digest of the content of a complete dataset, without its files with times, so that
-    a second build from the same text has it too. The files' digests are read from the seal. Raises
-    IntegrityFailure if there is no readable seal."""
+    a second build from the same text has the same digest. The files' digests are read from the
+    seal. Raises IntegrityFailure if there is no readable seal."""
     return content_digest(directory, without=DATED_FILES)
 
 

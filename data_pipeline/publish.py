@@ -137,9 +137,9 @@ def name_duplicates(settings: Settings, inputs: list[Path], directory: Path) -> 
     """Task: write a JSON line to `duplicates.jsonl` for each of the decisions from `first` to
     before `last`. Its keys are `id`, the id of the dropped duplicate, `survivor`, the id of the
     document kept for it, and `jaccard`, their similarity with six decimals. If the two ids are
-    equal, each has its document's source, if that has one, behind it in the text, as in `7
-    (books)`. Inputs: the folder of the decisions, then those of the two passes, each with all
-    shards. Returns no counts."""
+    equal, each is followed by its document's source, if the document has one, as in `7 (books)`.
+    Inputs: the folder of the decisions, then those of the two passes, each with all shards. Returns
+    no counts."""
     decisions, prepared, measured = inputs
     corpus = Corpus(prepared, measured, np.load(decisions / "00000" / STARTS))
     decisions_here = np.load(decisions / "00000" / DECISIONS, mmap_mode="r")[

@@ -185,8 +185,8 @@ def stages(run: Path) -> Comparisons:
 
 def _attrition(run: Path, ledger: Ledger) -> Comparisons:
     """Yield comparisons, each a Remade, of the numbers in each stage's ledger entry with one
-    another, with the stage before it, and of the ledger with the quarantine in `run`, the banding
-    and the splits."""
+    another and with the entry of the stage before, and of the ledger with the quarantine in `run`,
+    the banding and the splits."""
     for stage in ledger.stages:
         if ":" not in stage.name:  # a stage of this program, whose reasons are in ASCII
             odd = [reason for reason in stage.dropped if not reason.isascii()]

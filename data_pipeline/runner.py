@@ -301,7 +301,7 @@ def forecast(config: DataConfig) -> None:
     `config` by stage, as if nothing was made yet, from a rehearsal on a sample; then the same for
     each larger corpus, of a size in LARGER. If no rehearsal is possible, print the reason in place
     of these. Raises the errors of `announce_cost`, such as BadInput for a source without files and
-    DataMissing for one that is not to be had."""
+    DataMissing for a source that is missing."""
     sources, _ = announce_cost(config)
     try:
         rehearsed = rehearse(config, sources)
@@ -678,8 +678,8 @@ def _workspace(
     """Context manager: make a run's hidden directory for tasks unless it is there, yield a
     Workspace there, whose tasks run on the executor `workers`, and end the worker processes after
     the block; the directory stays. Raises BadInput if the disk has less free space than the work
-    needs, `room` bytes without the bytes that the directory already has; Interrupted for any
-    OSError, of the block too, such as a full disk."""
+    needs, `room` bytes less the bytes that the directory already has; Interrupted for any OSError,
+    of the block too, such as a full disk."""
     work = run.path / FOLDER
     try:
         work.mkdir(mode=0o700, exist_ok=True)

@@ -24,8 +24,8 @@ TOKENS_AT_ONCE = 8192
 class TrainingInputs:
     """Source of this rank's training microbatches: the method `of` returns a list of them for an
     iteration, after which the caller calls `streams.commit` to renew the memory of the streams.
-    Everything in them but this memory follows from the token files, the configuration and the
-    iteration."""
+    Everything in the microbatches but this memory follows from the token files, the configuration
+    and the iteration."""
 
     def __init__(
         self,

@@ -35,8 +35,9 @@ class NotFinite(Diverged):
 
 @dataclass(frozen=True)
 class Gradient:
-    """Results of forward and backward over one global batch, before the weights change: loss, norm
-    and a sum of signals, the same on every rank."""
+    """Results of forward and backward over one global batch, before the weights change: loss,
+    gradient norm and the sum of all ranks' `signal` numbers; all three are the same on every
+    rank."""
 
     loss: float
     """Mean loss over the sequences of the global batch."""

@@ -87,7 +87,7 @@ def generate(
     `max_new_tokens`. Return a list of the new ids for each prompt, without the prompt. If `end` is
     None no token ends them.
 
-    All prompts have one length above 0 and go through the model together. Without `sampling`
+    All prompts have the same length, above 0, and go through the model together. Without `sampling`
     decoding is greedy; with it all prompts draw from one generator. Every rank of the model's mesh
     calls it and gets the same tokens. Beyond the context each token follows from the last tokens
     that fit, which are computed again, as in nanoGPT; a warning on standard error says so. Raises

@@ -109,7 +109,7 @@ class Scores(NamedTuple):
 class Encoder(Protocol):
     """Interface of a tokenizer, as tasks use it. The tokenizers of this suite and of transformers'
     models have it. The methods `encode`, for one text, and `encode_batch`, for several, return
-    token ids as lists without the `first_tokens`, which a task puts before a text itself."""
+    token ids as lists without the `first_tokens`, which the task itself puts before a text."""
 
     @property
     def vocab_size(self) -> int: ...

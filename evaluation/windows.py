@@ -43,11 +43,11 @@ def sliding_windows(num_tokens: int, seq_length: int, stride: int) -> list[Windo
     """Return a list of windows over `num_tokens` tokens that score each target 1 .. num_tokens-1
     once and in order.
 
-    Window i begins at token `i * stride` and sees `seq_length` inputs, or the rest at the end, and
-    the token after them. Window 0 scores all its targets, a later one only its last `stride` target
-    slots. Token 0 has no context and is never scored. Windows that would score nothing are left
-    out. Raises BadInput unless `stride` is from 1 to `seq_length`, because a longer one would skip
-    targets, and if there is nothing to score.
+    Window i begins at token `i * stride` and sees `seq_length` inputs, or the rest of them at the
+    text's end, and the token after them. Window 0 scores all its targets, a later one only its last
+    `stride` target slots. Token 0 has no context and is never scored. Windows that would score
+    nothing are left out. Raises BadInput unless `stride` is from 1 to `seq_length`, because a
+    longer stride would skip targets, and if there is nothing to score.
     """
     check_stride(stride, seq_length)
     if num_tokens < 2:

@@ -104,8 +104,8 @@ class Benchmark(Config):
 
 @dataclass(frozen=True)
 class Table:
-    """A table with a title: rows of text cells under their heads. The first `words` columns hold
-    words, the others numbers."""
+    """A table with a title: rows of text cells under column headings, `heads`. The first `words`
+    columns hold words, the others numbers."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]

@@ -56,7 +56,7 @@ def as_range(number: Range | float) -> Range:
 
 def farthest(pick: Callable[[Iterable[float]], float], ranges: Iterable[Range]) -> Range:
     """Return a new Range: its value, low end and high end are each the largest among the `ranges`,
-    of which there must be one, if `pick` is max, the smallest if it is min."""
+    which must not be empty, if `pick` is max, and the smallest if `pick` is min."""
     every = list(ranges)
     return Range(
         *(pick(getattr(number, end) for number in every) for end in ("value", "low", "high"))

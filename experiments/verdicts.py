@@ -391,9 +391,9 @@ def headlines(verdicts: Sequence[Verdict]) -> list[str]:
 
 class Skill(NamedTuple):
     """Success of one rule in predicting published numbers that no fit has seen, in which each fact
-    counts once. `tried` is their number, `inside` how many lie in the rule's interval, `error` the
-    mean distance of its predictions in percent, and `score` its mean interval score in percent, the
-    less the better."""
+    counts once. `tried` is the number of these published numbers, `inside` how many of them lie in
+    the rule's interval, `error` the mean distance of its predictions in percent, and `score` its
+    mean interval score in percent, the less the better."""
 
     tried: int
     inside: int

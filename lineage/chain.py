@@ -128,7 +128,7 @@ def broken_links(run: Path) -> list[str]:
     the run's sealed checkpoints, and between the checkpoints. Empty if there is none. Files are not
     compared with their seals. Checkpoints without a lineage.json are left out. The run directory
     must have a manifest. Raises IntegrityFailure if a JSON file or a seal cannot be read, KeyError,
-    TypeError or AttributeError if one lacks a key or has a value of another kind."""
+    TypeError or AttributeError if a JSON file lacks a key or has a value of another kind."""
     manifest = read_object(run / MANIFEST)
     broken = list(broken_manifest(run.name, manifest))
     checkpoints = [path for path in complete_checkpoints(run) if (path / LINEAGE).is_file()]
@@ -235,8 +235,8 @@ def _check_checkpoint(path: Path, manifest: JSON) -> Iterator[str]:
 def _check_descent(older: Path, newer: Path) -> Iterator[str]:
     """Yield a sentence, at most one, if the `ancestors` in lineage.json of the checkpoint `newer`
     lack the checkpoint `older`, have another digest of it, or have other ancestors before it than
-    `older` names. Both are directories of one run. Raises IntegrityFailure if a JSON file or the
-    seal of one cannot be read, KeyError or TypeError if a file lacks a key."""
+    `older` names. `older` and `newer` are directories of the same run. Raises IntegrityFailure if a
+    JSON file or the seal of `older` cannot be read, KeyError or TypeError if a file lacks a key."""
     ancestors = read_object(newer / LINEAGE)["ancestors"]
     before = read_object(older / LINEAGE)["ancestors"]
     iteration = read_object(older / STATE)["iteration"]

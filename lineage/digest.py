@@ -196,7 +196,8 @@ def _read_marker(directory: Path) -> JSON:
 def checked_marker(read: Callable[[], Any], name: object) -> JSON:
     """Call `read` and return the dict that it gives, which must have the keys of a completion
     marker, each of its type, and the digest of its files. Raises IntegrityFailure, which names the
-    directory by `name`, if it has not, or if `read` raises OSError or ValueError."""
+    directory by `name`, if the dict does not have these, or if `read` raises OSError or
+    ValueError."""
     try:
         marker = read()
         files = marker["files"]

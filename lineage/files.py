@@ -182,8 +182,8 @@ class Remade(NamedTuple):
 
 class Absent(NamedTuple):
     """Mark that a check of a run yields in place of a comparison that it left out. `name` says in
-    words what is missing or was not compared; `ever` is True if that is not on this machine, which
-    is the default, and False if the value is never recomputed on any."""
+    words what is missing or was not compared; `ever` is True, the default, if something is missing
+    on this machine, and False if no machine recomputes the value."""
 
     name: str
     ever: bool = True

@@ -102,7 +102,7 @@ def when_stopped(handler: Callable[[int], None]) -> Iterator[None]:
 def heard(call: Callable[[], T]) -> T:
     """Run `call` in a thread, wait for it and return its result, because native code in the main
     thread would delay a signal. An exception of `call` is raised here. If a signal's handler raises
-    one meanwhile, the thread goes on by itself."""
+    an exception meanwhile, the thread goes on by itself."""
     answer: Future[T] = Future()
 
     def work() -> None:

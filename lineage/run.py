@@ -112,9 +112,9 @@ class RunDirectory:
             return cls(path).begun(manifest)
 
     def begun(self, manifest: Manifest) -> "RunDirectory":
-        """Return this run as a RunDirectory with its manifest on disk: the argument is written,
-        with the time and the environment, unless there is a manifest, which then stays as it is.
-        Several processes may begin a run at once.
+        """Return this run as a RunDirectory with its manifest on disk: `manifest` is written, with
+        the time and the environment, unless the directory has a manifest, which then stays as it
+        is. Several processes may begin a run at once.
 
         Raises BadInput if the directory cannot be made or its manifest has another identity than
         the argument, IntegrityFailure if a manifest that is there is damaged. Files without a

@@ -130,10 +130,10 @@ def _point(x: float, kind: Kind, at: Sequence[Record]) -> Point:
 
 
 def draw(panels: Sequence[Panel], column: bool = False) -> "Figure":
-    """Return a Matplotlib figure of the panels beside each other under one key of their series and
-    kinds; with `column` it takes half of the page. Panels of training curves have keys of their
-    own. Colours of text and axes are those of `figure_style`, in whose block this must be
-    called."""
+    """Return a Matplotlib figure of the panels beside each other under one legend of their series
+    and kinds; with `column` it takes half of the page's width. Panels of training curves have
+    legends of their own. Colours of text and axes are those of `figure_style`, in whose block this
+    must be called."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 

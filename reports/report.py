@@ -121,9 +121,9 @@ class Report:
 
     @property
     def groups(self) -> list[Group]:
-        """List of the Groups of claims, the page's sections in its order, each of the claims of one
-        scale or, without a scale, of one outcome. Empty ones are left out, except the first, of
-        measured claims."""
+        """List of the Groups of claims, the page's sections in its order. A Group has the claims of
+        one scale or, if they have no scale, of one outcome. Empty Groups are left out, except the
+        first, of measured claims."""
         return group_claims(self.claims)
 
     @property

@@ -27,9 +27,9 @@ def reproduction_exhibits(reproduction: Reproduction) -> dict[str, Exhibit]:
 
 def by_kind(curves: Sequence[Layer]) -> list[Panel]:
     """Return a list of Panels of validation perplexity over iterations, one for each value of the
-    attribute `kind` in `curves`, a flat list of Layers: it has the curves of this kind. The kind of
-    the last curve comes first; `layers_of` puts published curves first, so that their panel is the
-    last one."""
+    attribute `kind` in `curves`, a flat list of Layers: a Panel has the curves of its kind. The
+    kind of the last curve comes first; `layers_of` puts published curves first, so that their panel
+    is the last one."""
     kinds = dict.fromkeys(curve.kind for curve in reversed(curves))
     return [
         Panel(

@@ -102,9 +102,9 @@ class Training:
 
     @cached_property
     def curves(self) -> Curves:
-        """The run's curves, a dict key → iteration → number: by the keys of `CURVES` quantities of
-        its iterations and, as `validation`, losses of its validations; and the scores that its
-        directory has of its checkpoints, by keys such as `lambada accuracy`. A curve of `CURVES`
+        """The run's curves, a dict key → iteration → number: under the keys of `CURVES` quantities
+        of its iterations, under `validation` losses of its validations, and under keys such as
+        `lambada accuracy` the scores of its checkpoints that its directory has. A curve of `CURVES`
         may be empty. Raises IntegrityFailure if a file of such scores cannot be read."""
         curves: Curves = defaultdict(dict, {key: {} for key in CURVES})
         for line in self.validations:

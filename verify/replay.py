@@ -139,10 +139,10 @@ def _read_segment(run: Path, config: RunConfig, start: int, end: int) -> Segment
 
 def _replay_segment(run: Path, segment: Segment) -> list[str]:
     """Train a segment again in a temporary folder. Return a list of a sentence on the first
-    difference of the metrics and one on the first of the checkpoint at its end; empty for the same
-    bits. If the checkpoint at its start is damaged, a sentence on that is the only one. Raises
-    IntegrityFailure if the one at its end is damaged, Interrupted if the training stopped before
-    the end, and SystemExit if ranks failed otherwise."""
+    difference of the metrics and one on the first difference of the checkpoint at the segment's
+    end; empty for the same bits. If the checkpoint at the segment's start is damaged, a sentence on
+    that is the only one. Raises IntegrityFailure if the checkpoint at the end is damaged,
+    Interrupted if the training stopped before the end, and SystemExit if ranks failed otherwise."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             again = _train_again(run, segment, Path(folder))

@@ -168,8 +168,8 @@ def small_work(
     """Return the Work of training a small model for `iterations`, without token files: the engine
     has tokens of its own. `fields` are values of the other program's fields by its names, and all
     are in the Work; the ones that MODEL has, such as `num_attention_heads`, change the model's size
-    too. `train` may change the recipe, by the names of TrainConfig; its seed is `seed`. Raises
-    BadInput for sizes that do not fit each other."""
+    too. `train` may change the recipe, by the names of TrainConfig; the recipe's seed is `seed`.
+    Raises BadInput for sizes that do not fit each other."""
     shape = MODEL | {name: value for name, value in fields.items() if name in MODEL}
     shape |= {
         "num_heads": shape.pop("num_attention_heads"),

@@ -271,9 +271,9 @@ class Builder:
     def pipelined(self, model: Decoder, layout: ParityLayout) -> Program:
         """Return a Program of this rank's stages, cut from the whole `model`, of which each rank of
         `layout` has a copy. Its `gradient` runs the field `schedule`, a schedule of
-        torch.distributed.pipelining, on the whole batch in `microbatches`, or 2 · pp if that is
-        more, and returns the mean loss on every rank. Every rank calls it. Raises ValueError for a
-        schedule that torch does not have."""
+        torch.distributed.pipelining, on the whole batch, in `microbatches` microbatches or, if that
+        is more, in 2 · pp, and returns the mean loss on every rank. Every rank calls it. Raises
+        ValueError for a schedule that torch does not have."""
         rank = dist.get_rank()
         count = max(self.microbatches, 2 * layout.pp)
         schedule: Any = get_schedule_class(self.fields.schedule)

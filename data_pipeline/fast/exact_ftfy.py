@@ -209,8 +209,8 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
     def settle(text: str, entities: bool) -> str | None:
         """Repeat the cheap repairs (ligatures, widths, quotes, normalization) until the text stops
         changing, and return it. Return None if the text may need another repair, before or after
-        them; HTML entities count as such only if `entities` is True. Raises Unfit for too many
-        marks in a row."""
+        them; HTML entities count as in need of repair only if `entities` is True. Raises Unfit for
+        too many marks in a row."""
         while (kinds_here := needs(text, entities)) is not None:
             fixed = text
             if kinds_here & TRANSLATED:

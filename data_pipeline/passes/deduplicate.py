@@ -250,11 +250,11 @@ def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Count
     document and an earlier one of its set, [2, pairs], to `forest.npy`.
 
     Settings: `config`, `documents`, the number of distinct documents, and `first`. The input is the
-    folder of `lay_side_by_side`. Documents are numbered without copies. Those that were compared
-    with only a part of a bucket are written to `partly.npy`. Sketches are read through a map whose
-    pages are given back after every BUCKETS_AT_ONCE buckets. Returns `uncompared`, the number of
-    pairs of different sets that were not compared, and `unlike`, that of compared pairs that do not
-    agree.
+    folder of `lay_side_by_side`. Documents are numbered without copies. Documents that were
+    compared with only a part of a bucket are written to `partly.npy`. Sketches are read through a
+    map whose pages are given back after every BUCKETS_AT_ONCE buckets. Returns `uncompared`, the
+    number of pairs of different sets that were not compared, and `unlike`, that of compared pairs
+    that do not agree.
     """
     config = DeduplicateConfig(**settings["config"])
     folder = inputs[0] / "00000"

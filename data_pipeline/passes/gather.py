@@ -40,10 +40,10 @@ def choose_order(settings: Settings, inputs: list[Path], directory: Path) -> Cou
     first document and the total.
 
     Settings: `counts`, documents left in each shard; `shuffle`, a dict with the ratio's `train` and
-    `valid` and the `seed`, by which all are shuffled and divided into these two splits, or None for
-    the order of the input; `splits`, the split of each shard, used without `shuffle` alone: shards
-    with "" are not left out but make up a split of that name, in `order-.npy`. Returns under
-    `documents` a dict split → number of its documents.
+    `valid` and the `seed`, by which all documents are shuffled and divided into these two splits,
+    or None for the order of the input; `splits`, the split of each shard, used without `shuffle`
+    alone: shards with "" are not left out but make up a split of that name, in `order-.npy`.
+    Returns under `documents` a dict split → number of its documents.
     """
     starts = np.cumsum([0, *settings["counts"]])
     np.save(directory / STARTS, starts)

@@ -59,9 +59,9 @@ class Piece:
 
 
 def choose_shard_bytes(wanted: int | None, total_bytes: int) -> int:
-    """Return the size of a shard in bytes: `wanted`, or if it is None, 64 MiB, less for a corpus of
-    `total_bytes` under 4 GiB: a 64th of it, but at least 1 MiB. It is rounded down to a multiple of
-    GRAIN_BYTES, and is at least one grain."""
+    """Return the size of a shard in bytes: `wanted`; if that is None, 64 MiB or, for a corpus of
+    `total_bytes` under 4 GiB, a 64th of the corpus, but at least 1 MiB. The size is rounded down to
+    a multiple of GRAIN_BYTES, and is at least one grain."""
     by_size = max(SMALLEST_SHARD_BYTES, total_bytes // SHARDS_OF_A_SMALL_CORPUS)
     size = wanted or min(SHARD_BYTES, by_size)
     return max(GRAIN_BYTES, size // GRAIN_BYTES * GRAIN_BYTES)

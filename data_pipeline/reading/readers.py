@@ -99,7 +99,7 @@ class Limit:
 def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Item]:
     """Yield the documents, malformed input and blank lines (None) of the pieces, in order, of each
     up to its `take` documents. A line or text file of more than `max_line_bytes`, or such a text in
-    a table, CSV file or archive, is malformed input.
+    a table, CSV file or WARC archive, is malformed input.
 
     Raises Damaged, a BadInput, if a file cannot be read to its end; Interrupted if a file with a
     stamp was changed or removed meanwhile; ExtraMissing if a library that its format or address
@@ -444,8 +444,8 @@ def table_bytes(path: str) -> Any:
 
 def _batches(piece: Piece) -> Iterator[Any]:
     """Yield pyarrow's record batches of at most BATCH_ROWS rows, in order, with only the columns
-    that documents are made from: of the row groups of the piece's range of a Parquet table, none if
-    that is empty, or of a whole Arrow table."""
+    that documents are made from: of the row groups in the piece's range of a Parquet table, no
+    batches if the range is empty, or of a whole Arrow table."""
     from pyarrow import parquet
 
     columns = [piece.text_key, *([piece.id_key] if piece.id_key else []), *piece.keep]

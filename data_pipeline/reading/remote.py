@@ -51,11 +51,12 @@ class Remote:
     def _ask(self, method: str, **more: int) -> Any:
         """Call the method called `method` of fsspec's file system on this address and return its
         result; `more` are the `start` and `end` of a range of bytes. After an error, or if not as
-        many bytes came as the range has, it is called again after each of PAUSES_SECONDS; then
-        Interrupted is raised. Raises BadInput at once if there is no such file or the address has
-        an unknown protocol, ExtraMissing if a library is missing.
+        many bytes came as the range has, the method is called again after each of PAUSES_SECONDS;
+        then Interrupted is raised. Raises BadInput at once if there is no such file or the address
+        has an unknown protocol, ExtraMissing if a library is missing.
 
-        The file system is looked up at each call, because every process needs one of its own.
+        The file system is looked up at each call, because every process needs a file system of its
+        own.
         """
         import fsspec
 

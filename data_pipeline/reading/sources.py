@@ -23,10 +23,10 @@ Source = FileSource | HubSource | InstalledDocs
 @dataclass
 class OpenedSources:
     """The opened `sources` of one build, in order, each read up to the limits in `config`, and in
-    `compared` the datasets that it compares with. The method `shards` gives the pieces to read.
-    When the object is made, the files of all sources of files but `documents`, local or remote, are
-    looked up, with the errors of that, such as BadInput for a source without files; a corpus on the
-    hub is not."""
+    `compared` the datasets that the build compares with. The method `shards` gives the pieces to
+    read. When the object is made, the local or remote files of each FileSource, except of
+    `documents`, are looked up, which raises BadInput for a source without files, among other
+    errors; a corpus on the hub is not looked up."""
 
     sources: tuple[Source, ...]
     config: SourcesConfig
@@ -125,10 +125,10 @@ class OpenedSources:
     ) -> list[list[Piece]]:
         """Return the pieces of all sources in order, each source up to the recipe's limits, as a
         list of shards. A shard is a list of Pieces of one split, with `shard_bytes` bytes at most
-        or a single piece; `shard_bytes` is a multiple of GRAIN_BYTES. With `compared` they are
-        those of the datasets that the build compares with, which have no limits. Files are read for
-        their digests, and corpora of the hub are downloaded into `workspace`. Raises the errors of
-        the sources' `pieces` and, where a limit counts, of `pieces_within`."""
+        or a single piece; `shard_bytes` is a multiple of GRAIN_BYTES. With `compared` the pieces
+        are those of the datasets that the build compares with, which have no limits. Files are read
+        for their digests, and corpora of the hub are downloaded into `workspace`. Raises the errors
+        of the sources' `pieces` and, where a limit counts, of `pieces_within`."""
         sources = self.compared if compared else self.sources
         pieces = (
             self._within_limits(source, source.pieces(workspace, shard_bytes)) for source in sources

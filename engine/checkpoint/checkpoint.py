@@ -228,7 +228,7 @@ class CheckpointWriter:
     @property
     def is_ready(self) -> bool:
         """True if a checkpoint is being written and this rank's thread has finished the current
-        step. When every rank's thread has, `go_on` does not wait."""
+        step of writing it. When every rank's thread has, `go_on` does not wait."""
         return self.is_writing and self._work.done()
 
     def copy(self) -> None:

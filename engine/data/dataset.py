@@ -128,10 +128,10 @@ class DatasetFacts:
 
 
 def _read_vocabulary(directory: Path) -> tuple[int, int, str, int | None]:
-    """Return a complete dataset's vocabulary as a tuple: number of entries, padded number, SHA-256
-    of the tokenizer's file, and id of the end-of-text token or None. Raises DataMissing if the
-    dataset is missing or not split, IntegrityFailure if it is incomplete, or if its dataset.json or
-    its tokenizer cannot be read."""
+    """Return a complete dataset's vocabulary as a tuple: number of entries, padded number of
+    entries, SHA-256 of the tokenizer's file, and id of the end-of-text token or None. Raises
+    DataMissing if the dataset is missing or not split, IntegrityFailure if it is incomplete, or if
+    its dataset.json or its tokenizer cannot be read."""
     # `os.path`, because it is also false for a name that no path can have.
     if not os.path.isdir(directory):
         raise DataMissing(f"there is no dataset at {directory}; `mlm-data run` makes one")

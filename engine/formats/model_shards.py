@@ -303,7 +303,7 @@ def merge_model(checkpoint: Path, out: Path) -> Path:
     """Write the divided model in `checkpoint`, a directory that `shard_model` made, as the new
     Hugging Face directory `out`, and return the path `out`.
 
-    Every tensor has the bits that its parts have in `checkpoint`; all are in one file,
+    Every tensor has the bits that its parts have in `checkpoint`; all tensors are in one file,
     model.safetensors. Raises BadInput if `out` exists or cannot be written, IntegrityFailure if the
     checkpoint is missing, incomplete or changed.
     """
@@ -435,8 +435,8 @@ class _Region:
     def divide(self, module: Any, how: str, rows: int) -> None:
         """Change `module` in place to compute this rank's part, divided as `how` says: by
         `columns`, by `rows` or by `vocabulary`, where a table and an output head still give the
-        whole result; `heads` needs no change. Its parameters are this rank's already; `rows` is the
-        number of rows of its whole weight."""
+        whole result; `heads` needs no change. The module's parameters are this rank's already; the
+        argument `rows` is the number of rows of its whole weight."""
         if how == "columns":
             if hasattr(module, "nf"):
                 module.nf = module.weight.shape[1]

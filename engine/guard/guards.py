@@ -58,8 +58,9 @@ class RecentIterations:
     keep the attribute `seen`, so a resumed run decides alike.
 
     A spike is a loss or a gradient norm above the mean of the ones before it by more than 6
-    standard deviations, once 64 are known (OLMo-core, `optim/skip_step_optimizer.py`, which also
-    counts leaps downwards). Spikes are remembered too, so a lasting level soon stops being a spike.
+    standard deviations, once 64 iterations are remembered (OLMo-core,
+    `optim/skip_step_optimizer.py`, which also counts leaps downwards). Spikes are remembered too,
+    so a lasting level soon stops being a spike.
     """
 
     def __init__(self) -> None:
@@ -308,8 +309,8 @@ class ReplicaGuard(Guard):
         that hold the same ones. Every rank calls it. Raises Diverged, on every rank, naming the
         first tensor that differs, and its ranks; nothing is returned.
 
-        Undivided parameters are compared over the tensor-parallel axis, all over the data-parallel
-        axis, the tied embedding also between first and last stage.
+        Undivided parameters are compared over the tensor-parallel axis, all parameters over the
+        data-parallel axis, the tied embedding also between first and last stage.
         """
         mesh = self._mesh
         layout = self._mesh.layout

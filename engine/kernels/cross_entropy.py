@@ -91,7 +91,7 @@ def reference(
     vocab_size: int,
     axis: VocabAxis,
 ) -> Tensor:
-    """Return the mean cross-entropy of targets [n], counted over the whole vocabulary, a scalar in
+    """Return the mean cross-entropy of targets [n], ids in the whole vocabulary, as a scalar in
     fp32 (fp64 stays fp64), from hidden states [n, h] and this rank's rows of the output weight,
     [v/t, h]. Every target must be an id below `vocab_size`: a negative one is not ignored, and its
     loss has no meaning.

@@ -54,8 +54,8 @@ class ThreadRank(NamedTuple):
 
 
 def current_rank() -> ThreadRank | None:
-    """Return a ThreadRank, the number of the rank that this thread runs and the state that it
-    shares with the others; None outside `run_threads`."""
+    """Return a ThreadRank, the number of the rank that this thread runs and the state that this
+    rank shares with the other ranks; None outside `run_threads`."""
     return getattr(_local, "rank", None)
 
 
@@ -296,8 +296,8 @@ class ThreadAxis(Axis):
 
 def _sum(parts: Sequence[Tensor]) -> Tensor:
     """Return the sum of tensors of one shape, given in rank order: neighbours are added, then
-    neighbouring sums, and so on; with an odd number the last one waits for the next round. With one
-    tensor it is the tensor itself."""
+    neighbouring sums, and so on; of an odd number of them the last waits for the next round. The
+    sum of one tensor is the tensor itself."""
     # Always in the order of the ranks, so the bits do not depend on which rank comes last.
     while len(parts) > 1:
         pairs = zip(parts[::2], parts[1::2], strict=False)

@@ -17,8 +17,8 @@ from mlm_repro.engine.parallel.sharding import Role, ShardedParameter
 
 
 class FlatAdamW(FlatOptimizer):
-    """AdamW: Adam with decoupled weight decay, one fused update for each group of parameters with
-    one weight decay."""
+    """AdamW: Adam with decoupled weight decay, one fused update for each group of parameters that
+    have the same weight decay."""
 
     def update(self, group: FlatGroup, step: AdamStep) -> None:
         # The division that the reducer has left joins the clipping, and saves a pass over the

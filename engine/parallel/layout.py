@@ -71,7 +71,7 @@ def split_layers(num_layers: int, pp: int, chunks: int) -> list[PipelineStage]:
     """Return a list of the pipeline's stages as PipelineStages, pp · chunks in number, in order,
     each with its layers; stage = chunk · pp + rank.
 
-    If the layers do not divide evenly, the earlier stages hold one more: the last stage also
+    If the layers do not divide evenly, the earlier stages hold one layer more: the last stage also
     computes the output head. Raises BadInput when there are fewer layers than stages.
     """
     if num_layers < (stages := pp * chunks):

@@ -27,8 +27,8 @@ MIN = dist.ReduceOp.MIN
 
 class Waiting:
     """Context manager that adds to its own `seconds` the wall time inside the block, for this
-    rank's communication. On CPUs that is mostly waiting for the others; on GPUs, which communicate
-    in the background, it is little more than the time to queue it."""
+    rank's communication. On CPUs that is mostly waiting for other ranks; on GPUs, which communicate
+    in the background, it is little more than the time to queue the communication."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -43,7 +43,7 @@ class Waiting:
 
 class Pending(Protocol):
     """Interface of a communication in progress, which the methods `start_…` of an `Axis` return:
-    `is_completed` asks for its end, and `wait` waits for it."""
+    `is_completed` tells if it has ended, and `wait` waits for it."""
 
     def wait(self) -> object:
         """Wait until the communication is complete; a tensor that is received or reduced has its
@@ -143,9 +143,9 @@ class Axis(ABC):
 
 @dataclass(frozen=True)
 class LoneAxis(Axis):
-    """An axis of one rank: a collective leaves its tensor as it is, and one that returns a tensor
-    returns that one; `gather_objects` returns a list of its value alone; to send or to receive
-    raises NotImplementedError.
+    """An axis of one rank: a collective leaves its tensor as it is, and one whose result is a
+    tensor returns its argument; `gather_objects` returns a list of its value alone; to send or to
+    receive raises NotImplementedError.
 
     With another `size` it stands for an axis whose other ranks are not there, so that a model built
     on `meta` has one rank's shapes; its collectives still do nothing.

@@ -16,7 +16,7 @@ from mlm_repro.engine.pipeline.schedule import Compute, Op
 
 class Message(NamedTuple):
     """Instruction of a rank's program: send a payload of one microbatch to the pipeline rank `peer`
-    if `send` is True, else receive it from there. A payload is an activation or the gradient of
+    if `send` is True, else receive it from that rank. A payload is an activation or the gradient of
     one, as the Op `payload` says. `stage` is the stage whose computation takes it, on the
     receiver."""
 

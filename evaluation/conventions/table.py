@@ -120,7 +120,8 @@ class Usage(NamedTuple):
         """Return the assumed frequency, relative to others, of a convention. `axes` has the value
         of each axis of its reading, and its average under `average`. The average's frequency in
         COMMON, or else RARE, is multiplied by CHANGED for each axis on which the reading differs
-        from the nearest program's, or from the usual values if it predicts last words."""
+        from the nearest program's, or from the usual values if the convention predicts last
+        words."""
         usual = {axis: values[0] for axis, values in (LAST_WORD_AXES | self.axes).items()}
         changes = min(
             sum((usual | base)[axis] != value for axis, value in axes.items() if axis in usual)

@@ -154,8 +154,9 @@ class ClozeTask(Task):
     ) -> None:
         """Encode each of the `passages` by `rule`, with the tokenizer's first tokens before it, as
         one of the task's `requests`. A passage longer than `seq_length` inputs loses its beginning,
-        those tokens too. If the rule filters stop words, the attribute `banned` becomes an array of
-        the ids whose text is one, in any case, with or without space around it; else it stays None.
+        the first tokens included. If the rule filters stop words, the attribute `banned` becomes an
+        array of the ids whose text is a stop word, in any case, with or without space around it;
+        else it stays None.
 
         Raises BadInput if there is no passage, or if no token is left before a target.
         """
@@ -221,8 +222,8 @@ class ClozeTask(Task):
 
     def correct(self, scores: Scores) -> Flags:
         """Return for each example, as a boolean array [examples], whether it is right: each of its
-        scored tokens was the most likely one, with a filter of stop words the first among tokens
-        that are not banned. `scores` has the scores of `requests`."""
+        scored tokens was the most likely token. With a filter of stop words, banned tokens do not
+        compete with an example's first scored token. `scores` has the scores of `requests`."""
         if self.banned is None:
             return scores.all_greedy
         right = scores.greedy.copy()

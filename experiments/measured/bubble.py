@@ -186,8 +186,8 @@ def measure_bubbles(experiment: Experiment) -> list[Line]:
     out. Starts processes; raises RanksFailed if one fails or takes 300 seconds.
 
     The schedule is 1F1B, and the bubble is (slowest rank's time) / (m · (t_f + t_b)) − 1 with m
-    microbatches. For a part that computes a `bubble_share`, the schedule is GPipe's, and the same
-    idle time is given as a share of the whole.
+    microbatches. For an experiment's part that computes a `bubble_share`, the schedule is GPipe's,
+    and the same idle time is given as a share of the whole.
     """
     numbers = []
     for part in experiment.parts:

@@ -92,8 +92,8 @@ class ReproductionSummary(FileSchema):
     @property
     def title(self) -> str:
         """The recipe's name with the size at which it was run: `Megatron-LM's 8.3b recipe at
-        1/18,600 of its size`. If the two sizes are equal or one is unknown, it ends in `its full
-        size` for the mode `full` and in `a reduced size` for any other."""
+        1/18,600 of its size`. If the two sizes are equal or one is unknown, the text ends in `its
+        full size` for the mode `full` and in `a reduced size` for any other."""
         size = "its full size" if self.mode == "full" else "a reduced size"
         if sizes := self._sizes:
             size = f"1/{float(f'{sizes[0] / sizes[1]:.3g}'):,.0f} of its size"

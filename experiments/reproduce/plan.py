@@ -230,9 +230,9 @@ def ladder_rate(config: RunConfig) -> float:
 
 
 def twin_rule(config: RunConfig) -> str:
-    """Return in words the rule that shrank the recipe `config`, with the ladder's rule if its
-    learning rate is within 5 % of the one that this rule gives; empty if the recipe was not
-    shrunk."""
+    """Return in words the rule that shrank the recipe `config`, with the ladder's rule if the
+    recipe's learning rate is within 5 % of the one that the ladder's rule gives; empty if the
+    recipe was not shrunk."""
     if not config.twin:
         return ""
     # The vocabulary, and so the rate, depends on the text.
@@ -248,9 +248,9 @@ def twin_rule(config: RunConfig) -> str:
 
 def training_job(config: RunConfig, runs: Path, dataset: Path = Path()) -> Job:
     """Return the Job that trains the published model of the configuration `config` on one node,
-    with as many ranks as `default_ranks` gives on this machine, from its shipped manifest without
-    the cluster and the overrides. `runs` is the folder of runs, `dataset` a directory. Only `355m`,
-    `2.5b` and `8.3b` have a manifest; another name raises BadInput."""
+    with as many ranks as `default_ranks` gives on this machine, from its shipped manifest, whose
+    cluster and overrides are left out. `runs` is the folder of runs, `dataset` a directory. Only
+    `355m`, `2.5b` and `8.3b` have a manifest; another name raises BadInput."""
     here = {
         "runs": runs,
         "dataset": dataset,

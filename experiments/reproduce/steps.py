@@ -87,9 +87,10 @@ class StepFailed(UserError):
 
 def run_step(program: str, *arguments: str) -> None:
     """Run a command of this suite, or of the system if this environment has no such `program`, and
-    wait for its end; it is printed before, unless in quiet mode. Raises StepFailed if the command
-    fails, also because it was stopped, Interrupted if it ends well although this process was
-    stopped meanwhile, and FileNotFoundError if the system has no such program either.
+    wait for its end; the command is printed before it starts, unless in quiet mode. Raises
+    StepFailed if the command fails, also because it was stopped, Interrupted if it ends well
+    although this process was stopped meanwhile, and FileNotFoundError if the system has no such
+    program either.
 
     If this process is killed, the step receives SIGTERM on Linux, so that a training leaves a
     checkpoint. On Ctrl-C the terminal stops the step as well; on another signal this process sends

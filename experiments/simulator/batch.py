@@ -35,8 +35,8 @@ true if it can run, else `reason` says why not."""
 
 def simulate_file(rows_path: Path, out: Path) -> tuple[int, int]:
     """Predict every row of `rows_path`, a CSV file of workloads, and write the predictions to
-    `out`, a CSV file; return two numbers, of the rows and of those that cannot run, which have a
-    reason in `out`.
+    `out`, a CSV file; return two numbers: how many rows there are, and how many of them cannot run
+    and so have a reason in `out`.
 
     Raises BadInput if the file cannot be read, has no row or lacks a column without a default, or
     if `out` cannot be written or has something else in it; nothing is then written. Raises

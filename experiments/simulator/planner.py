@@ -65,11 +65,11 @@ def read_model(model: str, overrides: Sequence[str] = ()) -> ResolvedRun:
 
 
 def ranked_layouts(run: ResolvedRun, cluster: Cluster, gpus: int) -> list[Choice]:
-    """Simulate every layout of a run's model on `gpus` GPUs of the cluster that `possible_layouts`
-    yields, and return a list of a Choice, the workload and its prediction, for each that can run
-    and fits into memory; the batch is the run's. The order is by `expected_seconds`, least first:
-    an iteration's seconds divided by the probability that the layout fits, so that the first need
-    not be the fastest.
+    """Simulate every layout, as `possible_layouts` yields them, of a run's model on `gpus` GPUs of
+    the cluster, and return a list of a Choice, the workload and its prediction, for each that can
+    run and fits into memory; the batch is the run's. The order is by `expected_seconds`, least
+    first: an iteration's seconds divided by the probability that the layout fits, so that the first
+    need not be the fastest.
 
     Raises HardwareMissing with a reason if no layout can run and fits into memory.
     """
@@ -189,9 +189,9 @@ def _nearest(template: Workload, cluster: Cluster, gpus: int) -> str:
 
 
 def reasons(choices: Sequence[Choice]) -> str:
-    """Return as one line, for each of tp, pp, recompute, zero and micro_batch, the values of the
-    first of `choices` and of the best layout that differs from it there, with the ratio of their
-    `expected_seconds`, or that no such layout fits. `choices` are in the order of
+    """Return as one line, for each of tp, pp, recompute, zero and micro_batch, its value in the
+    first of `choices` and in the best layout that has another value, with the ratio of the two
+    layouts' `expected_seconds`, or that no such layout fits. `choices` are in the order of
     `ranked_layouts`."""
     first = choices[0]
     comparisons = []
@@ -211,7 +211,8 @@ def explain(cluster: Cluster, choice: Choice) -> str:
     seconds and share, the largest first, without parts that take none. Its heading calls the layout
     the first one. Every number is simulated; the bubble is its closed form.
 
-    Tensor-parallel communication is the time that the iteration would save if it were free.
+    Tensor-parallel communication is the time that the iteration would save if this communication
+    were free.
     """
     machine = machine_of(cluster)
     w = choice.workload

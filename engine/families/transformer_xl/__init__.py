@@ -96,8 +96,8 @@ class TrainingStreams(TrainingOrder):
 
 @dataclass(frozen=True)
 class ValidationStreams(ValidationOrder):
-    """Order in which a model with memory reads validation sequences: each of the
-    `global_batch_size` rows of the batch reads its own stream from end to end, an equal,
+    """Order in which a model with a memory of earlier segments reads validation sequences: each of
+    the `global_batch_size` rows of the batch reads its own stream from end to end, an equal,
     consecutive share of the sequences that this validation takes. The method `microbatches` yields
     a rank's microbatches."""
 

@@ -207,9 +207,9 @@ class RelativeAttention(nn.Module):
         self, x: Tensor, memory: Tensor | None, encoding: Tensor, dropout: Dropout | None
     ) -> Tensor:
         """Return the attention's output [s, b, h], the same on every rank, for x [s, b, h], a
-        `memory` [m, b, h] of the inputs before x or None, and the `encoding` [k, h] of distances
-        k − 1 … 0, with k = m + s. A position attends to the memory and to x up to itself. If
-        `dropout` is None, no weight is dropped. Every tensor-parallel rank calls it."""
+        `memory` [m, b, h] of the inputs before x or None, and the `encoding` [k, h] of distances k
+        − 1 … 0, with k = m + s. A position attends to the memory and to x up to itself. If
+        `dropout` is None, no attention weight is dropped. Every tensor-parallel rank calls it."""
         context = x if memory is None else torch.cat([memory, x])  # [k, b, h]
         qkv = self.query_key_value(context).unflatten(2, (self.heads, 3, self.head_dim))
         query, key, value = by_head(qkv)  # each [b, n/t, k, d]
@@ -318,9 +318,10 @@ class TransformerXL(CausalModel):
     ) -> Tensor:
         """Return the output of the stage, [s, b, h], from token ids [b, s] on the first stage,
         elsewhere from the previous stage's output. With a recurrence, read each layer's memory [m,
-        b, h] from its dict `before`, and write the last states, at most `memory_length` and for the
-        next segment, into its dict `after`, both by layer number; without one the segment has no
-        memory. Without `dropout` nothing is dropped. Every tensor-parallel rank calls it."""
+        b, h] from its dict `before`, and write each layer's last inputs, at most `memory_length`,
+        into its dict `after`, as the next segment's memory; both dicts are by layer number. Without
+        a recurrence the segment has no memory. Without `dropout` nothing is dropped. Every
+        tensor-parallel rank calls it."""
         x = inputs
         if self.stage.is_first:
             x = drop(

@@ -142,8 +142,8 @@ def add_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return a pair of tensors [s, b, h] on a GPU: the sum x + dropout(branch + bias), and the
     layer norm of this sum, with scale `weight` [h] and offset `shift` [h]; `epsilon` is added to
-    its variance. The `bias` [h] is the branch's; None adds nothing, and a `mask` of None drops
-    nothing. Without a branch the sum is x itself, `bias` is ignored, and `mask` must be None.
+    the sum's variance. The `bias` [h] is the branch's; None adds nothing, and a `mask` of None
+    drops nothing. Without a branch the sum is x itself, `bias` is ignored, and `mask` must be None.
     Differentiable."""
     # A wider row would not fit the registers; the reference makes two kernels of it.
     if x.size(-1) > WIDEST:

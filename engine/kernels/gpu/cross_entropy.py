@@ -22,7 +22,7 @@ def chunked(
     vocab_size: int,
     axis: VocabAxis,
 ) -> Tensor:
-    """Return the mean cross-entropy of targets [n], counted over the whole vocabulary, a scalar in
+    """Return the mean cross-entropy of targets [n], ids in the whole vocabulary, as a scalar in
     fp32, on a GPU, from hidden states [n, h] and this rank's rows of the output weight, [v/t, h];
     rows at or above `vocab_size`, counted over all ranks, are padding. Every target must be an id
     below `vocab_size`: a negative one is not ignored, and its loss has no meaning. Every rank of
