@@ -166,11 +166,11 @@ def broken_manifest(name: str, manifest: JSON) -> Iterator[str]:
 
 
 def _attempts(name: str, manifest: JSON) -> Iterator[str]:
-    """Yield a sentence for each attempt in a manifest whose `before` is not the digest of the
-    attempt before it, or in the first one the run's identity. `name` is the run's, for the
-    sentences.
+    """Yield a sentence for each attempt in a manifest whose field `before` is wrong: it must be the
+    digest of the previous attempt, and in the first attempt the run's identity. `name` is the
+    run's, for the sentences.
 
-    Manifests of earlier versions, which list `layouts`, may lack that digest.
+    Manifests of earlier versions, which list `layouts`, may lack `before`.
     """
     attempts = manifest.get("attempts", [])
     for number, attempt in enumerate(attempts):

@@ -46,7 +46,7 @@ def token_paths(prefix: Path) -> tuple[Path, Path]:
 
 def split_prefixes(directory: Path, split: str) -> list[Path]:
     """Return a list of the prefixes of a split's token files in the dataset `directory`: one for
-    each shard, in order, or the only one, whether it is there or not."""
+    each shard, in order, or else the prefix of the undivided split, whose files may not exist."""
     shards = sorted(directory.glob(f"{split}-*-of-*{TOKENS_OF}.bin"))
     return [path.with_suffix("") for path in shards] or [directory / f"{split}{TOKENS_OF}"]
 

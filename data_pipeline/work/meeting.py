@@ -97,9 +97,9 @@ class Meeting:
     def _check(
         self, facts: dict[str, str], before: dict[str, Sign], signs: dict[str, Sign]
     ) -> None:
-        """Raise BadInput, with the names of the facts that differ, if a living part has other
-        values than `facts` under the same names. A part lives if its sign, by file name, has
-        changed from `before` to `signs` and does not say that it has ended."""
+        """Raise BadInput, with the names of the facts that differ, if a living part of the array of
+        jobs has other values than `facts` under the same names. A part lives if its sign, by file
+        name, has changed from `before` to `signs` and does not say that it has ended."""
         for sign in (sign for name, sign in signs.items() if sign != before.get(name)):
             if differing := _differing(facts, sign):
                 raise BadInput(
