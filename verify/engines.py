@@ -80,8 +80,8 @@ class Work:
 
 
 class Shard(NamedTuple):
-    """A rank's part of a tensor with a parameter's shape: its name here and in the whole model,
-    where it begins in the whole, and its values."""
+    """A rank's part of a tensor with a parameter's shape: the tensor's name on this rank and in the
+    whole model, and where the part begins in the whole tensor, and its values."""
 
     parameter: str
     """Name of the parameter on this rank."""

@@ -89,7 +89,8 @@ class InstalledDocs:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Dict name → version of each distribution that is read, and of Python."""
+        """Dict name → version of each installed package whose documentation is read, and of
+        Python."""
         installed = {
             name: installed_distribution.version
             for name, installed_distribution in sorted(self._distributions.items())

@@ -62,8 +62,8 @@ def texts_of(prefix: Path) -> Path:
 
 def blend(prefixes: Sequence[Path], weight: float = 1.0) -> list[tuple[Path, float]]:
     """Return a list of pairs, each of `prefixes`, which lead to one split's token files, with its
-    share of `weight`, in proportion to the bytes of its `.bin`, which must exist; one prefix alone
-    has the whole weight, and no file is looked at."""
+    share of `weight`, in proportion to the bytes of its `.bin`, which must exist; a single prefix
+    has the whole weight, and then no file is looked at."""
     if len(prefixes) == 1:
         return [(prefixes[0], weight)]
     sizes = [token_paths(prefix)[0].stat().st_size for prefix in prefixes]

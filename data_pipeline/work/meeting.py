@@ -81,10 +81,10 @@ class Meeting:
             self._folder.parent.rmdir()
 
     def agree(self, facts: dict[str, str]) -> None:
-        """Add `facts`, texts by name such as a setting's value or a file's digest, to the ones that
-        this part shows the others. Raises BadInput, with the names of the facts that differ, if a
-        living part has other values of the same facts; a part with other values is watched for
-        LOOK_SECONDS, to see that it lives."""
+        """Add `facts`, texts by name such as a setting's value or a file's digest, to the facts
+        that this part of an array of jobs shows the other parts. Raises BadInput, with the names of
+        the facts that differ, if a living part has other values of the same facts; a part with
+        other values is watched for LOOK_SECONDS, to see that it lives."""
         facts = self._sign["facts"] | facts
         until = monotonic() + LOOK_SECONDS
         before = read_signs(self._folder)
