@@ -82,10 +82,10 @@ batch sizes that the rival tries."""
 
 
 def pretrained() -> dict[str, Callable[[], Any]]:
-    """Return a dict of functions without arguments by the model's name; each loads and returns a
-    model of transformers in fp32 on the CPU for evaluation: a LLaMA with initial weights, whose
-    function seeds torch's generator, and, where its package is installed, SmolLM2. The functions
-    raise ExtraMissing without transformers or another library that they need."""
+    """Return a dict model's name → function without arguments, which loads and returns a model of
+    transformers in fp32 on the CPU for evaluation: a LLaMA with initial weights, whose function
+    seeds torch's generator, and, where its package is installed, SmolLM2. The functions raise
+    ExtraMissing without transformers or another library that they need."""
 
     def llama() -> Any:
         library = import_extra("transformers", "bench")

@@ -304,7 +304,7 @@ def train_alone(name: str, b: int, dropout: float = DROPOUT, is_captured: bool =
     iteration that warms up and three timed ones. The model is that of `built`, which may have been
     trained already. Return a list of two cases: its speed, and what the GPU does in one more
     iteration. Raises UserError if `is_captured` is set and the passes got no CUDA graphs: CUDA
-    could not capture them, or they gave another loss or norm."""
+    could not capture the passes, or the graphs gave another loss or norm."""
     training = built(name)
     size = full_size(name, b * MICROBATCHES, 3, 1)
     training.model.graphs = None

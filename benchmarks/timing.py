@@ -167,8 +167,8 @@ def rounded(value: float) -> float:
 
 
 def first_losses(measured: Measured) -> dict[str, list[float | None]]:
-    """Return a dict by contender of the list of losses, one for each iteration, of its first round;
-    None stands for each that is not finite."""
+    """Return a dict contender → list of the losses of the contender's first round, one for each
+    iteration, with None in place of a loss that is not finite."""
     return {
         name: [loss if math.isfinite(loss) else None for loss in many[0].losses]
         for name, many in measured.items()

@@ -144,8 +144,8 @@ class InputShard(FileSchema):
 
 class NearDuplicates(FileSchema):
     """Ledger entry of the search for near-duplicates: its rule and settings, the banding of MinHash
-    signatures, the probability that a pair of a given similarity is compared, and the numbers of
-    pairs that were compared and left out."""
+    signatures, the probability that a pair of a given similarity is compared, the number of pairs
+    that were compared, and the most that were left out."""
 
     rule: str
     bands: int

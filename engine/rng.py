@@ -62,8 +62,8 @@ class Dropout:
 
     def mask(self, site: str, first_row: int = 0) -> DropoutMask:
         """Return the DropoutMask of `site`, a point of the model by name, from row `first_row` of
-        the whole mask on, and give a site that is new a row in this object's `rows`. The mask is
-        the same at every layout."""
+        the whole mask on, and enter a new site in this object's dict `rows`, with the next number
+        as its row of `table`. The mask is the same at every layout."""
         # A site that the table does not have yet, in a model's first pass, brings its keys in a
         # copy of its own.
         row = self.rows.setdefault(site, len(self.rows))

@@ -355,7 +355,7 @@ class Trainer:
 
     def iterate(self, number: int) -> tuple[Step, list[str], bool]:
         """Run the next iteration, `number`, counted from 0, update the weights unless a guard skips
-        it or its gradient overflows in fp16, and return a tuple: the Step, its line for
+        the update or the gradient overflows in fp16, and return a tuple: the Step, its line for
         metrics.jsonl; a list of the guards' warnings as texts, without empty ones; and True if a
         rank was asked to stop. Every rank calls it, after `prepare`.
 
@@ -416,8 +416,8 @@ class Trainer:
         num_samples: int,
         kind: Literal["validation", "final-validation"] = "validation",
     ) -> Validation:
-        """Return a Validation, a line of `kind`, by default `validation`, for metrics.jsonl that is
-        not yet written: mean loss and perplexity, at most e²⁰, of the first `num_samples`
+        """Return a Validation, a line of `kind`, by default `validation`, for metrics.jsonl,
+        without writing it: mean loss and perplexity, at most e²⁰, of the first `num_samples`
         validation sequences, or of all if there are fewer, without dropout. A Transformer-XL takes
         whole global batches, at least one. `iteration`, the number of finished iterations, is for
         the line. Every rank calls it. Raises NotFinite if the loss is not finite, IntegrityFailure

@@ -156,8 +156,8 @@ def open_checkpoint(
     name, probe it, and return it as an EvaluatedCheckpoint. Every rank of the settings' layout
     calls it. With `row_by_row` the weights are laid out for one row at a time.
 
-    Without a backend the engine computes checkpoints of this suite and of Megatron-LM, and of
-    others each GPT-2 that it can; transformers computes every other model, after a warning on
+    Without a backend the engine computes checkpoints of this suite and of Megatron-LM, and in other
+    formats each GPT-2 that it can; transformers computes every other model, after a warning on
     standard error if that is a GPT-2. If the checkpoint was removed meanwhile, its run's newest is
     loaded.
 

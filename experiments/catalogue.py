@@ -188,7 +188,8 @@ class Claim(Config):
 
     def bounds(self, measured: bool = True) -> tuple[float, float]:
         """Return a pair, the least and the greatest number that agrees with the claim; an end that
-        the claim leaves open is infinite. A direction asks for a number above zero, or below it.
+        the claim leaves open is infinite. A claim of a direction alone agrees with all numbers
+        above zero, or with all below it.
 
         If `measured` is true, the claim's tolerance counts; if it is false, for a number computed
         from other printed numbers, only the range of the attribute `printed` does.

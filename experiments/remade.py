@@ -207,8 +207,8 @@ def records(run: Path) -> Comparisons:
     those that are derived again from its files; a key of scores.json that the schema lacks or reads
     as another value is yielded as a sentence. Without scores.json no scores are compared. The
     published claims' source and note are not compared. If the run keeps no metrics, its own records
-    along a curve are not compared, and an Absent says so. Raises IntegrityFailure if a file is
-    missing or damaged, BadInput if it is the file of records."""
+    along a curve are not compared, and an Absent says so. Raises BadInput if the file of records is
+    missing or damaged, IntegrityFailure if another file is."""
     summary = _summary(run)
     if (run / SCORES).is_file():
         scores = read_document(run / SCORES, ReproductionScores)

@@ -111,8 +111,8 @@ def _simulated(part: Part, rows: Sequence[Row]) -> Iterator[tuple[Line, Any, Map
     predictions by name.
 
     If the workload, or the one that ratios refer to, cannot run, the workload gets one triple,
-    whose line has the `reason`; a part that simulates quantities of one layer alone (`LAYER`) does
-    not ask for this. A part that simulates nothing yields nothing.
+    whose line has the `reason`; a part of the experiment that simulates quantities of one layer
+    alone (`LAYER`) is simulated nevertheless. A part that simulates nothing yields nothing.
     """
     if not part.simulated:
         return

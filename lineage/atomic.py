@@ -183,7 +183,7 @@ def new_directory(path: Path, durable: bool = True, claims: bool = False) -> Ite
 def publish_directory(temporary: Path, path: Path, durable: bool = True) -> None:
     """Rename the finished directory `temporary` to `path`, in place of an old directory, which is
     removed. An old one with files is first renamed, so that for a moment nothing is at `path`. With
-    `durable`, the default, flush its files to disk first."""
+    `durable`, the default, flush the finished directory's files to disk first."""
     for written in [*temporary.rglob("*"), temporary] if durable else ():
         sync(written)
     # A rename cannot replace a directory that holds files.

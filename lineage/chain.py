@@ -166,11 +166,11 @@ def broken_manifest(name: str, manifest: JSON) -> Iterator[str]:
 
 
 def _attempts(name: str, manifest: JSON) -> Iterator[str]:
-    """Yield a sentence for each attempt in a manifest whose `before` is not the digest of the
-    attempt before it, or in the first one the run's identity. `name` is the run's, for the
-    sentences.
+    """Yield a sentence for each attempt in a manifest whose field `before` is wrong: it must be the
+    digest of the previous attempt, and in the first attempt the run's identity. `name` is the
+    run's, for the sentences.
 
-    Manifests of earlier versions, which list `layouts`, may lack that digest.
+    Manifests of earlier versions, which list `layouts`, may lack `before`.
     """
     attempts = manifest.get("attempts", [])
     for number, attempt in enumerate(attempts):
@@ -199,8 +199,8 @@ def _check_checkpoint(path: Path, manifest: JSON) -> Iterator[str]:
     """Yield a sentence for each contradiction of the checkpoint directory `path`: between its
     iteration and its name, and between its run, inputs or attempt and the content of manifest.json,
     `manifest`. Of its configuration, the name, the model, the twin and the layout are compared, and
-    the first difference alone gives a sentence. Raises IntegrityFailure if a JSON file in it cannot
-    be read, KeyError or TypeError if a file or the manifest lacks a key."""
+    the first difference alone gives a sentence. Raises IntegrityFailure if a JSON file in the
+    directory cannot be read, KeyError or TypeError if a file or the manifest lacks a key."""
     name = path.name
     lineage = read_object(path / LINEAGE)
     iteration = read_object(path / STATE).get("iteration")

@@ -131,9 +131,9 @@ def check_seal(directory: Path, is_read: Callable[[str], bool] = lambda name: Tr
     """Compare the files that the seal of `directory` covers with its completion marker and return
     the directory's digest, hexadecimal.
 
-    A sealed directory inside is compared by its marker alone, and files for which `is_read`, given
-    the path in the directory, returns False by size alone. Raises IntegrityFailure naming the first
-    file that is missing, added, changed or unreadable, or if there is no readable marker.
+    A sealed directory inside is compared by its marker alone, and a file by its size alone if
+    `is_read`, given its path in the directory, returns False. Raises IntegrityFailure naming the
+    first file that is missing, added, changed or unreadable, or if there is no readable marker.
     """
     marker = _read_marker(directory)
     files: dict[str, JSON] = marker["files"]

@@ -281,8 +281,9 @@ class Environment(FileSchema):
 
 class Attempt(FileSchema):
     """One start of a training on its ranks: the number of iterations finished before it, the
-    settings of its parallelism and its number of ranks, its time, code, versions of packages,
-    machine and command, and the digest of the attempt before it, which chains all attempts."""
+    settings of its parallelism and its number of ranks, when it began, its code, versions of
+    packages, machine and command, and the digest of the attempt before it, which chains all
+    attempts."""
 
     iteration: int
     """Number of iterations that were finished when the attempt began."""

@@ -205,10 +205,10 @@ def paper_parts(
 
 
 def forecast_of_order(verdicts: Iterable[Verdict]) -> str:
-    """Return a sentence on the claims that each larger model size ends lower, of which a forecast
-    was sealed before the trainings: from `verdicts`, the outcome of each such claim that was tried
-    at reduced scale, in order of the claims' ids. Other verdicts are passed over; the text is empty
-    if none is left."""
+    """Return a sentence on the claims that each larger model ends at a lower perplexity; a forecast
+    of these was sealed before the trainings. It gives from `verdicts` the outcome of each such
+    claim that was tried at reduced scale, in order of the claims' ids. Other verdicts are passed
+    over; the text is empty if none is left."""
     tried = [
         verdict
         for verdict in verdicts

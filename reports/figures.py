@@ -67,8 +67,8 @@ class Layer:
 
     @property
     def repeats(self) -> int:
-        """Largest number of values, such as runs or iterations, that one of this layer's points is
-        the mean of."""
+        """Largest number of values, such as one from each run, that are averaged in a point of this
+        layer, a line in a figure."""
         return max(point.count for point in self.points)
 
     @property

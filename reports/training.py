@@ -138,11 +138,11 @@ class Trainings:
 
     @property
     def lines(self) -> list[tuple[str, list[Training]]]:
-        """List of pairs: the name of a line of the page, and a list of the Trainings whose mean it
-        is. Each run is a line, but runs whose settings differ in the seed alone share one. A line
-        is named by its first run's directory, followed by the setting in which runs differ, with
-        its value, if it is the only one besides the seed, and by the number of seeds if there are
-        several."""
+        """List of pairs: the name of a line in the page's charts, and a list of the Trainings whose
+        mean the line is. Each run is a line, but runs whose settings differ in the seed alone share
+        one. A line is named by its first run's directory; then, if the runs of the page differ in
+        one setting alone besides the seed, by that setting and its value; then by the number of
+        seeds if there are several."""
         alike = defaultdict(list)
         for run in self.runs:
             alike[str(run.settings | {"train.seed": None})].append(run)
@@ -231,11 +231,11 @@ def _points(curves: Sequence[dict[int, float]], of_runs: bool) -> list[Point]:
 
 
 def _scored(run: Path) -> tuple[dict[str, Result], list[JSON]]:
-    """Return a pair: a dict file stem → Result of the run's checkpoints, with the task behind the
-    stem if a file has several, and a list of their generated texts, each a dict. They come from the
-    JSON files of `mlm-eval` in the run's parent folder. Other files there are passed over, and so
-    are results of checkpoints that the run has no more. Raises IntegrityFailure for a damaged
-    result."""
+    """Return a pair: a dict file stem → Result of the run's checkpoints, with the task's name
+    behind the stem if a file has results by task, and a list of their generated texts, each a dict.
+    They come from the JSON files of `mlm-eval` in the run's parent folder. Other files there are
+    passed over, and so are results of checkpoints that the run has no more. Raises IntegrityFailure
+    for a damaged result."""
     digests = {read_digest(checkpoint) for checkpoint in complete_checkpoints(run)}
     evaluations = {}
     samples = []

@@ -284,9 +284,10 @@ def _of_copies(ranks: Sequence[Sequence[TensorPart]], serial: Array) -> str:
 
 def _of_multiple(whole: Array, serial: Array, ratio: float) -> str:
     """Return in words which multiple of the serial gradient `serial` the gradient `whole` is, and
-    the likely causes if it is a whole number of times or such a fraction. For a gradient that is
-    nearly the serial one, return how far it is off, relative to its size; for one that is no
-    multiple, "". Both are arrays of one shape; `ratio` is what `ratio_of` returns for them."""
+    the likely causes if the multiple is a whole number or the inverse of a whole number. For a
+    gradient that is nearly the serial one, return the size of their difference, relative to the
+    serial one; for a gradient that is no multiple, "". Both gradients are arrays of one shape;
+    `ratio` is what `ratio_of` returns for them."""
     if is_near(whole, serial):
         apart = norm(whole - serial) / norm(serial)
         return f"off by {apart:.1g} of its size"

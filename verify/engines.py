@@ -80,8 +80,8 @@ class Work:
 
 
 class Shard(NamedTuple):
-    """A rank's part of a tensor with a parameter's shape: its name here and in the whole model,
-    where it begins in the whole, and its values."""
+    """A rank's part of a tensor with a parameter's shape: the tensor's name on this rank and in the
+    whole model, and where the part begins in the whole tensor, and its values."""
 
     parameter: str
     """Name of the parameter on this rank."""
@@ -173,7 +173,7 @@ class Engine:
     def buffers(self) -> Named:
         """Return pairs of name and buffer of floating-point numbers of this rank's model: by
         default the buffers of the attribute `module` that are in its state_dict. They are compared
-        with the serial run's as weights are, so they must be the same on every layout."""
+        with the serial run's as weights are, so their values must not depend on the layout."""
         return saved_buffers(self.module)
 
     def shards(self, named: Mapping[str, Tensor]) -> list[Shard]:
@@ -412,9 +412,10 @@ class Ours(Engine):
         )
 
     def _watch(self, chunk: Any, firsts: list[int], recorder: Any) -> Callable[[], None]:
-        """Record the outputs of a chunk's modules, and its loss, which no module returns. Call n is
-        of the microbatch that begins at sequence `firsts[n]` of the global batch; there must be no
-        further call. Return a function that ends the recording."""
+        """Record the outputs of a chunk's modules, and its loss, which no module returns. The n-th
+        call of a module belongs to the microbatch that begins at sequence `firsts[n]` of the global
+        batch; there must be no more calls than `firsts` has entries. Return a function that ends
+        the recording."""
         end_hooks = recorder.watch(chunk, firsts)
         batch_loss = chunk.batch_loss
         waiting = iter(firsts)

@@ -79,9 +79,10 @@ class Judged:
     def __init__(self, run: RecordedRun, start: Start, native: SerialReplay | None = None) -> None:
         """Build the replays of `run` that begin at `start`, a Start: at a checkpoint of the run, or
         where the run itself began. One is in float64, the other in the run's own number format; in
-        place of the other, `native` is taken if it is given, such a replay that another Judged has
-        already, of a run with the same settings from the same start. No iteration is replayed yet.
-        Raises the errors of SerialReplay, such as IntegrityFailure for a damaged checkpoint."""
+        place of the second, `native` is taken if it is given: a replay in that format that another
+        Judged has already, of a run with the same settings from the same start. No iteration is
+        replayed yet. Raises the errors of SerialReplay, such as IntegrityFailure for a damaged
+        checkpoint."""
         self.run = run
         self.start = start
         begun = start.iteration
@@ -378,8 +379,8 @@ def _common_start(first: RecordedRun, second: RecordedRun, parting: int) -> int 
     """Return the iteration of the newest checkpoint that both recorded runs, `first` and `second`,
     have before the iteration `parting`, where they part.
 
-    None, for the beginning, if they share none before it, and for a model with memory, which is
-    not in a checkpoint.
+    None, for the beginning, if the runs share no checkpoint before it, and for a model with memory,
+    because a replay does not load a checkpoint's memory.
     """
     has_memory = first.config.model.transformer_xl.memory_length
     same = (

@@ -263,8 +263,9 @@ def after_checkpoint(
     """Build this rank's engine, `kind(work, layout)`, and train it on both sides of a checkpoint.
     Load the checkpoint directory `begun`, in which the first step is done, or if it is None take
     the first step from the weights in `work`, which must be there; save a checkpoint at `saved`
-    unless that is None; then take the further steps. Return a Computed of these: their numbers and
-    their differences from `reference`, which must not have the first step. Every rank calls it."""
+    unless that is None; then take the further steps. Return a Computed of the further steps: their
+    numbers and their differences from `reference`, which must not have the first step. Every rank
+    calls it."""
     engine = kind(work, layout)
     seen = Computed()
     if begun:

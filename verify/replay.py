@@ -242,9 +242,9 @@ def _compare_checkpoints(run: Path, again: Path, end: int) -> Iterator[str]:
 
 def other_tensors(theirs: Path, ours: Path) -> list[str]:
     """Return a list of phrases on the differences of two checkpoint directories; it is empty for
-    the same bits. A tensor has its name and how it differs, a differing file `memory-…` its name
-    alone. Weights come first, in the order of the index, then the optimizer's state, then files.
-    Raises IntegrityFailure if an index, a tensor or a seal cannot be read."""
+    the same bits. The phrase for a tensor is its name and how it differs, for a file `memory-…` its
+    name alone. Weights come first, in the order of the index, then the optimizer's state, then
+    files. Raises IntegrityFailure if an index, a tensor or a seal cannot be read."""
     stated = read_object(theirs / INDEX)
     computed = read_object(ours / INDEX)
     differing = []

@@ -128,7 +128,7 @@ def train(
 class Outcome:
     """Results of one layout: `ranks`, a Computed of each rank; `rows`, the differences of their
     tensors from the reference; and `failure`, a sentence on ranks that failed, or an empty text. If
-    one failed, `ranks` and `rows` are empty."""
+    a rank failed, `ranks` and `rows` are empty."""
 
     layout: ParityLayout
     ranks: list[Computed]

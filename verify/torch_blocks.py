@@ -149,10 +149,10 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 def clip(own: Mapping[str, nn.Parameter], stages: bool = False) -> Tensor:
     """Clip in place the gradients of the parameters `own`, a dict by name, to the norm `CLIP`, by
-    torch's functions, which take no parameters of several meshes at once; one without a gradient is
-    passed over. Return the norm of the whole gradient before that, a tensor without dims. `stages`
-    is True where each rank has the parameters of other pipeline stages: the norm is then over all
-    ranks' parameters. Every rank calls it."""
+    torch's functions, which take no parameters of several meshes at once; a parameter without a
+    gradient is passed over. Return the norm of the whole gradient before clipping, a tensor without
+    dims. `stages` is True where each rank has the parameters of other pipeline stages: the norm is
+    then over all ranks' parameters. Every rank calls it."""
     groups: dict[Any, list[nn.Parameter]] = {}
     for parameter in own.values():
         if parameter.grad is not None:

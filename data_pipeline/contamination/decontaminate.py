@@ -125,7 +125,7 @@ def ngrams_of_files(paths: tuple[Path, ...], words: int, min_words: int) -> Ngra
 
 def _text(path: Path, number: int, line: str) -> str:
     """Return the string `text` of the JSON object in `line`. Raises BadInput, which names the file
-    `path` and the line's `number`, if it has none."""
+    `path` and the line's `number`, if the line has no such string."""
     try:
         record = parse_line(line.encode("utf-8"))
     except ValueError:

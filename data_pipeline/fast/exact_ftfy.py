@@ -197,8 +197,8 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
 
     def normalized(text: str, kinds_here: int = MARK) -> str:
         """Return the text in the chosen Unicode normal form. `kinds_here` are its kinds of
-        characters, as bits; by default it may have marks. Raises Unfit for a text with marks that
-        has too many of them in a row."""
+        characters, as bits; by default the text may have marks. Raises Unfit for a text with marks
+        that has too many of them in a row."""
         if kinds_here & MARK and any(len(run.group()) > MOST_MARKS for run in FIND_MARKS(text)):
             raise Unfit(
                 f"more than {MOST_MARKS:,} accents or other marks on one character, which would"

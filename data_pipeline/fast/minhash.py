@@ -253,8 +253,9 @@ def _signature(
 
     `known` [1 << TABLE_BITS, 2], at first EMPTY, caches shingles' keys and hashes, side by side,
     across documents. `recent` [RECENT_HASHES], at first 0, holds the hashes met in this document,
-    each with the document's number. Both are changed and given again. `document` must be another
-    number, from 1, for each text. `schedule` and `states` are from `working_space`.
+    each with the document's number. Both are changed here, and the caller gives them again with the
+    next text. `document` must be another number, from 1, for each text. `schedule` and `states` are
+    from `working_space`.
     """
     minima = np.full(multipliers.shape[0], np.uint32(0xFFFFFFFF))
     keys = np.empty(CHUNK, np.uint64)

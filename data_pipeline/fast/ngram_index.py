@@ -229,9 +229,9 @@ def _search(
     """Append the hashes and positions of the complete words of `codes` to `word_rows`, which has
     `count` words; `origin`, `fold` and `within_word` are as `_hash_words` takes them. Look up every
     run of `words` words in `word_rows` in the index, its `filter_bits` and its `table`, and write
-    the positions in the text at which a run that it has begins to the row MATCHES, from its start.
-    Returns the new number of complete words, whether the chunk ends inside of a word, and the
-    number of matches. Before the next chunk the caller moves the last `words` − 1 words and the
+    to the row MATCHES, from its start, the positions in the text at which the runs that are found
+    begin. Returns the new number of complete words, whether the chunk ends inside of a word, and
+    the number of matches. Before the next chunk the caller moves the last `words` − 1 words and the
     unfinished one to the start of the rows, so that no run is found twice."""
     count, within_word = _hash_words(codes, origin, fold, word_rows, count, within_word)
     hashes = word_rows[HASHES]

@@ -58,10 +58,10 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
     document or part that still holds n-grams too frequent to be cut out, with its `id` and the
     `share` of its characters, from 0 to 1, that they cover.
 
-    The index, int64 [documents, 6], locates each one, so that a slice reads no more of a shard than
-    its own documents: 1 for a part, 0 for a whole document; start and end of its line, in bytes;
-    start and end of its tokens, in tokens; the bytes of its text. Lines and tokens of parts are in
-    the files that are written here, the others in the inputs' files.
+    The index, int64 [documents, 6], locates each document or part, so that a slice reads no more of
+    a shard than its own documents: 1 for a part, 0 for a whole document; start and end of its line,
+    in bytes; start and end of its tokens, in tokens; the bytes of its text. Lines and tokens of
+    parts are in the files that are written here, the others in the inputs' files.
 
     Settings: `is_written` (False if the shard is only compared with, and all that is written is an
     empty `left_in.jsonl`), `start` (the shard's first number in the corpus), `count` (its documents

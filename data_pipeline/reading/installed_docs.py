@@ -89,7 +89,8 @@ class InstalledDocs:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Dict name → version of each distribution that is read, and of Python."""
+        """Dict name → version of each installed package whose documentation is read, and of
+        Python."""
         installed = {
             name: installed_distribution.version
             for name, installed_distribution in sorted(self._distributions.items())
@@ -276,7 +277,7 @@ def _paragraphs_in_python(code: str) -> Iterator[str]:
 
 def _topics(name: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
     """Yield a pair, id and text, for each entry of the language reference that `help()` shows, by
-    topic, from `tree`, the syntax tree of the module that holds them as a dict. An id is
+    topic, from `tree`, the syntax tree of the module that holds the entries as a dict. An id is
     `name:TOPIC`, where `name` is the name of the module's file."""
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):

@@ -107,8 +107,8 @@ class OpenedSources:
     @property
     def documents(self) -> int:
         """Approximate number of documents to read, at least 1, within the limits, by the mean size
-        of the first ones of each source of files, or a typical size for other sources. Files of the
-        sources are read for it at each access. Raises the errors of
+        of the first documents of each source of files, or a typical size for other sources. Files
+        of the sources are read for it at each access. Raises the errors of
         `FileSource.document_bytes`."""
         of_source = [
             source.document_bytes if isinstance(source, FileSource) else TYPICAL_DOCUMENT_BYTES

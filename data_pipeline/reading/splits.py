@@ -31,12 +31,12 @@ CACHED = "dataset_info.json"
 def tell_splits(root: Path | None, names: Sequence[str]) -> list[str]:
     """Return a list with the name of the split of each file in `names`, which are paths below the
     folder `root`; "" for a file whose split nothing tells. If `root` has a `dataset_dict.json` with
-    splits, the first folder of the path is the split if it is listed there. Otherwise the split is
-    one listed in the `dataset_info.json` beside the file, with which the file's name ends, or the
-    one that words of the path tell, such as `validation` for `dev`. Raises BadInput if a list is
-    unreadable.
+    splits, the first folder of the path is the split if it is listed there. Otherwise, if the
+    file's name ends with a split that the `dataset_info.json` beside the file lists, it is that
+    split, else the one that words of the path tell, such as `validation` for `dev`. Raises BadInput
+    if a list is unreadable.
 
-    If `root` is None, as for remote files, the paths alone tell it.
+    If `root` is None, as for remote files, the paths alone tell the split.
     """
     if root is None:
         return [*map(_named, names)]

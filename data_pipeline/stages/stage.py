@@ -75,5 +75,5 @@ class TokenFilter(Stage, ABC):
     def apply(self, text: str, tokens: int) -> Drop | None:
         """Return a Drop with the reason, or None if the document is kept. `tokens` is the number of
         its tokens, its end-of-text token included. A build calls this for each document that the
-        stages before have kept. The result must depend on the text, the number and the settings
+        stages before have kept. The result must depend on the text, `tokens` and the settings
         alone."""

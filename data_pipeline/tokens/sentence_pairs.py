@@ -56,8 +56,8 @@ class Masking:
         self.cls, self.sep, self.mask, self.pad = vocabulary.special_ids
 
     def words(self, tokens: Tokens) -> list[list[int]]:
-        """Return a list with the positions of each word of a sequence, in order. Special tokens
-        such as [CLS] belong to no word."""
+        """Return a list of the words of a sequence, in order, each word as the list of its tokens'
+        positions. Special tokens such as [CLS] belong to no word."""
         is_special = np.isin(tokens, self.vocabulary.special_ids)
         plain = np.where(is_special, self.vocabulary.end_of_text, tokens)
         starts = self.vocabulary.word_starts(plain)

@@ -46,7 +46,7 @@ def token_paths(prefix: Path) -> tuple[Path, Path]:
 
 def split_prefixes(directory: Path, split: str) -> list[Path]:
     """Return a list of the prefixes of a split's token files in the dataset `directory`: one for
-    each shard, in order, or the only one, whether it is there or not."""
+    each shard, in order, or else the prefix of the undivided split, whose files may not exist."""
     shards = sorted(directory.glob(f"{split}-*-of-*{TOKENS_OF}.bin"))
     return [path.with_suffix("") for path in shards] or [directory / f"{split}{TOKENS_OF}"]
 
@@ -62,8 +62,8 @@ def texts_of(prefix: Path) -> Path:
 
 def blend(prefixes: Sequence[Path], weight: float = 1.0) -> list[tuple[Path, float]]:
     """Return a list of pairs, each of `prefixes`, which lead to one split's token files, with its
-    share of `weight`, in proportion to the bytes of its `.bin`, which must exist; one prefix alone
-    has the whole weight, and no file is looked at."""
+    share of `weight`, in proportion to the bytes of its `.bin`, which must exist; a single prefix
+    has the whole weight, and then no file is looked at."""
     if len(prefixes) == 1:
         return [(prefixes[0], weight)]
     sizes = [token_paths(prefix)[0].stat().st_size for prefix in prefixes]

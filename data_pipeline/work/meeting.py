@@ -82,10 +82,10 @@ class Meeting:
             self._folder.parent.rmdir()
 
     def agree(self, facts: dict[str, str]) -> None:
-        """Add `facts`, texts by name such as a setting's value or a file's digest, to the ones that
-        this part shows the others. Raises BadInput, with the names of the facts that differ, if a
-        living part has other values of the same facts; a part with other values is watched for
-        LOOK_SECONDS, to see that it lives."""
+        """Add `facts`, texts by name such as a setting's value or a file's digest, to the facts
+        that this part of an array of jobs shows the other parts. Raises BadInput, with the names of
+        the facts that differ, if a living part has other values of the same facts; a part with
+        other values is watched for LOOK_SECONDS, to see that it lives."""
         facts = self._sign["facts"] | facts
         until = monotonic() + LOOK_SECONDS
         before = read_signs(self._folder)
@@ -98,9 +98,9 @@ class Meeting:
     def _check(
         self, facts: dict[str, str], before: dict[str, Sign], signs: dict[str, Sign]
     ) -> None:
-        """Raise BadInput, with the names of the facts that differ, if a living part has other
-        values than `facts` under the same names. A part lives if its sign, by file name, has
-        changed from `before` to `signs` and does not say that it has ended."""
+        """Raise BadInput, with the names of the facts that differ, if a living part of the array of
+        jobs has other values than `facts` under the same names. A part lives if its sign, by file
+        name, has changed from `before` to `signs` and does not say that it has ended."""
         for sign in (sign for name, sign in signs.items() if sign != before.get(name)):
             if differing := _differing(facts, sign):
                 raise BadInput(

@@ -38,7 +38,7 @@ def read_commands_table(root: Path) -> str:
 
 def read_commands(root: Path) -> dict[str, Any]:
     """Return a dict of the commands that the scripts of `root`/pyproject.toml name, by name, each
-    as a click group. Imports the modules that they are in."""
+    as a click group. Imports the commands' modules."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return {
         name: get_command(import_module(entry.partition(":")[0]).app)

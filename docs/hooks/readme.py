@@ -85,9 +85,9 @@ def results_block(kept: Reproduction) -> str:
 
 
 def tiers_block(kept: Reproduction) -> str:
-    """Return as text a Markdown table with two rows for a laptop, the largest model's scaled twins
-    and SmolLM2, and one each for a GPU, the smallest model, and a cluster, the largest: the command
-    that runs there, its duration and the result to expect. The reproduction `kept` gives the
+    """Return as text a Markdown table of four rows: on a laptop the largest model's scaled twins,
+    on a laptop SmolLM2, on one GPU the smallest model, and on a cluster the largest model. A row
+    has the command to run, its duration and the result to expect. The reproduction `kept` gives the
     published numbers, and the twins' times if their sizes are still those of the plan; SmolLM2's
     perplexity is read from the results kept below `results`."""
     names = [*kept.summary.labels]

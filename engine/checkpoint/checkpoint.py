@@ -611,8 +611,8 @@ def load_checkpoint(
 
 
 def _check_files(path: Path, mesh: ParallelMesh, is_read: Callable[[str], bool]) -> None:
-    """Compare a checkpoint's files with its seal: the sizes of all files on every rank, and the
-    digest of each file whose name `is_read` accepts on one rank alone, so that the ranks share the
+    """Compare a checkpoint's files with its seal: every rank compares the sizes of all files, and
+    one rank alone the digest of each file whose name `is_read` accepts, so that the ranks share the
     reading. Every rank calls it. Raises IntegrityFailure, on every rank, for a file that was
     changed, added or removed."""
     with mesh.all_or_none():

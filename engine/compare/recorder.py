@@ -178,8 +178,9 @@ class Recorder:
 
     def loss(self, value: Tensor, first: int, microbatch_size: int) -> None:
         """Record a microbatch's mean loss, a tensor of one element, as one element of the tensor
-        `loss`, [microbatches of the global batch]. `first` is the number of the microbatch's first
-        sequence in the global batch, and every microbatch has `microbatch_size` sequences."""
+        that is recorded as `loss`, [microbatches of the global batch]. `first` is the number of the
+        microbatch's first sequence in the global batch, and every microbatch has `microbatch_size`
+        sequences."""
         self.show("loss", value.view(1), (first // microbatch_size,))
 
     def _record(

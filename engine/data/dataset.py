@@ -69,7 +69,8 @@ class DatasetFacts:
     @property
     def parents(self) -> dict[str, str]:
         """Digests that a run records for its data, as a dict: `dataset` → the digest of the whole,
-        and for several datasets also `dataset 1`, `dataset 2` and on → their own."""
+        and for several datasets also `dataset 1`, `dataset 2` and on → the digest of that dataset
+        alone."""
         # Each dataset by itself too, so that one of a blend can be followed to its text.
         several = {f"dataset {number}": digest for number, digest in enumerate(self.digests, 1)}
         return {"dataset": self.digest} | (several if len(several) > 1 else {})

@@ -93,7 +93,8 @@ class PairEncoder:
         """Return a PairEncoder with the tokenizer of a checkpoint's directory: the first that
         exists of tokenizer/tokenizer.json, huggingface/tokenizer.json and huggingface/vocab.txt.
         Raises BadInput if none exists, and the error of the library `tokenizers` if the file is
-        damaged. If the tokenizer lacks a special token, all of them get the ids after its last."""
+        damaged. If the tokenizer lacks a special token, all special tokens get ids after the
+        tokenizer's last."""
         original = checkpoint / "huggingface"
         candidates = (
             checkpoint / "tokenizer" / FILE_NAME,

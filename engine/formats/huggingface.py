@@ -131,9 +131,9 @@ class Format(NameMap):
 
     def split(self, name: str, tensor: Tensor, config: ModelConfig) -> list[Tensor]:
         """Return our whole tensor `name`, given as `tensor`, as a list of contiguous Hugging Face
-        tensors, in the order of the method `their_names` and with rows and dims in their order; the
-        inverse of `join`, without padding rows. `config`, our model's, gives the heads and the
-        vocabulary."""
+        tensors, in the order of the method `their_names` and with rows and dims in Hugging Face's
+        order; the inverse of `join`, without padding rows. `config`, our model's, gives the heads
+        and the vocabulary."""
         tensor = tensor[: config.vocab_size] if name in OVER_VOCABULARY else tensor
         parts = self.in_their_order(name, tensor, config.num_heads).chunk(
             len(self.their_names(name, config))
@@ -319,12 +319,12 @@ def read_huggingface(
     have none, and `vocab` is not used for it. `heads` may be None or the model's number of
     attention heads.
 
-    Embedding rows beyond a GPT-2's entries are padding and become zeros, as do a BERT's heads that
-    the directory lacks; all other values keep their bits. A BERT's other files are listed to be
-    copied into the folder `huggingface` of the checkpoint. Raises BadInput for another model, for
-    another number of heads, without a GPT-2's vocabulary, and for a tokenizer.json of a BERT that
-    cannot be used; IntegrityFailure for other damaged files, naming the tensor or file, and for a
-    tokenizer with more entries than the embedding has rows.
+    Embedding rows beyond a GPT-2's entries are padding and become zeros, as do tensors of a BERT's
+    output heads that the directory lacks; all other values keep their bits. A BERT's other files
+    are listed to be copied into the folder `huggingface` of the checkpoint. Raises BadInput for
+    another model, for another number of heads, without a GPT-2's vocabulary, and for a
+    tokenizer.json of a BERT that cannot be used; IntegrityFailure for other damaged files, naming
+    the tensor or file, and for a tokenizer with more entries than the embedding has rows.
     """
     path = directory / CONFIG
     values = read_object(path)

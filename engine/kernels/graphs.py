@@ -28,9 +28,9 @@ class Captured:
         iteration's first and any later one, as graphs, which the method `total` replays. `factor`
         is a scalar tensor, 1 here; `function` returns a tensor.
 
-        `function` must read the tensors `inputs` themselves, into which `total` copies its own.
-        They become zero here: a replay without that copy would be seen. Raises torch's RuntimeError
-        if CUDA cannot capture the calls.
+        `function` must read the tensors `inputs` themselves, into which `total` copies the inputs
+        that it is given. The tensors `inputs` become zero here: a replay without that copy would be
+        seen. Raises torch's RuntimeError if CUDA cannot capture the calls.
         """
         self.inputs = inputs
         self.factor = torch.ones((), device=inputs[0].device)

@@ -132,6 +132,7 @@ class CausalModel(StageModel):
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """Return this rank's logits [..., v/t], with its part of the vocabulary's padding, for
-        `hidden`, states [..., h] that the last stage gave out; they are not gathered. A model with
-        an adaptive softmax returns on every rank the log-probabilities of all words, [..., words],
-        without padding. A subclass defines this, and every tensor-parallel rank calls it."""
+        `hidden`, states [..., h] that the last stage gave out; the ranks' logits are not gathered.
+        A model with an adaptive softmax returns on every rank the log-probabilities of all words,
+        [..., words], without padding. A subclass defines this, and every tensor-parallel rank calls
+        it."""

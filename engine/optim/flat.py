@@ -205,10 +205,10 @@ class FlatOptimizer(ABC):
 
     @torch.no_grad()
     def step(self, learning_rate: float, gradient_norm: float) -> None:
-        """Count the step, clip the gradient, whose norm `gradient_norm` is as the method of that
-        name returns it, to `train.clip_gradient`, or not if that is 0, and update the moments, the
-        master weights and the model's weights in place with the rate `learning_rate`. Every rank
-        calls it, after the gradients were reduced."""
+        """Count the step, clip the gradient to the norm `train.clip_gradient`, or not if that is 0,
+        and update the moments, the master weights and the model's weights in place with the rate
+        `learning_rate`. `gradient_norm` is what the method of that name returns. Every rank calls
+        it, after the gradients were reduced."""
         self.steps += 1
         train = self.train
         limit = self.train.clip_gradient

@@ -73,9 +73,9 @@ def learning_rate(train: TrainConfig, time: float) -> float:
 def _share_left(train: TrainConfig, time: float, end: float) -> float:
     """Return the share, from 1 to 0, of the learning rate's way from floor to peak that is left at
     `time`, which is at most `end`, the end of the schedule, both counted as `clock` does. The fall
-    has the form of `train.decay`, linear or cosine, and takes the time from the warm-up to `end`.
-    With WSD it has the form of `train.wsd_decay` and takes the last `train.wsd_iterations` alone.
-    The share is 1 before the fall and 0 at `end`."""
+    has the form of `train.decay`, linear or cosine, and takes the time from the end of the warm-up
+    to `end`. With WSD it has the form of `train.wsd_decay` and takes the last
+    `train.wsd_iterations` alone. The share is 1 before the fall and 0 at `end`."""
     length = train.wsd_iterations or end - train.warmup_iterations
     done = max(time - (end - length), 0) / length
     form = train.wsd_decay if train.decay == "WSD" else train.decay

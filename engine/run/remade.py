@@ -219,9 +219,9 @@ def datasets(run: Path) -> Comparisons:
 
 def ending(done: TrainingSummary, validations: Sequence[Validation], name: str) -> Comparisons:
     """Yield comparisons, each a Remade, of the final validation in a training's summary with the
-    last of `validations`, its validations in the metrics in their order, or with None if it has
-    none, and then of each validation's perplexity with its loss. `name` is the run's, for the
-    texts."""
+    last of `validations`, the training's validations in the metrics, in order, or with None if
+    there are none, and then of each validation's perplexity with its loss. `name` is the run's, for
+    the texts."""
     where = f"{SUMMARY} of {name}"
     by = f"its {METRICS} gives"
     stated = {

@@ -106,7 +106,7 @@ class ResolvedRun:
     @cached_property
     def tokens(self) -> int:
         """Number of token ids in all samples that the whole training reads, repeated ones included;
-        samples of a run that it continues count too."""
+        samples of a run that the training continues count too."""
         return tokens_trained(self.config.model, self.config.train)
 
     @cached_property

@@ -48,7 +48,8 @@ def per_word(row: JSON, results: list[float]) -> dict[str, tuple[float, int]]:
 def lambada(**_: Any) -> Rows:
     """Return a dict with the split `test`: OpenAI's passages, a row for each, cut as
     `--strict-lambada` does into its `context` and its last `word`. Raises DataMissing if the file
-    cannot be found or downloaded, IntegrityFailure for another file. Arguments are ignored."""
+    cannot be found or downloaded, IntegrityFailure if it has other content. Arguments are
+    ignored."""
     cut = map(split_last_word, openai_passages(find_test_set("lambada")))
     return {
         "test": Dataset.from_list([{"context": context, "word": word} for context, word in cut])

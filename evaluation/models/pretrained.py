@@ -265,7 +265,8 @@ class PretrainedModel(nn.Module):
 def packed(weight: Tensor) -> nn.Parameter:
     """Return a layer's weight as a parameter without a gradient. On a CPU with AVX-512 and oneDNN,
     a weight in float32 or bfloat16 is copied into oneDNN's own order, which only the function
-    `linear` of engine/kernels/products.py takes. Any other keeps its order and its memory."""
+    `linear` of engine/kernels/products.py takes. Any other weight keeps its order and is not
+    copied."""
     is_ordered = (
         onednn and weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
     )

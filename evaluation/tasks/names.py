@@ -57,13 +57,14 @@ def build_task(
     name: str, evaluated: "EvaluatedCheckpoint", window: int | None = None, path: Path | None = None
 ) -> "Task":
     """Return the Task of the protocol `name`, a key of TASKS, for a checkpoint, on the test file at
-    `path` or else the published one, which is downloaded if this machine lacks it. If that fails,
-    return the task that stands in for it, under a name of its own.
+    `path` or else the published one, which is downloaded if this machine lacks it. If it cannot be
+    found or downloaded, return the task that stands in for the protocol, under another name.
 
     `window` is the longest input in tokens, by default the smaller of the context and the
-    protocol's usual window, if it has one; the name of a protocol's own task tells a requested one.
-    Raises DataMissing if nothing stands in for a missing file, or if the dataset that the
-    checkpoint was trained on is missing too, and the errors of the function that builds the task.
+    protocol's usual window, if it has one; a requested `window` is in the name of the protocol's
+    task, not of one that stands in. Raises DataMissing if nothing stands in for a missing file, or
+    if the dataset that the checkpoint was trained on is missing too, and the errors of the function
+    that builds the task.
     """
     from mlm_repro.data_pipeline.contamination.testsets import find_test_set
 

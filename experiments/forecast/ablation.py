@@ -242,8 +242,8 @@ def loss_after(trained: Trained, share: float) -> float:
     `share`, 0 to 1, of its tokens.
 
     With `share` 1 it is measured on the whole validation text; before, it is interpolated between
-    validations on a part. A training that diverged has its first validation loss, that of the
-    untrained model, at any share.
+    validations on a part of that text. A training that diverged has its first validation loss, that
+    of the untrained model, at any share.
     """
     if trained.is_diverged:
         return trained.losses[0]

@@ -216,8 +216,8 @@ def predicted_iteration(job: Job) -> Prediction | None:
 def failures_of(job: Job) -> Failures:
     """Return a Failures, all in seconds: the job's mean time between failures, infinite if its rate
     of failures is 0; the times that the rank that writes most takes to write its part of a
-    checkpoint and to copy it, which pauses training; and the job's time of a restart. Raises
-    BadInput if the job's model, an override or the layout is not valid."""
+    checkpoint beside training, and to copy that part while training pauses; and the job's time of a
+    restart. Raises BadInput if the job's model, an override or the layout is not valid."""
     config = job.config()
     dp = layout_of(config, job.ranks).dp
     written = written_bytes(config.model, config.train.precision, config.parallel, dp)

@@ -99,9 +99,9 @@ class TimedStage(nn.Module):
         self.offset = nn.Parameter(torch.zeros(CONFIG.hidden_size))
 
     def run_stage(self, inputs: Tensor, batch: PipelineInput) -> Tensor:
-        """Advance the clock to the time that `inputs` carry, if that is later, and by a forward
-        pass; return states [s, b, h] that carry the new time. The first stage gets tokens and
-        begins at its own time. `batch` is not used."""
+        """Advance the clock to the time that `inputs` carry, if that is later, and then by the
+        length of a forward pass; return states [s, b, h] that carry the new time. The first stage
+        gets tokens and begins at its own time. `batch` is not used."""
         if self.is_first:
             inputs = torch.zeros(CONFIG.seq_length, len(inputs), CONFIG.hidden_size)  # [s, b, h]
         hidden: Tensor = Tick.apply(inputs + self.offset, self.clock)

@@ -52,7 +52,7 @@ class GroupedStage(nn.Module):
     """A pipeline stage of PlainLayers that recomputes its layers in backward, in groups of as many
     as its attribute `at_once` says; the last group may have fewer. The attribute is 0, which
     recomputes nothing, until the caller sets it. The first stage begins with a parameter in place
-    of an embedding, so token ids only count the sequences."""
+    of an embedding, so of the token ids only the number of sequences is used."""
 
     at_once = 0
 

@@ -207,9 +207,9 @@ def _passed_on(parallel: ParallelConfig, model: ModelConfig = MODEL) -> list[flo
 def _pipeline() -> list[Line]:
     """Measure what a rank sends to the other of two stages for each microbatch, in multiples of
     b·s·h, and return a list of lines, dicts with a record's fields. Two lines are without tensor
-    parallelism, the first stage forward and the last one back; one is for each of the first and the
-    last of WIDTHS, numbers of tensor-parallel ranks, which divide the message: the first stage
-    forward. Starts processes."""
+    parallelism: the first stage forward, and the last stage backward. Two more, for the first and
+    the last number of tensor-parallel ranks in WIDTHS, are the first stage forward, whose message
+    these ranks divide. Starts processes."""
     first, last = _passed_on(ParallelConfig(pp=2))
     numbers = lines(
         "pipeline parallel", {"border_elements_forward": first, "border_elements_backward": last}
@@ -235,8 +235,8 @@ def _interleaved() -> list[Line]:
 
 def _batches() -> list[Line]:
     """Return a list of lines, dicts with a record's fields, with the bytes that a rank sends in an
-    iteration of four microbatches per rank relative to one microbatch, for data and for tensor
-    parallelism. Starts processes."""
+    iteration of four microbatches per rank, relative to an iteration of one, for data and for
+    tensor parallelism. Starts processes."""
     numbers = []
     for series, parallel in (
         ("data parallel", ParallelConfig()),

@@ -107,8 +107,8 @@ SMOKE = Size(
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a reproduction: the target, full or scaled size and the reason for it in words,
-    the data recipe and the models to train."""
+    """The plan of a reproduction: the target; the size, full or scaled, and the reason for this
+    size in words; the data recipe; and the models to train."""
 
     target: str
     mode: str
@@ -203,8 +203,8 @@ def training_place(run: str, runs: Path) -> Path:
 
 def _of_ladder(config: RunConfig, size: Size) -> list[str]:
     """Return a list of overrides, `key=value` texts, that give a twin of this size its learning
-    rate by `RATE_RULE`, which a ladder of small models gave, and its initial deviation by its
-    width. The final rate stays the same share of the rate.
+    rate by `RATE_RULE`, which a ladder of small models gave, and the standard deviation of its
+    initial weights by its width. The final learning rate keeps its ratio to the peak.
 
     The list is empty for any size but `TWIN`: trainings of other sizes are too short for the rule.
     """

@@ -242,7 +242,7 @@ class Machine(Constants[float]):
 
 def machine_of(cluster: Cluster) -> Machine:
     """Return the Machine that the cost model calculates with: the values of the cluster's
-    constants, and the bytes of an element in its precision."""
+    constants, and the bytes of an element in the cluster's precision."""
     values = {name: getattr(cluster.constants, name).value for name in Constants.model_fields}
     return Machine(element_bytes=PARAMETER_BYTES[cluster.precision].weight, **values)
 

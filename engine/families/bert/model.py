@@ -187,9 +187,9 @@ class BERT(StageModel):
         return torch.tanh(self.pooler(hidden[0]))
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """Return this rank's logits [s, v/t] at every position of one sequence of token ids [1, s]
-        without padding, which counts as one segment, without dropout. The model must not be divided
-        into pipeline stages. Every tensor-parallel rank calls it."""
+        """Return this rank's logits [s, v/t] at every position of one sequence of token ids [1, s],
+        which has no padding and counts as one segment. No dropout is applied. The model must not be
+        divided into pipeline stages. Every tensor-parallel rank calls it."""
         hidden = self.run_stage(tokens, PipelineInput(tokens, tokens, None))
         return self.masked_head(
             hidden, self.embedding.word_embeddings.weight, torch.ones_like(tokens.T).bool()

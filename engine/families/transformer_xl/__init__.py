@@ -79,8 +79,8 @@ class TransformerXLForms(ClosedForms):
 
 @dataclass(frozen=True)
 class TrainingStreams(TrainingOrder):
-    """Order in which a model with memory reads training sequences: each row of the global batch
-    goes on in the text where its last sequence stopped.
+    """Order in which a Transformer-XL with memory reads training sequences: each row of the global
+    batch goes on in the text where the row's previous sequence stopped.
 
     The documents, shuffled as for other models, form one line of tokens, cut into streams of
     `iterations` sequences, the number of the training's iterations. Row p reads stream p, so the
