@@ -266,9 +266,10 @@ def _cells(amount: "Amount", sign: str = "") -> tuple[str, ...]:
 
 
 def _open(dataset: Path) -> Path:
-    """Return the path of `dataset`, without links in it: a complete directory that `run`, `import`
-    or a verb wrote. Raises BadInput if `dataset` is no run or one of another kind, IntegrityFailure
-    if it is not complete or its manifest is damaged."""
+    """Return the path of `dataset`, without links in it: a complete directory that a verb of
+    `mlm-data`, such as `run` or `import`, wrote. Raises BadInput if `dataset` is no run's directory
+    or has a run of another kind, IntegrityFailure if it is not complete or its manifest is
+    damaged."""
     from mlm_repro.lineage.digest import is_sealed
     from mlm_repro.lineage.run import RunDirectory
 

@@ -646,12 +646,12 @@ def _help(
     meeting: Meeting,
     room: int,
 ) -> RunDirectory:
-    """Do the work of a part that is not the first, and return the `run`. Wait in the `meeting`
-    until the first part has begun; call `build` with a Workspace in the run's directory, whose
-    `executor`, a PartExecutor on `workers`, does this part's share of each stage's tasks; then wait
-    until the first part has sealed the run. What `build` returns is not used. `room` is the disk
-    space in bytes that the work may take. A UserError, such as Interrupted for a part that has
-    ended, is raised only if the run is not sealed."""
+    """Do the work of one part, but not the first, of a build on several machines, and return the
+    `run`. Wait in the `meeting` until the first part has begun; call `build` with a Workspace in
+    the run's directory, whose `executor`, a PartExecutor on `workers`, does this part's share of
+    each stage's tasks; then wait until the first part has sealed the run. What `build` returns is
+    not used. `room` is the disk space in bytes that the work may take. A UserError, such as
+    Interrupted for a part that has ended, is raised only if the run is not sealed."""
     work = run.path / FOLDER
     try:
         meeting.wait_for(
@@ -720,9 +720,9 @@ def _put_away(work: Path, shelf: Path | None) -> None:
 
 
 def _found(run: RunDirectory) -> RunDirectory:
-    """Print to standard error that `run`, a complete run, was found, let the symbolic link with its
-    name beside its directory point to it, and return `run`. Anything but a link that has the name
-    stays. Raises BadInput if this user may not write there."""
+    """Print to standard error that `run`, a complete run, was found, let the symbolic link that has
+    the run's name, beside the run's directory, point to the run, and return `run`. A file or folder
+    that has the link's name stays. Raises BadInput if this user may not write there."""
     print(f"already complete: {run.path}", file=sys.stderr)
     run.link()
     return run

@@ -167,9 +167,10 @@ def stretches(num_targets: int, num_words: int, window: int) -> list[Block]:
 
 
 def block_weights(blocks: Sequence[Block], normaliser: float, num_windows: int) -> Floats:
-    """Return the part of the divisor `normaliser` of a result that falls to each block, [blocks],
-    which add up to it: in proportion to the block's scored words, or to its scored sub-words if the
-    divisor counts these. `blocks` have their numbers of scored sub-words.
+    """Return an array [blocks]: the share of `normaliser`, a result's divisor, that falls to each
+    block. The shares add up to the divisor and are in proportion to the blocks' scored words, or to
+    their scored sub-words if the divisor counts these. `blocks` have their numbers of scored
+    sub-words.
 
     A divisor by sub-words counts all that were scored, or one less in some of the `num_windows`
     windows.
