@@ -345,9 +345,9 @@ class Built(NamedTuple):
 
 class Rehearsed(NamedTuple):
     """Measured cost of building a sample of a corpus, `documents` documents in a file of JSON lines
-    of `bytes` bytes: two Built with times and counts, of a small build and of this one, the bytes
-    on disk by stage, the peak memory, and the number of documents in each bucket of the search for
-    near-duplicates. The cost of the whole is predicted from it."""
+    of `bytes` bytes: two Built with times and counts, of a small build and of the sample's, the
+    bytes on disk by stage, the peak memory, and the number of documents in each bucket of the
+    search for near-duplicates. The cost of the whole corpus is predicted from it."""
 
     documents: int
     bytes: int

@@ -476,7 +476,8 @@ def _flags(words: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _equal(text: str, values: list[str]) -> bool:
-    """Return True if `values` is one text and it equals `text`, as text or as a number."""
+    """Return True if the list `values` has exactly one text, which equals `text`, as text or as a
+    number."""
     try:
         return len(values) == 1 and (text == values[0] or float(text) == float(values[0]))
     except ValueError:

@@ -55,8 +55,9 @@ target too few in every window but the first, and weights the window's mean loss
 
 @dataclass(frozen=True)
 class Stream:
-    """Text as the requests of a perplexity task, which score its targets in order, each at most
-    once, with its blocks and its recipe for the protocol line. Some recipes leave targets out."""
+    """A text as the requests of a perplexity task, with the text's blocks and, for the protocol
+    line, the recipe of the requests. The requests score the text's targets in order, each target at
+    most once. Some recipes leave targets out."""
 
     recipe: str
     """Recipe of the requests, for the protocol line."""
