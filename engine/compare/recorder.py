@@ -29,8 +29,7 @@ WRAPPERS = re.compile(r"^((module|_orig_mod|model)\.)+")
 
 
 class NameMap(Config):
-    """Translation of another engine's module and parameter names, and of its tensors' layouts, to
-    ours.
+    """Translation of another engine's module and parameter names, and of its layouts, to ours.
 
     In a pattern, `*` matches one part between dots and `**` one or more parts.
     """

@@ -20,7 +20,7 @@ class Step(FileSchema, frozen=False, strict=True):
     """Line of metrics.jsonl for one training iteration, or for the mean of several up to it: loss,
     learning rate, gradient norm, loss scale, seconds, the speed of all ranks together, and if the
     update was skipped. Guards fill `spike` and `warning`; the first line of a run that continues
-    another has a warning that names the other run."""
+    another has a warning that names that run."""
 
     kind: Literal["train"]
     iteration: int
