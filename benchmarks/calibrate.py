@@ -505,9 +505,10 @@ def h100_fit(a100: Machine) -> Fit:
 
 def v100_fit(a100: Machine) -> Fit:
     """Return the Fit of Megatron of 2019 on V100s, not yet carried out; it fits the constants of
-    SOFTWARE_OF_2019. This call fits latency and bandwidth of all-reduces inside a node alone. All
-    others come from `a100`, the fitted A100 machine, but two are 0: softmax on the host and the
-    latency per rank inside a node. Rows of ratios refer to the first row, which has no weight."""
+    SOFTWARE_OF_2019. The only constants that this call itself fits are latency and bandwidth of
+    all-reduces inside a node. All others come from `a100`, the fitted A100 machine, but two are 0:
+    softmax on the host and the latency per rank inside a node. Rows of ratios refer to the first
+    row, which has no weight."""
     rows = v100_rows()
     apart = [row for row in megatron_2019() if "figure" in row.experiment and row.value != 100]
     shared = {name: getattr(a100, name) for name in CONSTANTS}

@@ -140,8 +140,8 @@ def promise_of(recipe: Path) -> Promise:
 def used(recipe: Path, runs: Path) -> tuple[int, int, float]:
     """Build the dataset of `recipe`, a file of `write_recipe`, below the folder `runs` with
     `mlm-data` in a process of its own. Return the peak of its memory and of its disk in bytes, and
-    its processor seconds. Disk is looked at twice a second, so a short peak is missed; of a recipe
-    with another name than `shape` it is 0.
+    its processor seconds. Disk is looked at twice a second, so a short peak is missed; for a recipe
+    with another name than `shape`, the files of its work folder are missed too.
 
     Raises UserError if the build fails.
     """

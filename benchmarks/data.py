@@ -78,9 +78,10 @@ NOTES = [
 
 @dataclass(frozen=True)
 class StageRivals:
-    """A stage of the data pipeline by plain libraries and by ours: two functions, `plain` and
-    `ours`, that take a list of texts and return a list with an answer for each, which should be
-    equal. `goal` is the least factor by which ours should be faster, None without a goal."""
+    """A stage of the data pipeline as two functions: `plain`, by plain libraries, and `ours`, this
+    program's. Both take a list of texts and return a list with an answer for each text; the two
+    lists should be equal. `goal` is the least factor by which `ours` should be faster, None without
+    a goal."""
 
     name: str
     library: str
@@ -97,8 +98,9 @@ class StageRivals:
 def measure(corpus: Path, rounds: int) -> Benchmark:
     """Measure every stage on `corpus`, a file of JSON lines, then the whole pipeline `rounds`
     times; return the Benchmark, the record. Test sets and GPT-2's vocabulary are downloaded if this
-    machine lacks them; stages do without what cannot be had: no test set, no decontamination; no
-    vocabulary, and a token is a byte. Sets TOKENIZERS_PARALLELISM in the environment.
+    machine lacks them; stages do without what cannot be had: without a test set nothing is
+    decontaminated, without the vocabulary a token is a byte. Sets TOKENIZERS_PARALLELISM in the
+    environment.
 
     Raises BadInput if the file cannot be read or fewer than two documents are left for some stage,
     UserError if the pipeline fails.

@@ -466,8 +466,9 @@ def write_dataset(directory: Path) -> Path:
 def check_kernels(kind: torch.dtype, shape: KernelShape, *names: str) -> Result:
     """Compare the kernels in `names`, by default all, with their references on this GPU at a shape
     and in the number format `kind`, as the tests do under an interpreter. Return a list: for each
-    kernel a Case, with its largest error as a multiple of the reference's if that is finite, and
-    after it a sentence if that is above 2 or not finite. Needs the tests' package."""
+    kernel a Case, with its largest error as a multiple of the reference's error if this multiple is
+    finite, and after the Case a sentence if the multiple is above 2 or not finite. Needs the tests'
+    package."""
     from tests.engine import exactness
 
     return exactness.check_kernels(kind, shape, names)

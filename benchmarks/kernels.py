@@ -156,8 +156,8 @@ def seconds_of(run: Callable[[], object]) -> float:
     """Call the function `run` and return the seconds of one call: processor seconds if this
     process's device is a CPU, else by the GPU's own clock.
 
-    On a GPU it is called once more before, and then ten times in a row, queued while the GPU still
-    multiplies something else; the mean of the ten is returned.
+    On a GPU `run` is first called once without the clock, then ten times in a row, queued while the
+    GPU still multiplies something else; the mean of the ten is returned.
     """
     device = local_device()
     if device.type == "cpu":

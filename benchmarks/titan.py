@@ -108,8 +108,8 @@ class Model(nn.Module):
 def build(layout: Any, score_before_experts: bool = True) -> nn.Module:
     """Return this rank's share of a small language model, on the CPU: `layout.tp` ranks divide the
     experts by torchtitan's plan, and the other layers as its models divide them. It is the whole
-    model if `layout.tp` is 1. Scores multiply the experts' inputs or, if `score_before_experts` is
-    false, their outputs. Every rank calls it. Seeds torch's generator."""
+    model if `layout.tp` is 1. The router's scores multiply the experts' inputs or, if
+    `score_before_experts` is false, their outputs. Every rank calls it. Seeds torch's generator."""
     torch.manual_seed(1)
     model = Model(score_before_experts)
     if layout.tp > 1:

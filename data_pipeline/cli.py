@@ -202,9 +202,10 @@ def _overrides(overrides: list[str] | None, workers: int | None) -> list[str]:
 
 def _counts(directory: Path) -> str:
     """Return one line of text on the content of a finished directory. If it has an overlap.json,
-    this is the percentage found of each test set alone. Else it is, from its ledger.json, documents
-    and tokens of each split, or bytes where no tokens were counted, and a warning of malformed
-    lines. Raises IntegrityFailure if the file is damaged."""
+    the line says only, for each test set, which percentage of it was found. Else the line has, from
+    the directory's ledger.json, documents and tokens of each split, or bytes where no tokens were
+    counted, and a warning of malformed lines. Raises IntegrityFailure if the file that is read is
+    damaged."""
     from mlm_repro.lineage.files import read_values
 
     if (directory / "overlap.json").is_file():
@@ -266,9 +267,10 @@ def _cells(amount: "Amount", sign: str = "") -> tuple[str, ...]:
 
 
 def _open(dataset: Path) -> Path:
-    """Return the path of `dataset`, without links in it: a complete directory that `run`, `import`
-    or a verb wrote. Raises BadInput if `dataset` is no run or one of another kind, IntegrityFailure
-    if it is not complete or its manifest is damaged."""
+    """Return the path of `dataset`, without links in it: a complete directory that a verb of
+    `mlm-data`, such as `run` or `import`, wrote. Raises BadInput if `dataset` is no run's directory
+    or has a run of another kind, IntegrityFailure if it is not complete or its manifest is
+    damaged."""
     from mlm_repro.lineage.digest import is_sealed
     from mlm_repro.lineage.run import RunDirectory
 

@@ -198,9 +198,9 @@ class Ledger(FileSchema, frozen=False):
 
     @property
     def lines(self) -> int:
-        """Number of documents and malformed lines that were read, where a row of a table or a text
-        file is a line too. Blank lines are not counted, nor the documents of datasets that are only
-        compared with."""
+        """Number of documents and malformed lines that were read; a table's row and a whole text
+        file count as lines too. Blank lines are not counted, nor the documents of datasets that are
+        only compared with."""
         return self.malformed_lines + self.stages[0].documents_in
 
     def stage(self, name: str) -> StageAttrition:

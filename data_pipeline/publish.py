@@ -185,9 +185,9 @@ def _amounts(pipeline: Pipeline) -> dict[str, Amount]:
 
 
 def _describe(pipeline: Pipeline, files: JSON) -> DataCard:
-    """Return the DataCard of the dataset that a pipeline made, which must have a tokenizer, with
-    its stages' settings and such facts as the versions of their libraries; `files` maps each file's
-    name to its pair (bytes, SHA-256)."""
+    """Return the DataCard of the dataset that a pipeline made, with the settings of the pipeline's
+    stages and such facts as the versions of the stages' libraries. The pipeline must have a
+    tokenizer. `files` maps each file's name to its pair (bytes, SHA-256)."""
     config = pipeline.config
     stages = pipeline.stages
     assert pipeline.tokenizer

@@ -346,9 +346,9 @@ class Built(NamedTuple):
 
 class Rehearsed(NamedTuple):
     """Measured cost of building a sample of a corpus, `documents` documents in a file of JSON lines
-    of `bytes` bytes: two Built with times and counts, of a small build and of this one, the bytes
-    on disk by stage, the peak memory, and the number of documents in each bucket of the search for
-    near-duplicates. The cost of the whole is predicted from it."""
+    of `bytes` bytes: two Built with times and counts, of a small build and of the sample's, the
+    bytes on disk by stage, the peak memory, and the number of documents in each bucket of the
+    search for near-duplicates. The cost of the whole corpus is predicted from it."""
 
     documents: int
     bytes: int
@@ -647,12 +647,12 @@ def _help(
     meeting: Meeting,
     room: int,
 ) -> RunDirectory:
-    """Do the work of a part that is not the first, and return the `run`. Wait in the `meeting`
-    until the first part has begun; call `build` with a Workspace in the run's directory, whose
-    `executor`, a PartExecutor on `workers`, does this part's share of each stage's tasks; then wait
-    until the first part has sealed the run. What `build` returns is not used. `room` is the disk
-    space in bytes that the work may take. A UserError, such as Interrupted for a part that has
-    ended, is raised only if the run is not sealed."""
+    """Do the work of one part, but not the first, of a build on several machines, and return the
+    `run`. Wait in the `meeting` until the first part has begun; call `build` with a Workspace in
+    the run's directory, whose `executor`, a PartExecutor on `workers`, does this part's share of
+    each stage's tasks; then wait until the first part has sealed the run. What `build` returns is
+    not used. `room` is the disk space in bytes that the work may take. A UserError, such as
+    Interrupted for a part that has ended, is raised only if the run is not sealed."""
     work = run.path / FOLDER
     try:
         meeting.wait_for(
@@ -721,9 +721,9 @@ def _put_away(work: Path, shelf: Path | None) -> None:
 
 
 def _found(run: RunDirectory) -> RunDirectory:
-    """Print to standard error that `run`, a complete run, was found, let the symbolic link with its
-    name beside its directory point to it, and return `run`. Anything but a link that has the name
-    stays. Raises BadInput if this user may not write there."""
+    """Print to standard error that `run`, a complete run, was found, let the symbolic link that has
+    the run's name, beside the run's directory, point to the run, and return `run`. A file or folder
+    that has the link's name stays. Raises BadInput if this user may not write there."""
     print(f"already complete: {run.path}", file=sys.stderr)
     run.link()
     return run

@@ -95,9 +95,9 @@ def read_script(text: str) -> list[str]:
     first word that begins with `;`, `&`, `|` or an output redirection, and without `$@`.
 
     Nothing is run. Variables and arrays that the script sets are substituted by their last value in
-    the text, and defaults, as in `${NAME:-1}`, of others; the rest keep their `$`. Raises BadInput
-    for an open quotation mark, and if the last such call is of another program, as of
-    `pretrain_bert.py`.
+    the text, and other variables by their default, as in `${NAME:-1}`; variables without either
+    keep their `$`. Raises BadInput for an open quotation mark, and if the last such call is of
+    another program, as of `pretrain_bert.py`.
     """
     text = re.sub(r"\\\n", " ", re.sub(r"(?m)(^|\s)#.*$", r"\1", text))
     text = re.sub(r'"(\$\{\w+\[@\]\})"', r"\1", text)
@@ -476,7 +476,8 @@ def _flags(words: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _equal(text: str, values: list[str]) -> bool:
-    """Return True if `values` is one text and it equals `text`, as text or as a number."""
+    """Return True if the list `values` has exactly one text, which equals `text`, as text or as a
+    number."""
     try:
         return len(values) == 1 and (text == values[0] or float(text) == float(values[0]))
     except ValueError:

@@ -76,8 +76,8 @@ def paired_difference(first: Result, second: Result) -> Difference:
     """Return the Difference of the second result minus the first, paired over the parts of a text:
     difference of ln perplexity with its 95 % interval, for last-word tests also of accuracy, and
     their standard errors. The p value is for the perplexities, in last-word tests for the
-    accuracies. With a single part the errors, the interval and a perplexity's p value are None; the
-    last is None too where the standard error is 0, as for two equal results.
+    accuracies. With a single part the errors, the interval and a perplexity's p value are None;
+    this p value is None too where the standard error is 0, as for two equal results.
 
     Raises BadInput if the two results are of different protocols, or on different texts or parts,
     or if a last-word result keeps no examples.

@@ -96,8 +96,8 @@ class Scores(NamedTuple):
 
     def taken(self, indices: Tokens, requests: Sequence[Request]) -> "Scores":
         """Return a Scores of `requests`, in order: `requests[n]` has the tokens of this object's
-        request number `indices[n]`, and gets the scores of as many of its last tokens as it scores
-        itself."""
+        request number `indices[n]`, and gets that request's scores for as many of the last tokens
+        as `requests[n]` scores."""
         counts = np.array([request.num_scored for request in requests], dtype=np.int64)
         ends = (self.starts + self.num_scored)[indices]
         chosen = np.concatenate(

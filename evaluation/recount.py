@@ -34,9 +34,9 @@ def follows(result: PerplexityResult | ClozeResult) -> dict[str, float]:
     as a dict name of the result's field → number.
 
     A PerplexityResult must be by original tokens, without first tokens of the tokenizer, and its
-    numbers by words must not be None. Its `num_original_tokens` is the result's own, or the nearest
-    number that its blocks allow; fewer than two blocks give no standard error. A ClozeResult
-    without examples gives its accuracy, with its standard error and counts, alone.
+    numbers by words must not be None. In the dict, `num_original_tokens` is the result's own, or
+    the nearest number that its blocks allow; fewer than two blocks give no standard error. A
+    ClozeResult without examples gives its accuracy, with its standard error and counts, alone.
     """
     if isinstance(result, ClozeResult):
         return _cloze_follows(result)

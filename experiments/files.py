@@ -95,8 +95,8 @@ class KeptRun(FileSchema, extra="forbid"):
         by file name) are those of its completion marker; the metrics are not checked. No file is
         read.
 
-        Raises IntegrityFailure if one differs from the sealed content, or if the marker was edited.
-        Without a marker nothing is checked.
+        Raises IntegrityFailure if a file differs from the sealed content, or if the marker was
+        edited. Without a marker nothing is checked.
         """
         if self.seal is None:
             return

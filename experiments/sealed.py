@@ -92,7 +92,7 @@ def gather(made: Sequence[RunDirectory], runs: Path) -> RunDirectory:
 
 def digest_of_numbers(records: Iterable[Record]) -> str:
     """Return the SHA-256, as hexadecimal text, of the records in their order without their `source`
-    and `digest`, the name and the digest of their run, which depend on it."""
+    and `digest`: the name and the digest of their run depend on this SHA-256."""
     return sha256_json([record.model_dump(exclude={"source", "digest"}) for record in records])
 
 

@@ -302,9 +302,9 @@ def named(outcome: str) -> str:
 
 
 def totals(verdicts: Iterable[Verdict], by_paper: bool = False) -> Table:
-    """Return a Table with a row for each scale, with `by_paper` for each paper and scale, that has
-    a count, and a column for each of the outcomes confirmed, contradicted, predicted and not tried,
-    which has the text of `counted`: facts and, in brackets, claims."""
+    """Return a Table with a row for each scale or, with `by_paper`, for each paper and scale; rows
+    without any count are left out. A column for each of the outcomes confirmed, contradicted,
+    predicted and not tried has the text of `counted`: facts and, in brackets, claims."""
     every = list(verdicts)
     rows = []
     for paper in dict.fromkeys(each.claim.paper for each in every) if by_paper else ("",):

@@ -85,9 +85,9 @@ def parts_within(run: Path) -> list[Path]:
 
 def misfits(directory: Path, kind: Kind, values: JSON) -> Iterator[str]:
     """Yield a sentence for each way in which a directory departs from its kind: a file that is
-    missing, unknown, a link or not JSON, a key that stands twice, a setting or a name. Hidden files
-    and the folders of logging libraries are passed over, and a link from a run's name to the run
-    beside it is no fault.
+    missing, unknown, a link or not JSON, a key that stands twice, a wrong setting or a wrong name.
+    Hidden files and the folders of logging libraries are passed over, and a link from a run's name
+    to the run beside it is no fault.
 
     `values` is the content of its manifest.json, an empty dict for a kind without one. Settings are
     not compared if they are of another version of the kind's schema. Raises KeyError, TypeError or

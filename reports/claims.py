@@ -45,8 +45,8 @@ class Claims(tuple[Verdict, ...]):
     @property
     def deviations(self) -> list[float]:
         """List of how far our numbers are from the published ones: |ours / published − 1|, a float,
-        for each claim of an exact or approximate number other than 0 that was tried, not at reduced
-        scale."""
+        for each claim that was tried, but not at reduced scale, and that states an exact or
+        approximate number other than 0."""
         return [
             abs(verdict.record.value / float(verdict.claim.value) - 1)
             for verdict in self
@@ -125,8 +125,8 @@ class PaperPart(NamedTuple):
 
 
 class Paper(NamedTuple):
-    """Section of the page for one paper: all its claims, and the same claims in parts, most of them
-    a table or figure each."""
+    """Section of the page for one paper: all its claims, and the same claims divided into parts,
+    most parts with one experiment's table or figure."""
 
     name: str
     title: str

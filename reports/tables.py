@@ -238,7 +238,7 @@ def settings(card: DataCard) -> list[tuple[str, str]]:
 def near_duplicates(banding: NearDuplicates) -> list[str]:
     """Return a list of three or four sentences, as text, on a dataset's search for near-duplicates,
     from `banding`, the entry on it in the dataset's ledger: how it is set, how likely a pair of
-    documents is compared by its similarity, how many compared pairs reach the threshold and, if
+    documents of a given similarity is compared, how many compared pairs reach the threshold and, if
     some documents were not compared with every earlier one, how many, and at most how many pairs
     that leaves out."""
     bins = len(banding.compared_pairs_by_similarity)

@@ -239,7 +239,7 @@ class Engine:
     @torch.no_grad()
     def planted(self, tensors: Iterable[str]) -> dict[str, float]:
         """Set the gradient to 1 in one parameter and to 0 elsewhere, for each of `tensors` in turn,
-        and return by name the norms that the program's own step finds.
+        and return a dict parameter name → the gradient norm that the engine's own step finds.
 
         Every rank calls it, with the names of whole parameters, and only if `counts_norm` is True.
         By default each norm comes from an update, which changes the weights.

@@ -132,11 +132,11 @@ class Judged:
 
     def iterate(self, iteration: int) -> None:
         """Replay the iteration `iteration` in float64 and in the run's own format, and judge the
-        recorded iteration `SEEN_AHEAD` before it: its first number that rounding does not explain
-        becomes the attribute `number`, unless there was one. Compare the checkpoint after
-        `iteration`, if the run has one: its tensors that rounding does not explain become the
-        attribute `tensors`, unless an earlier checkpoint had some. Call it for each iteration of
-        the attribute `iterations`, in order."""
+        recorded iteration that is `SEEN_AHEAD` earlier: the first number there that rounding does
+        not explain becomes the attribute `number`, unless an earlier iteration had one. Compare the
+        checkpoint after `iteration`, if the run has one: its tensors that rounding does not explain
+        become the attribute `tensors`, unless an earlier checkpoint had some. Call it for each
+        iteration of the attribute `iterations`, in order."""
         numbers = self.truth.numbers(iteration)
         # Without validations: the training's losses, of fewer tokens, are no nearer to float64.
         loose = self.native.numbers(iteration, False)
@@ -215,9 +215,10 @@ class Judged:
         self.tensors = self.tensors or list(self.off(iteration, self.truth))
 
     def off(self, iteration: int, replay: SerialReplay) -> Iterator[Beyond]:
-        """Yield a `Beyond` for each tensor of the run's checkpoint at an iteration that is farther
-        from the tensor of `replay`, which has reached it, than rounding explains; in the order of
-        computation. `iterate` must have compared this checkpoint before."""
+        """Yield a `Beyond`, in the order of computation, for each tensor that in the run's
+        checkpoint at this iteration is farther from the same tensor of `replay` than rounding
+        explains. `replay` must have reached this iteration, and `iterate` must have compared this
+        checkpoint before."""
         due = replay.tensors()
         recorded = SerialReplay(
             self.run, self.run.start_at(iteration), self.run.config.train.precision
@@ -343,11 +344,11 @@ def explain(first: RecordedRun, second: RecordedRun) -> None:
 
 
 def _first_bits(first: RecordedRun, second: RecordedRun) -> int | None:
-    """Print, on one line, the first place in which two runs have other bits, and return its
-    iteration. The iterations that both have are compared in order: in each first the recorded
-    numbers, then the tensors of its checkpoint, as far as both runs have them. If all are equal,
-    nothing is printed and None is returned. Raises BadInput if the runs have no iteration in
-    common, IntegrityFailure if a checkpoint of theirs cannot be read."""
+    """Print, on one line, the first recorded number or tensor that differs at all between two runs,
+    and return its iteration. The iterations that both have are compared in order: first an
+    iteration's recorded numbers, then the tensors of its checkpoint, as far as both runs have them.
+    If all are equal, nothing is printed and None is returned. Raises BadInput if the runs have no
+    iteration in common, IntegrityFailure if a checkpoint of theirs cannot be read."""
     common = [number for number in first.iterations if number in second.iterations]
     for number in common:
         mine = first.numbers(number)

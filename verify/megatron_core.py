@@ -524,12 +524,12 @@ class MegatronCore(Engine):
         return builder(config.GPTDataset, [count, 0, 0], lambda: True, described).build()[0]
 
     def shards(self, named: Mapping[str, Tensor]) -> list[Shard]:
-        """Return a list of a Shard for each part that this rank holds of the tensors in `named`, at
-        the offset that Megatron-Core's checkpoints state; a buffer that these leave out has none.
-        The tensors have the names and shapes of the network's parameters or saved buffers. A
-        Shard's `key` is this suite's name of the whole tensor if the work has token files and the
-        suite has a name for it, else Megatron-Core's. Every rank calls it. Raises BadInput for a
-        parameter that these checkpoints have no entry for."""
+        """Return a list with a Shard for each part that this rank holds of the tensors in `named`,
+        at the offset that Megatron-Core's checkpoints state; a buffer that these checkpoints leave
+        out has no Shard. The tensors have the names and shapes of the network's parameters or saved
+        buffers. A Shard's `key` is this suite's name of the whole tensor if the work has token
+        files and the suite has a name for it, else Megatron-Core's. Every rank calls it. Raises
+        BadInput for a parameter that these checkpoints have no entry for."""
         shards = shards_of(self.gpt, named)
         if not self.work.tokens:
             return shards

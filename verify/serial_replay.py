@@ -60,9 +60,9 @@ class Start(NamedTuple):
 
 
 class RecordedRun:
-    """A training as its directory records it, complete or not: its `config`; dicts by iteration of
-    its `steps`, the lines of metrics, of the list of its `validations`, and of its `checkpoints`'
-    paths; and `begin`, its starting point."""
+    """A training as its directory records it, complete or not: its `config`; its starting point,
+    `begin`; and three dicts by iteration: `steps` gives the line of metrics, `validations` a list
+    of Validations, and `checkpoints` the path of the checkpoint."""
 
     def __init__(self, path: Path) -> None:
         """Read the run at `path`. Raises BadInput for a directory that is not a training or was

@@ -188,8 +188,8 @@ def small_work(
 
 def core_fields(texts: Mapping[str, str]) -> JSON:
     """Return a dict name → value of fields of Megatron-Core's configurations and arguments of its
-    GPTModel, read from `texts`, a dict name → text such as `True`. Its fusions of bias with
-    activation and with dropout are in the dict too, off unless `texts` sets them.
+    GPTModel, read from `texts`, a dict name → text such as `True`. Megatron-Core's fusions of bias
+    with activation and with dropout are in the dict too, off unless `texts` sets them.
 
     Raises BadInput for an unknown field, with the nearest name, for a field that the layout sets,
     and for a text whose value is not of the field's type.

@@ -29,9 +29,9 @@ def split_and_keep(text: str, ngrams: Ngrams, margin: int = 200, min_part: int =
 
     At the first match, the left part ends with the last sentence end (`.`, `!` or `?`) at least
     `margin` characters before it, and the right part starts after the first sentence end at least
-    `margin` characters behind it, where a match counts as long as its words with one space between.
-    A part is kept if it is longer than `min_part` characters. The right part is searched in turn.
-    Both numbers are 200 by default. Time is linear in the text.
+    `margin` characters behind it, where a match's length is the length of its words joined by one
+    space. A part is kept if it is longer than `min_part` characters. The right part is searched in
+    turn. `margin` and `min_part` are 200 by default. Time is linear in the text.
     """
     parts = []
     begin = 0

@@ -45,7 +45,7 @@ class Ngrams:
     @cached_property
     def ngrams(self) -> frozenset[str]:
         """Frozenset of the n-grams of the texts, each as its words joined by one space. A text with
-        fewer words than an n-gram is in it as a whole."""
+        fewer words than an n-gram is in the set as a whole."""
         runs = (runs_of(text.split(" "), self.words) for text in self.texts)
         return frozenset(chain.from_iterable(runs))
 

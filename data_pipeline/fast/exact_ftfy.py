@@ -110,7 +110,7 @@ find_badness = re.compile(BADNESS_RE.pattern, BADNESS_RE.flags | re.MULTILINE).s
 
 
 def may_be_decoded(text: str) -> bool:
-    """Return True if ftfy may repair the encoding of one of the text's lines. The answer holds only
+    """Return True if ftfy might repair the encoding of a line of the text. The answer holds only
     for a text without characters that ftfy always repairs, such as control characters."""
     return any(
         find_badness(text, suspect.start() - BADNESS_WIDTH, suspect.start() + BADNESS_WIDTH)

@@ -191,9 +191,9 @@ def _draws() -> Bytes4:
 
 @compiled
 def _lookup(key: np.uint64, entries: Words) -> np.uint64:
-    """Return the entry in the hash table `entries` of the n-gram with this key, a number with the
-    key in its high bits and the n-gram's row of probabilities in its last ROW_BITS bits, or FREE if
-    no profile has the n-gram."""
+    """Return the entry of the n-gram with this key in the hash table `entries`: a number that has
+    the key in its high bits and the n-gram's row of probabilities in its last ROW_BITS bits, or
+    FREE if no profile has the n-gram."""
     last = np.uint64(len(entries) - 1)
     slot = (key * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - SLOTS_LOG2)
     while entries[slot] != FREE and entries[slot] >> ROW_BITS != key:

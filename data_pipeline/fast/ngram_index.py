@@ -55,10 +55,10 @@ class NgramIndex:
         _fill(hashes, self._filter, self._table)
 
     def candidates(self, text: str) -> Iterator[int]:
-        """Yield the character positions, ascending, of the words of `text` at which an n-gram of
-        the index may begin. Every match is among them.
+        """Yield, in ascending order, the character positions of those words of `text` at which an
+        n-gram of the index might begin. Every match begins at such a position.
 
-        The text is read in chunks: memory beyond it is constant.
+        The text is read in chunks: memory beyond the text's own is constant.
         """
         word_rows = _word_arrays(min(len(text), CHUNK_CHARACTERS) + 1, self._words)
         word_rows[STARTS, 0] = 0

@@ -160,7 +160,7 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
 def _ngrams_of(lines: str) -> Ngrams:
     """Return an Ngrams of the n-grams in `lines`, a text with one on each line, the last line too
     with a newline at its end; of none if the text is empty. The last result is kept, because all
-    shards of a corpus are searched for the same."""
+    shards of a corpus are searched for the same n-grams."""
     return Ngrams.of(lines.split("\n")[:-1])
 
 

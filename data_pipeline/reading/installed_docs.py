@@ -107,8 +107,8 @@ class InstalledDocs:
 
     def describe(self) -> str:
         """Return a text of one line for the ledger: this source's name, the version of Python and
-        the number of installed packages. Once `pieces` has drawn a sample, the numbers of its files
-        and of all files are in it too."""
+        the number of installed packages. Once `pieces` has drawn a sample, the number of files in
+        the sample and the number of all files are in the text too."""
         version = platform.python_version()
         count = len(self._distributions)
         return (

@@ -119,7 +119,8 @@ class Remote:
         """Return the remote file, opened for reading, as a binary stream, whose bytes are requested
         as they are read, `buffering` bytes ahead. `mode` must be "rb". Opening and reading raise
         BadInput if there is no such file, Interrupted if the server does not answer, ExtraMissing
-        without a library that the address needs; opening also BadInput without the file's size."""
+        without a library that the address needs; opening also BadInput if the server does not state
+        the file's size."""
         import fsspec
 
         file = fsspec.spec.AbstractBufferedFile(

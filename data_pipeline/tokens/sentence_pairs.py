@@ -220,10 +220,11 @@ def _map_samples(sizes: Any, documents: Any, longest: int, draws: Any, index: An
     """Write the samples of one pass over the file to the first rows of `index` in order, each as
     its first sentence, the sentence after its last and its target length, at most `longest`, and
     return their number: Megatron-LM's build_mapping (megatron/core/datasets/helpers.cpp) with its
-    generator's `draws`, one for each sentence and document, but it keeps documents with a sentence
-    of more than 512 tokens. `index` [rows, 3] must have room for all: a sample has at least two
-    sentences. `sizes` are the tokens of each sentence, `documents` the first sentences of
-    documents, then the number of sentences. A document of one sentence has no sample."""
+    generator's `draws`, one for each sentence and document, but documents with a sentence of more
+    than 512 tokens are not left out here. `index` [rows, 3] must have room for all: a sample has at
+    least two sentences. `sizes` are the numbers of tokens of the sentences, `documents` the index
+    of each document's first sentence, then the number of sentences. A document of one sentence has
+    no sample."""
     targets = np.where(draws % SHORT_EVERY == 0, 2 + draws % (longest - 1), longest)
     count = 0
     drawn = 0

@@ -69,10 +69,10 @@ def padded_vocab_size(vocab_size: int, multiple: int = 128, tp: int = 1) -> int:
 
 
 class Tokenizer:
-    """Encodes text as token ids, and decodes them, by `backend`, a tokenizer of the library
-    `tokenizers`, which from then on treats special tokens in a text like other characters and
-    neither cuts nor pads. Raises BadInput if the vocabulary lacks `end_token`, the token that ends
-    a text."""
+    """Encoder of text as token ids, and decoder of token ids, by `backend`, a tokenizer of the
+    library `tokenizers`. From then on `backend` treats special tokens in a text like other
+    characters and neither cuts nor pads. Raises BadInput if the vocabulary lacks `end_token`, the
+    token that ends a text."""
 
     end_of_text: int
     """Id of the token that ends a document."""

@@ -435,8 +435,8 @@ def save_checkpoint(
 
     Raises Interrupted if the checkpoint cannot be written or the run's directory was moved,
     Diverged for a tensor that is not finite, IntegrityFailure for a tensor that was not written as
-    it was copied and, with the new one in its place, BadInput if the run has another run's
-    checkpoint.
+    it was copied and, once the new checkpoint is in its place, BadInput if the run has another
+    run's checkpoint.
     """
     writer = CheckpointWriter(parameters, optimizer, mesh)
     writer.begin(run, config, state, tokenizer)

@@ -241,9 +241,10 @@ def _read_run(
     """Fill the target with consecutive elements of this rank's part of the tensor `name`, which
     `parameter` describes, from element `start` of the part on. `entry` is the tensor's entry in the
     index. The target is flat, or is the whole part; an empty one is left alone. `file` is a
-    function that opens a file of the checkpoint `directory` by its name, whose errors pass. Raises
-    IntegrityFailure if the numbers are not floating-point, the tensor in a file is too small, or
-    the number of files does not divide the dim; a tensor that is too large is not noticed."""
+    function that opens a file of the checkpoint `directory` by its name; its errors are passed on.
+    Raises IntegrityFailure if the numbers are not floating-point, the tensor in a file is too
+    small, or the number of files does not divide the dim; a tensor that is too large is not
+    noticed."""
     shape = parameter.local.shape
     count = target.numel()
     if not count:

@@ -48,7 +48,7 @@ class StreamMemory:
 
     def commit(self) -> None:
         """Keep the states that the microbatches since the last `commit` or `discard` have left, as
-        the memory for the next iteration."""
+        a Transformer-XL's memory for the next iteration."""
         for places, recurrence in self._passing.items():
             self._states[places] = recurrence.after
         self._passing = {}

@@ -89,11 +89,11 @@ def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None)
     GPT-2's vocabulary comes from the directory `vocab`, or without it from `directory` itself.
     Sizes come from the tensors and must agree with the file's arguments. `heads`, the number of
     attention heads, is needed for a file whose arguments do not state it (2019, NVIDIA's released
-    models), and must agree with one that does. All rows of the word embedding are kept; rows beyond
-    the vocabulary are padding. Raises BadInput for another model, for a missing number of heads or
-    vocabulary, and for a number of heads that disagrees with the file's or that its ranks do not
-    divide; IntegrityFailure, naming file and tensor, for files that are damaged or do not fit
-    together.
+    models), and must agree with a file that states it. All rows of the word embedding are kept;
+    rows beyond the vocabulary are padding. Raises BadInput for another model, for a missing number
+    of heads or vocabulary, and for a number of heads that disagrees with the file's or that its
+    ranks do not divide; IntegrityFailure, naming file and tensor, for files that are damaged or do
+    not fit together.
     """
     if vocab is None and (directory / VOCABULARY).is_file():
         vocab = directory

@@ -41,8 +41,8 @@ def learning_rate(train: TrainConfig, time: float) -> float:
     - `linear`: a straight line from peak to floor, as for BERT.
     - `inverse-square-root`: max(peak·√(w/n), floor), with w and n at least one update or, in this
       unit, one sample.
-    - `WSD`: the peak, and in the last d steps of N a fall by its own form. It and the one before
-      follow `optimizer_param_scheduler.py` of Megatron-Core 0.16.
+    - `WSD`: the peak, and in the last d steps of N a fall by its own form. `WSD` and
+      `inverse-square-root` follow `optimizer_param_scheduler.py` of Megatron-Core 0.16.
     - `exponential`: a rise from floor to peak by equal factors, without a warm-up.
     """
     peak = train.learning_rate

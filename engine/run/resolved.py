@@ -323,10 +323,10 @@ def resolve(
     config: RunConfig, ranks: int | None = None, origin: StartingPoint | None = None
 ) -> ResolvedRun:
     """Return the ResolvedRun of a configuration, with its dataset, layout and starting point, on
-    `ranks` ranks. By default these are the most that the batch can be divided among and that this
-    machine has GPUs for, or cores if it has no GPU, but at least tp × pp. The dataset gives the
-    vocabulary. With `origin` given, or without a dataset, the vocabulary stays as configured and no
-    starting point is looked up.
+    `ranks` ranks. Their default number is the largest among which the batch can be divided and for
+    which this machine has GPUs, or cores if it has no GPU, but at least tp × pp. The dataset gives
+    the vocabulary. With `origin` given, or without a dataset, the vocabulary stays as configured
+    and no starting point is looked up.
 
     Raises DataMissing, IntegrityFailure or BadInput for a dataset or starting point that is
     missing, incomplete or does not fit, and BadInput as `checked_layout` does, such as for a layout

@@ -122,8 +122,9 @@ def is_as_fetched(directory: Path, repository: str) -> bool:
 
 def _wanted(name: str, described: Any) -> list[str]:
     """Return a list of glob patterns of the files to download, with weights in the first format of
-    `WEIGHTS` that the repository has, in the first of all if it has none. `described` is the hub's
-    description of the repository, with its files; `name` is the model's name in errors.
+    `WEIGHTS` that the repository has, or in the first of `WEIGHTS` if the repository has none of
+    these formats. `described` is the hub's description of the repository, with its files; `name` is
+    the model's name in errors.
 
     Raises BadInput if that format is GGUF and there are several files.
     """

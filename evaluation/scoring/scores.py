@@ -521,8 +521,8 @@ def _sum_exponentials(logits: Array, start: int, count: int, highest: Array, tot
 
 
 class NoMemory(BadInput):
-    """Raised for a model that cannot score with memory: it has no memory, or it is on several
-    ranks."""
+    """Raised for a model that cannot score with a Transformer-XL's memory: the model has no such
+    memory, or is on several ranks."""
 
 
 def remembering(model: ScoringModel) -> TransformerXL:

@@ -143,9 +143,9 @@ def _digest(evaluation: str, data: bytes) -> bytes:
 def _parse(data: bytes, num_scored: Sequence[Tokens], evaluation: str) -> dict[int, Scores]:
     """Return a dict number of a batch → its Scores, from `data`, the bytes of a file of records, up
     to the first record that is wrong, incomplete, of an unknown batch or with another number of
-    tokens than its batch. `num_scored` has, for each batch, an array of the number of scored tokens
-    of each request, which the Scores get too. `evaluation` is the name of the file's directory,
-    which each record's digest covers."""
+    tokens than its batch has. `num_scored` has, for each batch, an array of the number of scored
+    tokens of each request; the Scores get this array too. `evaluation` is the name of the directory
+    that the file is in; each record's digest covers this name."""
     parsed = {}
     start = 0
     while start + HEADER.size <= len(data):

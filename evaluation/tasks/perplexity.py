@@ -55,8 +55,9 @@ target too few in every window but the first, and weights the window's mean loss
 
 @dataclass(frozen=True)
 class Stream:
-    """Text as the requests of a perplexity task, which score its targets in order, each at most
-    once, with its blocks and its recipe for the protocol line. Some recipes leave targets out."""
+    """A text as the requests of a perplexity task, with the text's blocks and, for the protocol
+    line, the recipe of the requests. The requests score the text's targets in order, each target at
+    most once. Some recipes leave targets out."""
 
     recipe: str
     """Recipe of the requests, for the protocol line."""
@@ -167,9 +168,10 @@ def stretches(num_targets: int, num_words: int, window: int) -> list[Block]:
 
 
 def block_weights(blocks: Sequence[Block], normaliser: float, num_windows: int) -> Floats:
-    """Return the part of the divisor `normaliser` of a result that falls to each block, [blocks],
-    which add up to it: in proportion to the block's scored words, or to its scored sub-words if the
-    divisor counts these. `blocks` have their numbers of scored sub-words.
+    """Return an array [blocks]: the share of `normaliser`, a result's divisor, that falls to each
+    block. The shares add up to the divisor and are in proportion to the blocks' scored words, or to
+    their scored sub-words if the divisor counts these. `blocks` have their numbers of scored
+    sub-words.
 
     A divisor by sub-words counts all that were scored, or one less in some of the `num_windows`
     windows.

@@ -117,10 +117,10 @@ def huggingface_wikitext(
 
 def gptq_wikitext2(name: str, path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
     """Return the PerplexityTask on the WikiText-2 file at `path` by GPTQ's recipe, in whole
-    disjoint windows of `context` tokens: its `datautils.py` joins the rows, its `llama.py` scores
-    them. `name` is the task's. Raises BadInput if the file cannot be read or is shorter than a
-    window, and IntegrityFailure if it is not the official one or if GPT-2's tokenizer gives another
-    number of sub-words than the known one."""
+    disjoint windows of `context` tokens: the rows are joined as in GPTQ's `datautils.py`, the
+    windows scored as in its `llama.py`. `name` is the task's. Raises BadInput if the file cannot be
+    read or is shorter than a window, and IntegrityFailure if the file is not the official one or if
+    GPT-2's tokenizer gives another number of sub-words than the known one."""
     text = read_wikitext(name, path, "wikitext2")
     task = program_perplexity(text, GPTQ, [join_rows(text.text)], tokenizer, context)
     _expect_gpt2(tokenizer, task.stream, NUM_GPT2_TOKENS_OF_WIKITEXT2)

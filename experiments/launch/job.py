@@ -146,9 +146,10 @@ class Job(Config):
         return self.nodes * self.ranks_per_node
 
     def host_names(self) -> list[str]:
-        """Return a list of the names in the file that this job's setting `hosts` names, or an empty
-        list if the setting is not set; the ranks meet at the first. Raises BadInput if that file is
-        missing or cannot be read, or unless it has one valid name for each node."""
+        """Return a list of the names of hosts in the file whose path is this job's setting `hosts`,
+        or an empty list if the setting is not set; the ranks meet at the first host. Raises
+        BadInput if that file is missing or cannot be read, or unless it has one valid name for each
+        node."""
         try:
             names = self.hosts.read_text(encoding="utf-8").split() if self.hosts else []
         except (OSError, UnicodeDecodeError) as error:

@@ -105,8 +105,8 @@ def write_huggingface(directory: Path) -> Path:
 def answers(divided: Path, tp: int) -> Answers:
     """Run transformers' model in the directory `divided`, which holds `tp` parts, on `tp` ranks,
     each of which calls this, on random texts that are the same at every call. Return on each rank a
-    float32 array of its logits [texts, tokens, v], and a list with a list for each text: its token
-    ids followed by those of its greedy continuation."""
+    float32 array of the model's logits [texts, tokens, v], and a list with a list for each text:
+    the text's token ids, followed by the token ids of its greedy continuation."""
     model: Any = load_rank(divided, build_mesh(Layout(tp=tp)).tp)
     tokens = torch.randint(
         0, SHAPE.vocab_size, (TEXTS, TOKENS), generator=torch.Generator().manual_seed(SEED)

@@ -61,8 +61,9 @@ class ReproducedModel(FileSchema):
 
     @property
     def label(self) -> str:
-        """The name under which readers see the trained model: `8.3b twin (446 k)`, with its size,
-        or the published name if the sizes are equal or its size is unknown."""
+        """The name under which readers see the trained model: with its size, such as `8.3b twin
+        (446 k)`, or the published name alone if the trained model has the published size or an
+        unknown one."""
         size = self.trained.parameters
         if size in (None, self.published.parameters):
             return self.series

@@ -253,10 +253,10 @@ def results_of(
 
 
 def _bands(records: list[Record], run: RunDirectory) -> Iterator[Record]:
-    """Yield, for each model and each of its bits per byte, log-likelihood and final validation
-    perplexity with several seeds, a Record of the mean over the seeds, without a seed; minimum and
-    maximum stand in its note, and the reproduction `run` is its origin. `records` has the record of
-    each seed, and may have others."""
+    """Yield a Record, without a seed, for each model and each of its quantities (bits per byte,
+    log-likelihood and final validation perplexity) that has records of several seeds: the mean over
+    the seeds. Minimum and maximum stand in its note, and the reproduction `run` is its origin.
+    `records` has the record of each seed, and may have others."""
     of_seeds = defaultdict(list)
     for record in records:
         if record.seed is not None and record.quantity.endswith((*UNITS_OF_TWINS, END)):

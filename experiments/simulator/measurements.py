@@ -79,9 +79,9 @@ class Observation(NamedTuple):
 
 
 def megatron_2019() -> list[Observation]:
-    """Return a list of Observations of the 2019 paper's Figures 1 and 5 and Tables 2, 7 and 8, one
-    for each workload: the published value of the first quantity that its part simulates. The first
-    one is on a single GPU."""
+    """Return a list with an Observation for each workload of the 2019 paper's Figures 1 and 5 and
+    Tables 2, 7 and 8: the published value of the first quantity that is simulated for its figure or
+    table. The first Observation is of a single GPU."""
     return observed(
         "2019/figure-1", "2019/figure-5", "2019/table-2", "2019/table-7", "2019/table-8"
     )
@@ -224,9 +224,9 @@ def _parameters(workload: Workload) -> int:
 
 
 def _scaling_percent(row: Simulated) -> float:
-    """Return the throughput per GPU of the row's workload as a percentage of that of the first
-    workload, which the row has too. Throughput is parameters × sequences of the global batch over
-    the simulated time: the normalisation that fits the 2019 paper's Figure 5."""
+    """Return the throughput per GPU of the row's workload as a percentage of the throughput per GPU
+    of `first`, the row's other workload. Throughput is parameters × sequences of the global batch
+    over the simulated time: the normalisation that fits the 2019 paper's Figure 5."""
     work, first_work = (
         workload.global_batch / workload.gpus * _parameters(workload)
         for workload in (row.workload, row.first)
