@@ -303,8 +303,8 @@ def write_texts(path: Path, texts: Sequence[str]) -> Path:
 
 def choose_vocabulary() -> tuple[Tokenizer, str, str]:
     """Return a Tokenizer, the lines for it in a recipe's section `tokenizer` as a text, and the
-    vocabulary's name in words: GPT-2's, downloaded if this machine lacks its files, or the bytes
-    alone if they cannot be had."""
+    vocabulary's name in words: GPT-2's, downloaded if this machine lacks its files, or, if the
+    files cannot be had, a vocabulary of the bytes alone."""
     try:
         return Tokenizer.from_gpt2_files(*find_gpt2_vocabulary()), 'kind = "gpt2"', "GPT-2's"
     except DataMissing:  # any text trains the bytes and the end of a text

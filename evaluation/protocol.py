@@ -207,9 +207,9 @@ class Task(ABC):
         """Numbers, counted from 0 in the whole test, of the requests in `requests`."""
 
     def limited(self, limit: int | None) -> Self:
-        """Return a copy of this task, which must be whole, with at most `limit` requests, spread
-        evenly over the test, or with memory the first ones; with all requests if `limit` is
-        None."""
+        """Return a copy of this task, which must have the whole test, with at most `limit`
+        requests, spread evenly over the test, or the first ones if the task uses a Transformer-XL's
+        memory; with all requests if `limit` is None."""
         limited = copy.copy(self)
         chosen = evenly_spread(self.whole, limit)
         limited.chosen = range(len(chosen)) if self.with_memory else chosen

@@ -30,10 +30,10 @@ NAMED = {"tp", "pp", "chunks", *itertools.chain.from_iterable(PARTS.values())}
 
 
 class ParityLayout(ParallelConfig):
-    """Layout of a training that is compared with the serial one, which is the default: the number
-    of ranks of each axis (tp, pp, dp, cp, ep, fsdp), the sequences per microbatch, the schedule
-    and options such as recomputation. The property `name` states what differs from the serial run,
-    such as `tp2-pp2-dp2-chunks2-sp-recompute`."""
+    """Layout, by default the serial one, of a training that is compared with the serial training:
+    the number of ranks of each axis (tp, pp, dp, cp, ep, fsdp), the sequences per microbatch, the
+    schedule and options such as recomputation. The property `name` states what differs from the
+    serial run, such as `tp2-pp2-dp2-chunks2-sp-recompute`."""
 
     dp: int = 1
     cp: int = 1

@@ -547,11 +547,12 @@ def score_with_memory(
     segments: Sequence[Request],
     on_progress: Callable[[int], None] = lambda count: None,
 ) -> Scores:
-    """Score the segments of a text in order, each with the memory of earlier ones, and return one
-    Scores for all, in which no token is banned. Each request must score all its tokens but the
-    first, which is the last one of the request before. `on_progress` gets 1 after each segment.
+    """Score the segments of a text in order, each with the Transformer-XL's memory of earlier
+    segments, and return one Scores for all, in which no token is banned. Each request must score
+    all its tokens but the first, which is the last one of the request before. `on_progress` gets 1
+    after each segment.
 
-    Raises NoMemory for a model without memory or on several ranks, and BadInput for a segment
+    Raises NoMemory for a model without such memory or on several ranks, and BadInput for a segment
     longer than the model's context.
     """
     network = remembering(model)
