@@ -131,7 +131,8 @@ class Encoder(Protocol):
 
 
 def with_first(tokenizer: Encoder, tokens: Sequence[int]) -> list[int]:
-    """Return a list of the ids of the tokenizer's first tokens and, after them, of `tokens`."""
+    """Return a list of token ids: the `first_tokens` that the tokenizer puts before every text,
+    then `tokens`."""
     return [*tokenizer.first_tokens, *tokens]
 
 

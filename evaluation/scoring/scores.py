@@ -526,8 +526,8 @@ class NoMemory(BadInput):
 
 
 def remembering(model: ScoringModel) -> TransformerXL:
-    """Return the network, a Transformer-XL, of a model with memory. Raises NoMemory for a model
-    without memory or on several ranks."""
+    """Return the model's network, a Transformer-XL with memory of earlier segments. Raises NoMemory
+    for a model without such memory or on several ranks."""
     network = model.network
     if not isinstance(network, TransformerXL) or not network.config.transformer_xl.memory_length:
         raise NoMemory(

@@ -39,8 +39,8 @@ def built_parameters(config: ModelConfig, part: str = "") -> int:
 
 def measure_built(experiment: Experiment) -> list[Line]:
     """Return a list of lines, dicts with a record's fields, two for each model that the experiment
-    counts: the parameters of the model, and of its layers alone, in billions. The models are built
-    without values. Prints the progress to standard error."""
+    counts: the number of parameters of the model, and of its layers alone, in billions. The models
+    are built without values. Prints the progress to standard error."""
     numbers = []
     for part in experiment.parts:
         rows = workload_rows(part.workloads)
