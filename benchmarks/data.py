@@ -185,10 +185,10 @@ def measure(corpus: Path, rounds: int) -> Benchmark:
 def measure_stages(
     texts: Sequence[str], tokenizer: Path, test_sets: tuple[Path, ...]
 ) -> tuple[list[Case], Counter[str]]:
-    """Measure each stage, by plain libraries and by ours, on the documents that the stage before
-    kept; the first gets `texts`. Return a list of the record's Cases, and a Counter of the texts of
-    the final documents. `tokenizer` is a directory, `test_sets` are files; without test sets
-    nothing is decontaminated.
+    """Measure each stage, by plain libraries and by our code, on the documents that the stage
+    before kept; the first gets `texts`. Return a list of the record's Cases, and a Counter of the
+    texts of the final documents. `tokenizer` is a directory, `test_sets` are files; without test
+    sets nothing is decontaminated.
 
     Raises BadInput if fewer than two documents are left for a stage.
     """

@@ -518,7 +518,7 @@ class Trainer:
 
     def _loss_of(self, tokens: tuple[tuple[int, ...], ...]) -> float:
         """Return the current model's mean loss, without dropout, on `tokens`, samples of token ids,
-        [samples, length + 1]. Every rank calls it with the same ones: data-parallel ranks do not
+        [samples, length + 1]. Every rank calls it with the same samples: data-parallel ranks do not
         divide them, and each computes the loss of all. The model is left in evaluation mode."""
         total = self.model.evaluate([to_input(np.array(tokens, dtype=np.int64), self.mesh)])
         return self.mesh.pp.all_reduce(total).item() / len(tokens)

@@ -64,7 +64,7 @@ class Inputs:
 
     @classmethod
     def of_built(cls, reproduction: Path) -> "Inputs":
-        """Return the Inputs of the report that was built in the directory `reproduction`, as its
+        """Return the Inputs of the report that was built in the directory `reproduction`, as the
         report's sources.json names them. Raises IntegrityFailure if sources.json is damaged or
         missing."""
         sources = read_document(reproduction / REPORT / SOURCES, Sources)
