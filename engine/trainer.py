@@ -306,9 +306,9 @@ class Trainer:
 
     def _score(self, iteration: int, progress: Progress) -> float:
         """Score the run's sealed checkpoint of `iteration` by those protocols of `record.evaluate`
-        whose file of scores is not there, and return the seconds that it took, which are none of
-        the training's. Every rank calls it, and waits for the first, which starts mlm-eval. A
-        scoring that fails gives a warning through `progress`. Sets `saved`, so that
+        whose file of scores is not there, and return the seconds that the scoring took, which do
+        not count as training. Every rank calls it, and waits for the first rank, which starts
+        mlm-eval. A scoring that fails gives a warning through `progress`. Sets `saved`, so that
         `checkpoint_minutes` count anew. Raises Interrupted if a rank is asked to stop meanwhile."""
         start = monotonic()
         run = self.directory.path

@@ -206,8 +206,8 @@ def choose_layouts(
 ) -> tuple[list[ParityLayout], dict[str, list[ParityLayout]]]:
     """Return the layouts to compare, in order, and a dict from each reason why layouts do not fit
     to the layouts left out for it. `names` is a text of layouts' names with commas between, kept in
-    that order, each once, and none is left out; or `all`, which stands for those that fit, fewest
-    ranks first.
+    that order, each once, and no named layout is left out; or `all`, which stands for those that
+    fit, fewest ranks first.
 
     Raises BadInput for a name that is no layout's, and if a layout that was named does not fit,
     needs more than `ranks`, or is the serial run.
