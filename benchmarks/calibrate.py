@@ -591,8 +591,8 @@ def widest(
 
     In `a100` and `h100` a fold is a source, predicted by a fit on the other sources of its cluster;
     `v100` counts as one source, each row of which was predicted by a fit of the software's
-    constants on the other rows, with the A100 fit's constants for the rest. Its coverage is the
-    mean share of a source's rows that lie inside the range of the others.
+    constants on the other rows, with the A100 fit's constants for the rest. The returned interval's
+    coverage is the mean share of a source's rows that lie inside the range of the other sources.
     """
     ratios = [
         held["ratio"][held["fold"] == fold]

@@ -187,10 +187,10 @@ def measure(corpus: Path, rounds: int) -> Benchmark:
 def measure_stages(
     texts: Sequence[str], tokenizer: Path, test_sets: tuple[Path, ...]
 ) -> tuple[list[Case], Counter[str]]:
-    """Measure each stage, by plain libraries and by ours, on the documents that the stage before
-    kept; the first gets `texts`. Return a list of the record's Cases, and a Counter of the texts of
-    the final documents. `tokenizer` is a directory, `test_sets` are files; without test sets
-    nothing is decontaminated.
+    """Measure each stage, by plain libraries and by our code, on the documents that the stage
+    before kept; the first gets `texts`. Return a list of the record's Cases, and a Counter of the
+    texts of the final documents. `tokenizer` is a directory, `test_sets` are files; without test
+    sets nothing is decontaminated.
 
     Raises BadInput if fewer than two documents are left for a stage.
     """
@@ -305,8 +305,8 @@ def write_texts(path: Path, texts: Sequence[str]) -> Path:
 
 def choose_vocabulary() -> tuple[Tokenizer, str, str]:
     """Return a Tokenizer, the lines for it in a recipe's section `tokenizer` as a text, and the
-    vocabulary's name in words: GPT-2's, downloaded if this machine lacks its files, or the bytes
-    alone if they cannot be had."""
+    vocabulary's name in words: GPT-2's, downloaded if this machine lacks its files, or, if the
+    files cannot be had, a vocabulary of the bytes alone."""
     try:
         return Tokenizer.from_gpt2_files(*find_gpt2_vocabulary()), 'kind = "gpt2"', "GPT-2's"
     except DataMissing:  # any text trains the bytes and the end of a text

@@ -278,7 +278,7 @@ def ours(model: ScoringModel, requests: Sequence[Request], batch_size: int | Non
 def plain_loop(network: GPT2, requests: Sequence[Request], batch_size: int) -> Answers:
     """Score requests on the CPU by Megatron-LM's loop: float logits and log-softmax at every
     position, then the scored positions alone. Return an array [requests, 2]: the negative
-    log-likelihood in nats, and 1 where all tokens were the likeliest.
+    log-likelihood in nats, and 1 where all scored tokens were the likeliest.
 
     The requests of one batch, `batch_size` that follow each other, must have the same length.
     """

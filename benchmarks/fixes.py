@@ -236,9 +236,9 @@ def put_back(directory: Path, edits: Sequence[Edit]) -> None:
 def ask(tree: Path, case: Case, beside: Path) -> Said:
     """Run `mlm-verify layouts` as a case asks, on the package below the directory `tree`, and
     return the answer as a Said: its state is "finding", "silent" or "cannot run", the last also if
-    it takes more than 400 seconds or ends without an answer, and its sentences are the findings or
-    the reasons, with TREE for the path. `beside` is the folder of programs that a case names by
-    path. It runs in a process of its own, which alone imports the package."""
+    the command takes more than 400 seconds or ends without an answer, and its sentences are the
+    findings or the reasons, with TREE for the path. `beside` is the folder of programs that a case
+    names by path. The command runs in a process of its own, which alone imports the package."""
     start = time.monotonic()
     receive, send = Pipe(duplex=False)
     child = get_context("fork").Process(target=_answer, args=(tree, case, beside, send))

@@ -360,7 +360,7 @@ class Pipeline:
         return decisions.input
 
     def _decontaminate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
-        """Decide by a task which n-grams of the test sets are cut out, the ones that are not too
+        """Decide in a task which n-grams of the test sets are cut out, the ones that are not too
         frequent in the corpus, describe the search in the ledger, and return these n-grams as an
         Input of a further task. `measured` is the finished second pass. `decided` has the decisions
         on duplicates, if there are any: n-grams in duplicates do not count. `prepared` is not

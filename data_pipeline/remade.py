@@ -136,10 +136,10 @@ def card(run: Path) -> Comparisons:
 
 def stages(run: Path) -> Comparisons:
     """Yield comparisons, each a Remade, of the files that a verb of `mlm-data` wrote in the
-    directory `run`: of its ledger with its own numbers, the manifest and the documents beside it,
-    or of `overlap.json` with the manifest and its own counts. A directory with a data card is
-    compared as a whole dataset. Raises IntegrityFailure if a file is damaged, and for such a
-    dataset BadInput if a token file or the tokenizer is missing."""
+    directory `run`: of the ledger with its own numbers, the manifest and the documents in the
+    directory, or of `overlap.json` with the manifest and with its own counts. A directory with a
+    data card is compared as a whole dataset. Raises IntegrityFailure if a file is damaged, and for
+    such a dataset BadInput if a token file or the tokenizer is missing."""
     if (run / LEDGER).is_file():
         done = [stage.name for stage in read_document(run / LEDGER, Ledger).stages]
         asked = [SOURCE, *_config(run).get("stages", [])]

@@ -145,10 +145,10 @@ class TransformerXLConfig(FamilySection):
 
     def shrink(self, scale: "TwinScale") -> Self:
         """Return a TransformerXLConfig for a twin, a small copy of a published model: a copy of
-        these options, divided by factors of the TwinScale `scale` and rounded down: by its
-        `seq_length` for the memory, `vocab_size` for the cutoffs, `hidden_size` for `inner_size`,
-        and, for `head_dim`, `hidden_size` divided by `num_heads`. `div_value` stays, and so does an
-        option that is None."""
+        these options, divided by factors of the TwinScale `scale` and rounded down: by the scale's
+        `seq_length` for the memory length, `vocab_size` for the cutoffs, `hidden_size` for
+        `inner_size`, and, for `head_dim`, `hidden_size` divided by `num_heads`. `div_value` stays,
+        and so does an option that is None."""
         sizes = {
             "memory_length": self.memory_length // scale.seq_length,
             "head_dim": self.head_dim and self.head_dim * scale.num_heads // scale.hidden_size,

@@ -287,9 +287,9 @@ def _count_in_batches(given: _Given) -> JSON:
 
 def _derive(values: dict[str, JSON], given: _Given) -> list[str]:
     """Set in `values`, a dict section → name → setting that has the values of single flags already,
-    the settings that need more of the flags `given`: the ramp-up of the batch, validation samples,
-    chunks and their schedule, recomputation, and the sizes of the vocabulary. Remove the initial
-    loss scale unless the precision is fp16.
+    the settings that are computed from the flags `given`: the ramp-up of the batch, validation
+    samples, chunks and their schedule, recomputation, and the sizes of the vocabulary. Remove the
+    initial loss scale unless the precision is fp16.
 
     Return a list with a sentence for each of --attention-dropout, --ffn-hidden-size and
     --max-position-embeddings that is given with another value than this engine derives from other

@@ -306,9 +306,9 @@ class Trainer:
 
     def _score(self, iteration: int, progress: Progress) -> float:
         """Score the run's sealed checkpoint of `iteration` by those protocols of `record.evaluate`
-        whose file of scores is not there, and return the seconds that it took, which are none of
-        the training's. Every rank calls it, and waits for the first, which starts mlm-eval. A
-        scoring that fails gives a warning through `progress`. Sets `saved`, so that
+        whose file of scores is not there, and return the seconds that the scoring took, which do
+        not count as training. Every rank calls it, and waits for the first rank, which starts
+        mlm-eval. A scoring that fails gives a warning through `progress`. Sets `saved`, so that
         `checkpoint_minutes` count anew. Raises Interrupted if a rank is asked to stop meanwhile."""
         start = monotonic()
         run = self.directory.path
@@ -518,7 +518,7 @@ class Trainer:
 
     def _loss_of(self, tokens: tuple[tuple[int, ...], ...]) -> float:
         """Return the current model's mean loss, without dropout, on `tokens`, samples of token ids,
-        [samples, length + 1]. Every rank calls it with the same ones: data-parallel ranks do not
+        [samples, length + 1]. Every rank calls it with the same samples: data-parallel ranks do not
         divide them, and each computes the loss of all. The model is left in evaluation mode."""
         total = self.model.evaluate([to_input(np.array(tokens, dtype=np.int64), self.mesh)])
         return self.mesh.pp.all_reduce(total).item() / len(tokens)

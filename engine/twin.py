@@ -15,12 +15,12 @@ The number of layers is divided too, and stays above 0."""
 
 
 def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
-    """Return the RunConfig of the twin of a published recipe, `config`, a small copy, whose name
-    ends in `-twin`: the model's sizes, batch, iterations, warm-up and decay divided, and the
-    learning rates multiplied, by the factors in `scale`, by default `TwinScale()`. It has at least
-    one layer, one sequence in a batch and two iterations, and a microbatch that fits its batch.
-    Another size that is below its factor becomes 0, which is not refused here. Raises BadInput for
-    a growing batch.
+    """Return the RunConfig of the twin, a small copy, of a published recipe, `config`: the model's
+    sizes, batch, iterations, warm-up and decay divided, and the learning rates multiplied, by the
+    factors in `scale`, by default `TwinScale()`. The twin's name ends in `-twin`. The twin has at
+    least one layer, one sequence in a batch and two iterations, and a microbatch that fits its
+    batch. Another size that is below its factor becomes 0, which is not refused here. Raises
+    BadInput for a growing batch.
 
     The twin is in fp32 and undivided, with default records and with intervals and validation
     samples of its own, whatever `config` says.

@@ -273,12 +273,12 @@ def load_checkpoint(
     else in the number format in which they are stored.
 
     With a mesh, this rank's part is loaded, and every rank calls this; otherwise the whole model is
-    loaded, on the GPU if there is one. Weights are laid out for many rows at a time, or with
-    `row_by_row` for one. Raises BadInput if `path` is no directory or a complete one of another
-    kind, its configuration is refused, the mesh does not divide the model, the model does not
-    predict each token from earlier ones, or there is no tokenizer or it lacks the token that ends a
-    text, and IntegrityFailure if the directory is incomplete or damaged, or its tokenizer does not
-    fit the model or restore every text.
+    loaded, on the GPU if there is one. Weights are laid out in memory for scoring many rows at a
+    time, or with `row_by_row` a single row. Raises BadInput if `path` is no directory or a complete
+    one of another kind, its configuration is refused, the mesh does not divide the model, the model
+    does not predict each token from earlier ones, or there is no tokenizer or it lacks the token
+    that ends a text, and IntegrityFailure if the directory is incomplete or damaged, or its
+    tokenizer does not fit the model or restore every text.
     """
     mesh = mesh or serial_mesh(local_device())
     loaded = load_for_inference(path, mesh, as_stored=True)

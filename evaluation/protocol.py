@@ -131,7 +131,8 @@ class Encoder(Protocol):
 
 
 def with_first(tokenizer: Encoder, tokens: Sequence[int]) -> list[int]:
-    """Return a list of the ids of the tokenizer's first tokens and, after them, of `tokens`."""
+    """Return a list of token ids: the `first_tokens` that the tokenizer puts before every text,
+    then `tokens`."""
     return [*tokenizer.first_tokens, *tokens]
 
 
@@ -207,9 +208,9 @@ class Task(ABC):
         """Numbers, counted from 0 in the whole test, of the requests in `requests`."""
 
     def limited(self, limit: int | None) -> Self:
-        """Return a copy of this task, which must be whole, with at most `limit` requests, spread
-        evenly over the test, or with memory the first ones; with all requests if `limit` is
-        None."""
+        """Return a copy of this task, which must have the whole test, with at most `limit`
+        requests, spread evenly over the test, or the first ones if the task uses a Transformer-XL's
+        memory; with all requests if `limit` is None."""
         limited = copy.copy(self)
         chosen = evenly_spread(self.whole, limit)
         limited.chosen = range(len(chosen)) if self.with_memory else chosen

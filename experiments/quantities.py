@@ -56,8 +56,8 @@ def layer_values(
     """Return a dict with fields of a record, `quantity`, `kind`, `value`, `low` and `high`, for the
     quantity `name` of one layer, one of `LAYER`, simulated: milliseconds of the layer's forward or
     its backward pass, or the percentage by which both passes together take longer than those of
-    `first`, a workload. The ends are the value with the layer's time multiplied by the ends of
-    `interval`."""
+    `first`, a workload. `low` and `high` are the value with the layer's time multiplied by the ends
+    of `interval`."""
     forward, backward = layer_passes(machine, Workloads.of([workload]))
     first_forward, first_backward = layer_passes(machine, Workloads.of([first]))
     total = float((forward + backward)[0])

@@ -373,9 +373,9 @@ def _begun_with(
 
 
 def _numbers_again(run: Path) -> Comparisons:
-    """Yield a Remade for every simulated run, which is the run in the directory `run` or one that
-    this study keeps: its records' values and the ones computed again. For a measured run, and for
-    one of an experiment that the catalogue lacks, an Absent is yielded."""
+    """Yield a Remade, a run's recorded values and the same values computed again, for the run in
+    the directory `run` or, if that is a study, for each run that the study keeps. For a measured
+    run, and for a run of an experiment that the catalogue lacks, an Absent is yielded instead."""
     for part in parts_of(run):
         config = part.manifest["config"]
         experiment = load_experiments().get(config["experiment"]["name"])

@@ -107,7 +107,7 @@ def format_swept(swept: Sequence[SweptRecipe]) -> Iterator[str]:
     """Yield a line for each recipe of `swept`, in the order given, which must be the order of
     `sweep`, the lowest mean loss first: its mean loss, and its difference from the first recipe
     over the seeds that both have, with a paired t interval if these are several. The line says
-    instead if a training of it diverged, or none is complete yet."""
+    instead if a training of the recipe diverged, or no training of it is complete yet."""
     best = swept[0]
     for recipe in swept:
         losses = [loss for loss in recipe.losses.values() if loss is not None]

@@ -362,8 +362,9 @@ def asked_for(
 
 
 def identity_in(manifest: Mapping[str, Any]) -> str:
-    """Return the identity of the run of a manifest, given as a dict: the hexadecimal SHA-256 of its
-    kind, schema's version, settings and inputs, computed anew. Raises KeyError if it lacks one.
+    """Return the identity of the run of a manifest, given as a dict: the hexadecimal SHA-256 of the
+    manifest's kind, schema's version, settings and inputs, computed anew. Raises KeyError if the
+    manifest lacks one of these.
 
     A manifest without a schema version is from the first release, where the identity covers the
     whole configuration and the package's version.

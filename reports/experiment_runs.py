@@ -160,8 +160,8 @@ def _origins(path: Path) -> list[Origin]:
 
 
 def _newest(folder: Path) -> list[Path]:
-    """Return a list of directories in a folder whose names begin as runs of experiments or
-    comparisons of engines do: first the links, which lead to the newest runs, then each directory
+    """Return a list of the directories in a folder that are named like runs of experiments or like
+    comparisons of engines: first the links, which lead to the newest runs, then each directory
     whose name, up to its last hyphen, no link has."""
     here = []
     for start in ("experiment-*", f"{EXPERIMENTS}*", f"{AGAINST}-*"):

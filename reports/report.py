@@ -64,7 +64,7 @@ class Inputs:
 
     @classmethod
     def of_built(cls, reproduction: Path) -> "Inputs":
-        """Return the Inputs of the report that was built in the directory `reproduction`, as its
+        """Return the Inputs of the report that was built in the directory `reproduction`, as the
         report's sources.json names them. Raises IntegrityFailure if sources.json is damaged or
         missing."""
         sources = read_document(reproduction / REPORT / SOURCES, Sources)
@@ -129,7 +129,7 @@ class Report:
     @property
     def headlines(self) -> list[str]:
         """List of sentences that explain the counts of outcomes: the meaning of an outcome, how
-        good the predictions are, claims that were not tried. The last ones, one for each
+        good the predictions are, claims that were not tried. The last sentences, one for each
         verdicts.json that lies beside the runs' directories, say how many verdicts could have
         failed; these files are read at each access, and none need be there. Raises IntegrityFailure
         if one is damaged."""

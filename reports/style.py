@@ -73,7 +73,7 @@ def theme_css() -> str:
 
 def follow_theme(svg: str) -> str:
     """Return the text of an SVG with each colour of the light palette replaced by the page's custom
-    property of that name, which follows the theme."""
+    property of that colour's name, which follows the theme."""
     names = {value: name for name, value in LIGHT.items()}
     pattern = re.compile("|".join(names))
     return pattern.sub(lambda match: f"var(--{names[match[0]]})", svg)

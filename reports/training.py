@@ -60,10 +60,10 @@ class Training:
     generated texts."""
 
     def __init__(self, run: Path) -> None:
-        """Read a training run, finished or not, from its directory, the dataset with the largest
-        share in it, and the results of `mlm-eval` in the run's parent folder. If that dataset is
-        not on this machine or has changed, `ledger` and `card` are None; `ledger` is also None for
-        a dataset that has none.
+        """Read a training run, finished or not, from its directory. Read also the dataset with the
+        largest share in the training, and the results of `mlm-eval` in the run's parent folder. If
+        that dataset is not on this machine or has changed, `ledger` and `card` are None; `ledger`
+        is also None for a dataset that has none.
 
         Raises BadInput if the directory holds no training or its manifest has a setting that this
         program refuses, IntegrityFailure if a file is damaged or the run was changed after it was
@@ -163,8 +163,8 @@ class Trainings:
 
     @property
     def exhibits(self) -> dict[str, Exhibit]:
-        """Dict name → Exhibit of the page: the curves that have a point, and the evaluations and
-        the data's ledger of the first run if there are any."""
+        """Dict name → Exhibit of the page: the curves that have a point, and, both of the first
+        run, the evaluations and the data's ledger if there are any."""
         exhibits = list(self._curves())
         run = self.runs[0]
         if run.evaluations:

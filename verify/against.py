@@ -157,10 +157,10 @@ def _case(
 
 def keep(result: Benchmark, name: str, config: RunConfig, runs: Path) -> Path:
     """Write a comparison of two engines into a sealed run `name` below `runs`, whose parents are
-    its datasets, and return the run's directory. The identity covers these datasets' digests, the
-    configuration without `data`, and the result's title, setting and notes; a complete run stays as
-    it is. Raises the errors of `RunDirectory.begin`, such as BadInput if `runs` cannot hold
-    directories, and of `complete`."""
+    the comparison's datasets, and return the run's directory. The identity covers these datasets'
+    digests, the configuration without `data`, and the result's title, setting and notes; a complete
+    run stays as it is. Raises the errors of `RunDirectory.begin`, such as BadInput if `runs` cannot
+    hold directories, and of `complete`."""
     parents = DatasetFacts.read(config.data.dataset).parents if config.data.dataset else {}
     about = {"title": result.title, "setting": result.setting, "notes": result.notes}
     what = about | config.model_dump(mode="json")

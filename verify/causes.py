@@ -324,7 +324,7 @@ def _of_microbatches(whole: Array, shares: Sequence[Array]) -> str:
 
 def _of_rows(whole: Array, serial: Array) -> str:
     """Return in words the one contiguous range of rows in which alone a gradient differs from the
-    serial one, and its ratio there; "" for any other gradient."""
+    serial one, and the gradient's ratio to the serial one there; "" for any other gradient."""
     rows = np.flatnonzero(
         np.abs(whole - serial).reshape(len(serial), -1).max(1) > CLOSE * np.abs(serial).max()
     )

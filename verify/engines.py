@@ -461,9 +461,9 @@ def with_samples(config: RunConfig, iterations: int) -> Iterator[Work]:
 
 
 def write_random_tokens(config: RunConfig, iterations: int, prefix: Path) -> Path:
-    """Write a token file with documents of random tokens, drawn by the recipe's seed and enough for
-    `iterations` of it; a few tokens are frequent as in text. `prefix` is the file's path without
-    its ending, and is returned."""
+    """Write a token file with documents of random tokens, drawn by the recipe's seed and enough to
+    train the recipe for `iterations` iterations; a few tokens are frequent as in text. `prefix` is
+    the file's path without its ending, and is returned."""
     random = np.random.RandomState(config.train.seed)
     vocab_size = config.model.text_vocab_size
     length = max(config.model.seq_length * 2 // 3, 1)

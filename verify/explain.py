@@ -287,10 +287,11 @@ class Judged:
 
 
 def explain(first: RecordedRun, second: RecordedRun) -> None:
-    """Print where two trainings part and why, by a replay of both in float64. If all that both have
-    recorded is equal to the bit, print this, and replay nothing. Raises Diverged if a replayed run
-    differs from the computation that its settings describe, BadInput if they have no iteration in
-    common, IntegrityFailure if a checkpoint that is compared or begins a replay is damaged."""
+    """Print where two trainings begin to differ and why, by a replay of both in float64. If all
+    that both have recorded is equal to the bit, print this, and replay nothing. Raises Diverged if
+    a replayed run differs from the computation that its settings describe, BadInput if the
+    trainings have no iteration in common, IntegrityFailure if a checkpoint that is compared or
+    begins a replay is damaged."""
     for run in (first, second):
         layout = run.run.layout
         train = run.config.train

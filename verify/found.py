@@ -88,9 +88,9 @@ def junit(report: LayoutsReport) -> str:
 
 
 def sarif(report: LayoutsReport) -> str:
-    """Return the findings as a text of SARIF 2.1.0, which is JSON. Layouts that could not run and
-    lost ranks are not in it. Fingerprints stay the same as long as layout, probe and parameter
-    do."""
+    """Return the findings as a text of SARIF 2.1.0, which is JSON. The text has neither layouts
+    that could not run nor ranks that were lost. Fingerprints stay the same as long as layout, probe
+    and parameter do."""
     # GitHub refuses results without a file and a line, and knows no other name of a fingerprint.
     physical = {
         "artifactLocation": {"uri": report.program.partition(":")[0]},

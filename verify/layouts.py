@@ -185,9 +185,9 @@ def probe(
     output of each module, and the parameters before weights are loaded; of a serial program also
     the gradients after each microbatch. Without weights in `work` the training starts from the
     program's own, with noise where they are constant. If `draw` is not 0, weights are moved by up
-    to a rounding before each iteration. Unless the reference is empty, there are dropout masks too
-    and, if the engine's `counts_norm` is True, planted gradients. Every rank calls it; without
-    weights in `work` there must be one rank alone."""
+    to a rounding before each iteration. Unless the reference is empty, the Computed has dropout
+    masks too and, if the engine's `counts_norm` is True, planted gradients. Every rank calls it;
+    without weights in `work` there must be one rank alone."""
     engine = kind(work, layout)
     seen = Computed()
     engine.show(engine.recorder(seen.initial.append), "", engine.parameters())

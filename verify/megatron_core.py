@@ -643,8 +643,8 @@ class MegatronCore(Engine):
 
     def _gathered(self, parameter: Tensor, what: str) -> Tensor:
         """Return, in the shape of this rank's `parameter`, its gradient or moment `what`:
-        `gradient`, `exp_avg` or `exp_avg_sq`. It is for a distributed optimizer alone:
-        data-parallel ranks own parts, which are gathered by a collective among them."""
+        `gradient`, `exp_avg` or `exp_avg_sq`. Works with a distributed optimizer alone:
+        data-parallel ranks own parts of the result, which a collective among them gathers."""
         whole = torch.zeros(parameter.shape)
         for owner in self.optimizer.chained_optimizers:
             if parameter in owner.model_param_gbuf_map:

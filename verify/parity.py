@@ -30,10 +30,10 @@ NAMED = {"tp", "pp", "chunks", *itertools.chain.from_iterable(PARTS.values())}
 
 
 class ParityLayout(ParallelConfig):
-    """Layout of a training that is compared with the serial one, which is the default: the number
-    of ranks of each axis (tp, pp, dp, cp, ep, fsdp), the sequences per microbatch, the schedule
-    and options such as recomputation. The property `name` states what differs from the serial run,
-    such as `tp2-pp2-dp2-chunks2-sp-recompute`."""
+    """Layout, by default the serial one, of a training that is compared with the serial training:
+    the number of ranks of each axis (tp, pp, dp, cp, ep, fsdp), the sequences per microbatch, the
+    schedule and options such as recomputation. The property `name` states what differs from the
+    serial run, such as `tp2-pp2-dp2-chunks2-sp-recompute`."""
 
     dp: int = 1
     cp: int = 1
@@ -206,8 +206,8 @@ def choose_layouts(
 ) -> tuple[list[ParityLayout], dict[str, list[ParityLayout]]]:
     """Return the layouts to compare, in order, and a dict from each reason why layouts do not fit
     to the layouts left out for it. `names` is a text of layouts' names with commas between, kept in
-    that order, each once, and none is left out; or `all`, which stands for those that fit, fewest
-    ranks first.
+    that order, each once, and no named layout is left out; or `all`, which stands for those that
+    fit, fewest ranks first.
 
     Raises BadInput for a name that is no layout's, and if a layout that was named does not fit,
     needs more than `ranks`, or is the serial run.

@@ -261,8 +261,9 @@ def whole_of(value: Tensor) -> Tensor:
 
 
 def part_of(value: Tensor, given: tuple[int, ...] | None) -> tuple[tuple[int, ...], Tensor]:
-    """Return the first indices in the whole, and the value, of this rank's part of a tensor. The
-    indices are a DTensor's by its placements, another tensor's `given`, or zeros.
+    """Return the first indices in the whole, and the value, of this rank's part of a tensor. For a
+    DTensor the indices follow from its placements; for another tensor they are `given`, or zeros
+    without `given`.
 
     A DTensor that is a partial sum, or that FSDP2 divides along the dim that tensor parallelism has
     divided, is gathered by a collective: its part is the whole then.

@@ -74,10 +74,11 @@ def loss(model: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
 
 
 def write_reproductions(report: LayoutsReport, directory: Path) -> list[Path]:
-    """Write into `directory` a Python program for each of the findings in `report`, a
-    LayoutsReport, that can be shown without this suite, and print a line to standard output for
-    each other one. Return a list of the programs' paths, in the findings' order; it is empty if
-    there are none. A missing directory is made, and an earlier program of the name is replaced."""
+    """Write into `directory` a Python program for each finding of `report`, a LayoutsReport, if the
+    finding can be shown without this suite, and print a line to standard output for each other
+    finding. Return a list of the programs' paths, in the findings' order; it is empty if no program
+    was written. A missing directory is made, and an earlier program of the same name is
+    replaced."""
     paths = []
     for finding in report.findings:
         if text := program(finding, report):

@@ -173,7 +173,8 @@ class Compared(NamedTuple):
 def describe(config: DeduplicateConfig, compared: Compared) -> NearDuplicates:
     """Return a NearDuplicates, the ledger's entry on the search for near-duplicates: the settings
     `config`, the numbers of bands and rows, the S-curve and the expected recall that follow from
-    them, and the counts in `compared` of pairs that were compared and left out."""
+    them, and, from `compared`, the counts of pairs that were compared and of pairs that were left
+    out."""
     bands, rows = config.banding
     found_at = partial(recall, bands=bands, rows=rows, min_agreement=config.min_agreement)
     return NearDuplicates(

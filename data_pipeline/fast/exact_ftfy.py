@@ -239,7 +239,7 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
     def repaired_with(text: str, entities: bool) -> str:
         """Return the text with all repairs, as `ftfy.fix_and_explain` makes them; HTML entities are
         repaired only if `entities` is True. Raises Unfit if that takes too many passes, or for too
-        many marks in a row."""
+        many combining marks in a row."""
         passes = _passes()
         before = ""
         while text != before:

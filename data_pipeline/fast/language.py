@@ -50,8 +50,8 @@ def detect(text: str) -> str | None:
 
 
 def probability(text: str) -> float:
-    """Return the probability, from 0 to 1, of the likeliest language, also if it is too small for
-    `detect` to name the language; 0 for a text without features."""
+    """Return the probability, from 0 to 1, of the likeliest language, also if the probability is
+    too small for `detect` to name the language; 0 for a text without features."""
     return max(_detection()(text)[1], default=0.0)
 
 

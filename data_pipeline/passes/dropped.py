@@ -18,9 +18,9 @@ def drop(
     tokens: int = 0,
 ) -> None:
     """Count a dropped document, which has `size` bytes and `tokens` tokens as it came to the stage,
-    under a reason in `entry`, the stage's ledger entry, which is changed; it also keeps the id and
-    the first characters of a reason's first documents. With a `folder`, append the document with
-    the keys `stage` and `reason` as a JSON line to `dropped.jsonl` there."""
+    under a reason in `entry`, the stage's ledger entry, which is changed; the entry also keeps the
+    id and the first characters of a reason's first documents. With a `folder`, append the document
+    with the keys `stage` and `reason` as a JSON line to `dropped.jsonl` there."""
     entry.drop(document, reason, size, tokens)
     if folder:
         row = document.to_json() | {"stage": entry.name, "reason": reason}

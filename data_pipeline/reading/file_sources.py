@@ -321,7 +321,7 @@ class FileSource:
         """Return a list of pairs, in order of path, for the files of documents in the directory
         `path` that mlm-data wrote: the name, which is the path below the directory, and the Path.
         Raises BadInput if there is no such directory, if it has no such file, or for a link that
-        leads out of it or to nothing, and IntegrityFailure if it is not complete."""
+        leads out of it or to nothing, and IntegrityFailure if the directory is not complete."""
         if not path.is_dir():
             raise BadInput(
                 f"source {self.name}: there is no such directory; a source `documents:PATH`, and a"

@@ -46,8 +46,8 @@ def _expand(chunks: Iterable[bytes], kind: str) -> Iterator[tuple[bytes, int]]:
     first of `chunks`, at which its compressed frame begins. `chunks` are the bytes of the file from
     the start of a frame on, and `kind` is `.zst` or `.gz`.
 
-    Chunks must be small, because a piece is held in memory whatever it expands to. Raises EOFError
-    if the file is cut off or empty, OSError or zlib.error if it is damaged.
+    Chunks must be small, because a piece is held in memory, whatever size it expands to. Raises
+    EOFError if the file is cut off or empty, OSError or zlib.error if it is damaged.
     """
     begin = zstandard.ZstdDecompressor(max_window_size=1 << 31)
     frame: Any = None
@@ -158,10 +158,10 @@ def open_bytes(path: Path | Remote, start: int = 0) -> Iterator[BinaryIO]:
 
 
 def expanded_bytes(path: Path | Remote) -> int:
-    """Return the size in bytes of the decompressed content of the file at `path`: its own size if
-    it is not compressed, else an estimate from its first megabyte, at least its own size. A damaged
-    beginning counts as far as it can be read. Raises OSError if the file cannot be opened, for a
-    remote file the errors of Remote."""
+    """Return the size in bytes of the decompressed content of the file at `path`: the file's own
+    size if it is not compressed, else an estimate from the file's first megabyte, at least the
+    file's own size. A damaged beginning counts as far as it can be read. Raises OSError if the file
+    cannot be opened, for a remote file the errors of Remote."""
     size = path.stat().st_size
     kind = compression(path)
     content = 0

@@ -178,12 +178,12 @@ def _csv_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
 
 
 def _warc_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
-    """Yield a pair for each document of the archive that `piece` names, in order: its number among
-    all records, from 1, and a dict of its headers and, as bytes under the `text_key` of `piece`,
-    its plain text, as in Common Crawl's WET files. For a document of another content type the dict
-    is replaced by a text, the reason why it is not read; other records, such as requests, are
-    counted and skipped. Raises EOFError for an archive that is cut off, ExtraMissing without the
-    library warcio, and the errors of that library."""
+    """Yield a pair for each document of the WARC archive that `piece` names, in order: the
+    document's number among all records, from 1, and a dict of its headers and, as bytes under the
+    `text_key` of `piece`, its plain text, as in Common Crawl's WET files. For a document of another
+    content type the dict is replaced by a text, the reason why it is not read; other records, such
+    as requests, are counted and skipped. Raises EOFError for an archive that is cut off,
+    ExtraMissing without the library warcio, and the errors of that library."""
     iterator = import_extra("warcio.archiveiterator", "remote").ArchiveIterator
     with open_bytes(place_of(piece.path)) as file:
         for number, record in enumerate(iterator(file), 1):

@@ -70,8 +70,8 @@ def _cached(name: str, listed_in: dict[str, list[str]]) -> str:
 
 def _named(name: str) -> str:
     """Return the split that a file's path tells, or "": NAME of `data/NAME-00000-of-00002.parquet`
-    and the like, else the key of WORDS that has a word of its folders, else of its name before the
-    ending, such as `validation` for `dev`."""
+    and the like, else the key of WORDS that has a word of the path's folders, else a word of the
+    file's name before the ending, such as `validation` for `dev`."""
     if sharded := SHARDED.fullmatch(name):
         return sharded[1]
     *folders, file = name.lower().split("/")

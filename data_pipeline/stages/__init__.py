@@ -94,8 +94,8 @@ def own_code(names: Iterable[str]) -> dict[str, str]:
 class Known(dict[str, type[Any]]):
     """The classes of the stages of a `kind`, such as TextFilter, by name. The user's own stages of
     that kind are found by `in`, and are not listed by an iteration; their first access imports
-    them, and raises ValueError if they cannot be used. A look-up returns an own filter of any kind,
-    and raises ValueError, not KeyError, for an unknown name."""
+    them, and raises ValueError if they cannot be used. A look-up returns a user's own filter of any
+    kind, and raises ValueError, not KeyError, for an unknown name."""
 
     def __init__(self, kind: type[Stage]) -> None:
         super().__init__({stage.name: stage for stage in STAGES if issubclass(stage, kind)})

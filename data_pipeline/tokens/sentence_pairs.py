@@ -30,9 +30,9 @@ Tokens = Integers
 
 
 class PairSample(NamedTuple):
-    """A BERT sample: [CLS], then two runs of sentences with [SEP] after each, some tokens of them
-    masked, then [PAD] to the end; `targets` has the original ids of the masked ones and -1
-    elsewhere. Arrays are int64 [seq_length]."""
+    """A BERT sample: [CLS], then two runs of consecutive sentences with [SEP] after each, some
+    tokens of them masked, then [PAD] to the end; `targets` has the original ids of the masked ones
+    and -1 elsewhere. Arrays are int64 [seq_length]."""
 
     tokens: Tokens
     targets: Tokens

@@ -69,8 +69,8 @@ class Vocabulary:
 
     def word_starts(self, tokens: Integers) -> Flags:
         """Return a boolean array [tokens] that is True for each of `tokens`, the ids of a text, at
-        which a word begins: the first, and each that does not run on, letter or digit after letter
-        or digit, from the token before it."""
+        which a word begins: the first, and each except a token that begins with a letter or digit
+        right after a token that ends with one."""
         runs_on = np.zeros(len(tokens), np.bool_)
         runs_on[1:] = self.begins_in_word[tokens[1:]] & self.ends_in_word[tokens[:-1]]
         return ~runs_on

@@ -352,7 +352,7 @@ class Tokenizer:
 def special_ids(backend: Any) -> tuple[int, ...]:
     """Return a tuple of four ids, of [CLS], [SEP], [MASK] and [PAD] in this order, for `backend`, a
     tokenizer of the library `tokenizers`: its own if it has all four, else the four ids after its
-    last; it is not changed."""
+    last; `backend` is not changed."""
     own_ids = tuple(map(backend.token_to_id, SPECIAL_TOKENS))
     size = max(backend.get_vocab().values()) + 1
     return tuple(range(size, size + len(SPECIAL_TOKENS))) if None in own_ids else own_ids

@@ -51,9 +51,8 @@ class DocumentWriter:
 
 
 class DocumentShard:
-    """The documents in a directory that a DocumentWriter wrote: Documents, read in order by
-    iteration, of which only one may be under way, or by number, from 0, with `shard[number]`; there
-    is no `len`."""
+    """The documents in a directory that a DocumentWriter wrote: Documents, read in order by a loop,
+    one loop at a time, or by number, from 0, with `shard[number]`; there is no `len`."""
 
     def __init__(self, directory: Path) -> None:
         self.starts = np.asarray(np.load(directory / STARTS, mmap_mode="r"))

@@ -110,12 +110,12 @@ class Meeting:
                 )
 
     def wait_for(self, ready: Callable[[], T | None], part: int, state: Callable[[], str]) -> T:
-        """Wait until `ready` returns another value than None, which the work of `part` makes
-        possible, and return the value. `state` describes how far that part is, in a line that is
-        printed to standard error now and then, unless `--quiet` was given.
+        """Wait until `ready` returns another value than None, which the work of part number `part`
+        of the job array makes possible, and return the value. `state` describes how far the work
+        is, in a line that is printed to standard error now and then, unless `--quiet` was given.
 
-        Raises Interrupted if that part ends without it or gives no sign of life for
-        MLM_JOIN_SECONDS, and BadInput if it works on other facts.
+        Raises Interrupted if that part ends before the value is there or gives no sign of life for
+        MLM_JOIN_SECONDS, and BadInput if that part works on other facts.
         """
         began = heard = monotonic()
         told = SAID_AFTER_SECONDS

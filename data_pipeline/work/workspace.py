@@ -46,8 +46,8 @@ Job = tuple[Settings, tuple[Input, ...]]
 
 class Workspace:
     """A directory in which the tasks of a build run, stage by stage, on an executor, by the methods
-    `each`, `all` and `one`. Task number N, from 0, writes to the folder `STAGE/N`, with five
-    digits, of the attribute `path`; a task that is finished there is not done again."""
+    `each`, `all` and `one`. Task number N, from 0, writes to the folder `STAGE/N` below the
+    attribute `path`, N with five digits; a task that is finished there is not done again."""
 
     def __init__(self, path: Path, executor: Executor) -> None:
         self.path = path

@@ -58,9 +58,9 @@ class Pieces:
 
 
 def small_task(name: str, tokenizer: Pieces) -> Task:
-    """Return the evaluation Task of the protocol `name`, a key of TASKS, built by its own code with
-    this tokenizer for a model that sees `CONTEXT` tokens, but on a built-in text of two articles or
-    one passage in place of the test set's file."""
+    """Return the evaluation Task of the protocol `name`, a key of TASKS, built by the protocol's
+    own code with this tokenizer for a model that sees `CONTEXT` tokens, but on a built-in text of
+    two articles or one passage in place of the test set's file."""
 
     def read_articles(task: str, path: Path, test_set: str = "") -> RunningText:
         return RunningText.of_wikitext(SourceText(task, "two short articles", ""), ARTICLES)

@@ -381,7 +381,8 @@ def _complete(
     digests as an Ancestor.
 
     If the run has a manifest, the lineage takes the run's identity, its parents and the digest of
-    its last attempt from it, and the name, model and twin that it states stand for `config`'s.
+    its last attempt from the manifest, and the name, model and twin that the manifest states
+    replace `config`'s.
 
     Only the first rank calls it, after all ranks have written their tensors. Raises Interrupted if
     the run's directory was moved or replaced and, after the renaming, the errors of `remove_old`.

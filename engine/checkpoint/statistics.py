@@ -134,9 +134,9 @@ def has_checksums(directory: Path) -> bool:
 def check_written(
     file: Path, before: Mapping[str, Numbers], parameters: Mapping[str, ShardedParameter]
 ) -> None:
-    """Read the tensors named in `before` back from a safetensors file, and compare their numbers
-    with the ones in `before`, which `measure` took in memory. A tensor named in `parameters` is
-    this rank's part of that parameter; any other is whole.
+    """Read the tensors named in `before` back from a safetensors file, and compare their statistics
+    with the ones in `before`, which `measure` took from the tensors in memory. A tensor named in
+    `parameters` is this rank's part of that parameter; any other is whole.
 
     Raises IntegrityFailure naming the first tensor that differs. Errors of safetensors are passed
     on, such as SafetensorError for a file that is damaged or lacks a tensor.

@@ -84,10 +84,10 @@ class StreamMemory:
             )
 
     def load(self, directory: Path, groups: Iterable[Places], layers: Iterable[int]) -> None:
-        """Load the memory of streams from the checkpoint `directory`, of any layout: the states of
-        `layers`, this rank's layer numbers in the whole model, for the stream indices of each
-        microbatch in `groups`. `enter` finds the states by the same tuples alone; for another one
-        the memory begins empty. Does nothing for a model without memory.
+        """Load a Transformer-XL's memory of its streams from the checkpoint `directory`, of any
+        layout: the states of `layers`, this rank's layer numbers in the whole model, for the stream
+        indices of each microbatch in `groups`. `enter` finds the states by the same tuples alone;
+        for another tuple the memory begins empty. Does nothing for a model without such memory.
 
         Raises IntegrityFailure if a stream is missing there or a file cannot be read.
         """

@@ -207,8 +207,8 @@ class FineTuneRecipe(Config):
 class FineTuneTask:
     """A fine-tuning task: `outputs`, the output width of the new head; `read`, the function that
     reads a file or a folder of examples; `train`, the training file or folder, and `held_out`, a
-    dict of each evaluation set's name to its own, all as paths below the data folder; and `recipe`,
-    the published one."""
+    dict name of each evaluation set → the set's file or folder, all as paths below the data folder;
+    and `recipe`, the published one."""
 
     outputs: int
     """Output width of the new head: the number of scores for a pair of texts, an option or a

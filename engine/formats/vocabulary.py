@@ -80,8 +80,8 @@ def read_vocabulary(directory: Path) -> tuple[Tokenizer, list[Path]]:
     """Return a pair: the Tokenizer of a Hugging Face directory, and the list of the paths that were
     read, tokenizer.json if it exists, else vocab.json and merges.txt.
 
-    Raises BadInput if the directory lacks them or tokenizer.json lacks the token that ends a text,
-    IntegrityFailure if a file is damaged or refused, or if vocab.json lacks `<|endoftext|>`.
+    Raises BadInput if the directory lacks these files or tokenizer.json lacks the token that ends a
+    text, IntegrityFailure if a file is damaged or refused, or if vocab.json lacks `<|endoftext|>`.
     """
     path = directory / FILE_NAME
     if path.is_file():

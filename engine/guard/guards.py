@@ -231,10 +231,11 @@ checkpoint."""
 class SlowRankGuard(Guard):
     """Guard that warns, every 10 iterations, of each rank that has newly become slow: its own work
     in these iterations, without communication, takes more than 1.5 times the median of the other
-    ranks of its pipeline stage, and at least 0.5 seconds more. Every rank must have one, because
-    they gather their times.
+    ranks of its pipeline stage, and at least 0.5 seconds more. Every rank must have such a guard,
+    because the guards gather the ranks' times.
 
-    It sees no difference on GPUs, where communication is not waited for, and with ZeRO stage 3.
+    The guard sees no difference on GPUs, where communication is not waited for, and none with ZeRO
+    stage 3.
     """
 
     def __init__(self, mesh: ParallelMesh) -> None:

@@ -54,8 +54,8 @@ reference."""
 
 def on_gpu(device: torch.device) -> bool:
     """Return True unless the device is a CPU, so for `meta` too. Callers ask in order to launch
-    fewer kernels: on a GPU dropout keys are copied together, products add gradients, and the update
-    divides."""
+    fewer kernels: on a GPU dropout keys are copied together, products themselves add up their
+    weights' gradients, and the optimizer's update also divides the gradients."""
     # Not `== "cuda"`: launches are counted on tensors without values too.
     return device.type != "cpu"
 

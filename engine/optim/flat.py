@@ -94,9 +94,9 @@ class FlatGroup:
             yield parameter, flat[start:end].view(parameter.local.shape)
 
     def owned(self, start: int, end: int) -> list[tuple[int, Tensor]]:
-        """Return the gradient from element `start` to `end`, without it, of the flat tensor as a
-        list of pairs of an owner and a slice, a view of the gradient, in order. The owner is the
-        index, on the group's attribute `owners`, an axis, of the rank that updates the slice's
+        """Return the gradient of the flat tensor's elements from `start` up to but without `end`,
+        as a list of pairs of an owner and a slice, a view of the gradient, in order. The owner is
+        the index, on the group's attribute `owners`, an axis, of the rank that updates the slice's
         weights."""
         size = self.own.stop - self.own.start
         cuts = [

@@ -25,8 +25,9 @@ must fill a link."""
 @dataclass
 class _Bucket:
     """A contiguous slice of the flat gradient with the gradients of one or several parameters. It
-    is summed over data-parallel ranks as soon as the last of them has come, a shared one at the end
-    of the iteration, and the last stage's copy of the embedding not at all."""
+    is summed over data-parallel ranks as soon as the last of these gradients has come; a slice
+    shared with other ranks of the replica is summed at the end of the iteration, and the last
+    stage's copy of the embedding not at all."""
 
     gradient: Tensor
     size: int
@@ -203,11 +204,12 @@ class GradientReducer:
         self._count(bucket, id(parameter))
 
     def _add(self, bucket: _Bucket, main: Tensor, key: int, a: Tensor, b: Tensor) -> None:
-        """Write the product a·b, a weight's gradient, to `main`, its slice of the flat gradient, in
-        fp32, or add it after the first microbatch. If it was the last of the iteration (the method
-        `arm`) that the bucket lacked, start the bucket's reduction, unless the bucket is shared.
-        `key` is the weight's identity (`id`). A product calls this in its backward pass instead of
-        handing a gradient to the hook."""
+        """Write the product a·b, a weight's gradient, to `main`, the weight's slice of the flat
+        gradient, in fp32, or add it there after the first microbatch. If the method `arm` has
+        marked this gradient as the weight's last in the iteration, and the bucket lacks no other,
+        start the bucket's reduction, unless the bucket is shared. `key` is the weight's identity
+        (`id`). A product calls this in its backward pass instead of handing a gradient to the
+        hook."""
         add_product(main, a, b, key in self.arrived)
         self.arrived.add(key)
         self._count(bucket, key)

@@ -41,7 +41,7 @@ class LossScaler:
         """Halve, double or keep the field `scale`, the loss scale, after an iteration; `overflow`
         is True if the iteration's gradient was not finite. An overflow halves it, to 1 at the
         least, but the first of all and the first after each growth are only counted; it grows,
-        doubled, after each `window` (1000) iterations in a row without one."""
+        doubled, after each `window` (1000) iterations in a row without an overflow."""
         if overflow:
             self.clean_iterations = 0
             self.tolerance -= 1

@@ -53,9 +53,9 @@ def enter_tensor_parallel(x: Tensor, axis: Axis, sequence_parallel: bool = False
 def leave_tensor_parallel(x: Tensor, axis: Axis, sequence_parallel: bool = False) -> Tensor:
     """Return the sum over the axis of x, each rank's term of a row-parallel product: [s, b, h], or
     with sequence parallelism this rank's part of the sum, [s/t, b, h]; on an axis of one rank x
-    itself. On others x may be overwritten. Forward is g, an all-reduce, which changes nothing
-    backward; with sequence parallelism it is a reduce-scatter of the sequence, and an all-gather
-    backward. Every rank of the axis calls it.
+    itself. On a larger axis x may be overwritten. Forward is g, an all-reduce, which changes
+    nothing backward; with sequence parallelism it is a reduce-scatter of the sequence, and an
+    all-gather backward. Every rank of the axis calls it.
 
     Megatron-LM: `reduce_from_tensor_model_parallel_region`,
     `reduce_scatter_to_sequence_parallel_region`.

@@ -66,11 +66,11 @@ Bits = NDArray[np.signedinteger[Any]]
 
 def metrics(run: Path) -> Comparisons:
     """Yield comparisons, each a Remade, of the directory `run` of a complete training. The lines
-    that it wrote for each iteration and validation are compared with the iterations, samples, batch
-    sizes, learning rates and loss scales that its configuration gives, and its summary with those
-    lines and the configuration. A fault that is no comparison is yielded as a sentence, a text.
-    Raises IntegrityFailure if a file cannot be read, BadInput if this program refuses the
-    configuration."""
+    that the training wrote for each iteration and validation are compared with the iterations,
+    samples, batch sizes, learning rates and loss scales that its configuration gives, and its
+    summary with those lines and the configuration. A fault that is no comparison is yielded as a
+    sentence, a text. Raises IntegrityFailure if a file cannot be read, BadInput if this program
+    refuses the configuration."""
     config = recipe_of(run)
     done = read_summary(run)
     manifest = read_document(run / MANIFEST, Manifest)

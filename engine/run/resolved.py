@@ -159,9 +159,9 @@ class ResolvedRun:
 
     def _epochs(self) -> str:
         """Return as the end of a sentence, ", 1.5 epochs", the number of passes over this run's
-        training split that its tokens make, with those of a run that it continues; an empty text
-        without a dataset. Raises BadInput or IntegrityFailure for a token file that is missing or
-        damaged."""
+        training split that its tokens make, together with the tokens of a run that it continues; an
+        empty text without a dataset. Raises BadInput or IntegrityFailure for a token file that is
+        missing or damaged."""
         if not self.dataset:
             return ""
         available = sum(len(file.tokens) for file, _ in self.data.token_files("train"))

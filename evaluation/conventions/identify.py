@@ -271,15 +271,15 @@ def find(claimed: str, conventions: Sequence[Convention], unit: str | None = Non
 
 def identify(place: Place, claimed: str, task: str, settings: Settings) -> Identified:
     """Score a checkpoint on the test `task`, `wikitext103` or `lambada`, and return as an
-    Identified the conventions by which it gives the number in the text `claimed`. Every rank of the
-    settings' layout calls it.
+    Identified the conventions by which the checkpoint gives the number in the text `claimed`. Every
+    rank of the settings' layout calls it.
 
     The checkpoint is scored on WikiText-103 by the readings of all programs and each of these with
     one axis changed, where the windows of `LONG` are tried only in the readings of programs that
     use them; on LAMBADA by every reading. Raises DataMissing if the test cannot be found or
     downloaded, BadInput for a checkpoint or settings that cannot be scored and, after scoring, for
     an unusable claim, IntegrityFailure for a damaged checkpoint or another file than the test's,
-    and HardwareMissing for a model larger than memory.
+    and HardwareMissing for a model that does not fit into the GPU's or the machine's memory.
     """
     from mlm_repro.data_pipeline.contamination.testsets import find_test_set
     from mlm_repro.evaluation.checkpoints import open_checkpoint

@@ -411,8 +411,9 @@ class Pretrained:
 
     def _explained(self, error: Exception, what: str) -> UserError:
         """Return, without raising it, an error whose message says in one sentence that `what`, such
-        as `weights`, could not be read because of `error`: IntegrityFailure for weights, BadInput
-        for all else, for missing packages and for a model that needs code of its own."""
+        as `weights`, could not be read because of `error`: BadInput if packages are missing or the
+        model needs code of its own, otherwise IntegrityFailure for weights and BadInput for all
+        else."""
         if "trust_remote_code" in str(error) or "custom code" in str(error):
             return BadInput(f"{self.directory} needs code of its own, which is never run here")
         if isinstance(error, ImportError):

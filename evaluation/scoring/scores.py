@@ -526,8 +526,8 @@ class NoMemory(BadInput):
 
 
 def remembering(model: ScoringModel) -> TransformerXL:
-    """Return the network, a Transformer-XL, of a model with memory. Raises NoMemory for a model
-    without memory or on several ranks."""
+    """Return the model's network, a Transformer-XL with memory of earlier segments. Raises NoMemory
+    for a model without such memory or on several ranks."""
     network = model.network
     if not isinstance(network, TransformerXL) or not network.config.transformer_xl.memory_length:
         raise NoMemory(
@@ -547,11 +547,12 @@ def score_with_memory(
     segments: Sequence[Request],
     on_progress: Callable[[int], None] = lambda count: None,
 ) -> Scores:
-    """Score the segments of a text in order, each with the memory of earlier ones, and return one
-    Scores for all, in which no token is banned. Each request must score all its tokens but the
-    first, which is the last one of the request before. `on_progress` gets 1 after each segment.
+    """Score the segments of a text in order, each with the Transformer-XL's memory of earlier
+    segments, and return one Scores for all, in which no token is banned. Each request must score
+    all its tokens but the first, which is the last one of the request before. `on_progress` gets 1
+    after each segment.
 
-    Raises NoMemory for a model without memory or on several ranks, and BadInput for a segment
+    Raises NoMemory for a model without such memory or on several ranks, and BadInput for a segment
     longer than the model's context.
     """
     network = remembering(model)

@@ -40,11 +40,11 @@ WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class StoredScores:
-    """Scores of one evaluation in the folder `directory`, by number of a batch. The method `add`
-    appends the ones of a batch to a file of this process, which its first call creates; `read`,
-    which is given the expected numbers of scored tokens, returns the ones of all processes. At the
-    end each process calls `close`: if it has added any, this also removes the least recently used
-    evaluations beside this one while all together have more than LARGEST_BYTES.
+    """Scores of one evaluation in the folder `directory`, by a batch's number. The method `add`
+    appends the Scores of a batch to a file of this process, which its first call creates; `read`,
+    which is given the expected numbers of scored tokens, returns the Scores of all processes. At
+    the end each process calls `close`: if the process has added any, `close` also removes the least
+    recently used evaluations beside this one while all together have more than LARGEST_BYTES.
 
     If the folder cannot be written, nothing is kept, and no error is raised.
     """

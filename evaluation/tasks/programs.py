@@ -130,9 +130,9 @@ def document_stream(
 ) -> Stream:
     """Return documents, given as texts, as a Stream in which they are cut as lm-evaluation-harness
     rolls over them: one by one, each after the tokenizer's `document_start`, in windows of at most
-    `seq_length` inputs that score disjoint targets; the last of several is extended to the left to
-    full length. `rewritten`, the documents after a detokenizer, are scored; words and titles are
-    from `documents`. `detokenizer` is its name, for the protocol line.
+    `seq_length` inputs that score disjoint targets; the last of several windows is extended to the
+    left to full length. `rewritten`, the documents after a detokenizer, are scored; words and
+    titles are from `documents`. `detokenizer` is the detokenizer's name, for the protocol line.
 
     Up to release 0.4.13 lm-evaluation-harness encodes a document with the tokenizer's first tokens
     and puts the start of a document before these: `is_double` scores the first tokens as it does.

@@ -89,9 +89,9 @@ raw_wikitext103 = partial(sliding_wikitext103, detokenizer=UNCHANGED)
 
 def memory_wikitext103(name: str, path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
     """Return the PerplexityTask on the unchanged WikiText-103 test file at `path` in disjoint
-    windows of the model's segment length `context`, each with the memory of earlier ones. `name` is
-    the task's. Raises BadInput if the file cannot be read, IntegrityFailure if it is another file
-    or gives GPT-2 another number of sub-words."""
+    windows of the model's segment length `context`, each with the Transformer-XL's memory of
+    earlier ones. `name` is the task's. Raises BadInput if the file cannot be read, IntegrityFailure
+    if it is another file or gives GPT-2 another number of sub-words."""
     return _in_windows(name, path, tokenizer, UNCHANGED, context, context, with_memory=True)
 
 

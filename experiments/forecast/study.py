@@ -59,9 +59,9 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
     Everything lies below the folder `runs`; finished parts are reused. `datasets` are directories,
     one for each index that an arm has. A complete ablation is returned at once. Raises BadInput for
     an experiment without an ablation, for too few, too many or unequal datasets, and if another
-    process is at work on it, IntegrityFailure for a dataset that is missing or damaged, for a kept
-    forecast or training that was damaged or changed, and if no rate of a learning-rate finder
-    lowered the loss, StepFailed if a training fails, Interrupted after SIGTERM or Ctrl-C.
+    process is at work on the ablation, IntegrityFailure for a dataset that is missing or damaged,
+    for a kept forecast or training that was damaged or changed, and if no rate of a learning-rate
+    finder lowered the loss, StepFailed if a training fails, Interrupted after SIGTERM or Ctrl-C.
     """
     ablation = ablation_of(experiment)
     name = experiment.name

@@ -177,7 +177,7 @@ class Job(Config):
 
     def config(self) -> RunConfig:
         """Return the RunConfig of the job's training. Raises BadInput if the model or an override
-        is not valid, or if its layout does not divide over the job's ranks."""
+        is not valid, or if the training's layout does not divide over the job's ranks."""
         config = read_run_config(self.model, self.overrides)
         layout_of(config, self.ranks)
         return config

@@ -39,8 +39,8 @@ def built_parameters(config: ModelConfig, part: str = "") -> int:
 
 def measure_built(experiment: Experiment) -> list[Line]:
     """Return a list of lines, dicts with a record's fields, two for each model that the experiment
-    counts: the parameters of the model, and of its layers alone, in billions. The models are built
-    without values. Prints the progress to standard error."""
+    counts: the number of parameters of the model, and of its layers alone, in billions. The models
+    are built without values. Prints the progress to standard error."""
     numbers = []
     for part in experiment.parts:
         rows = workload_rows(part.workloads)
@@ -98,8 +98,8 @@ def _unknown_percent(text: str) -> float:
 
 def measure_recipe() -> list[Line]:
     """Return a list of two computed lines, dicts with a record's fields, on the 2019 recipe: the
-    rows of the 8.3B model's embedding by the rule of padding, and the ratio of training to
-    validation documents."""
+    number of rows of the 8.3B model's embedding by the rule of padding, and the ratio of training
+    to validation documents."""
     run = read_run_config(model_file("8.3b"))
     split = load_config(find_file("megatron-2019", Shipped.RECIPE), DataConfig).split
     size = run.model.vocab_size

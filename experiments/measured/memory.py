@@ -133,10 +133,11 @@ def layer_bytes(layout: tuple[str, int, bool]) -> tuple[int, int]:
 
 def measure_memory() -> list[Line]:
     """Run GPipe's pipelines, whose peak memory is N + L/K · N/M, and return a list of lines, dicts
-    with a record's fields: N in inputs of a layer and L/K in layers, both from a line through
-    several M; the peak of one stage with all layers that recomputes nothing, N · L, in what one
-    layer keeps of one sequence; and, for each of `LAYOUTS`, the number of checkpoints that needs
-    the least memory, measured and by the formula. Starts processes."""
+    with a record's fields: N as a number of layer inputs and L/K as a number of layers, both from a
+    line through several M; the peak of one stage with all layers that recomputes nothing, N · L, as
+    a multiple of what one layer keeps of one sequence; and, for each of `LAYOUTS`, the number of
+    activation checkpoints that needs the least memory, measured and by the formula. Starts
+    processes."""
     announce(
         f"pipelines of {', '.join(map(str, PARTITIONS))} processes, and stages of {STAGE_LAYERS}"
         " layers"

@@ -183,7 +183,8 @@ class Software(Config):
 class Cluster(Config):
     """A machine with one kind of GPU and the software that trains on it, as the cost model
     describes them: a TOML file in which `load_cluster` has filled the gaps from the software's
-    file. Constants, intervals and reach are complete here; for other software load it again."""
+    file. Constants, intervals and reach are complete here; for other software load the file
+    again."""
 
     title: str
     """The machine in words."""

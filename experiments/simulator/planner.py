@@ -95,14 +95,15 @@ def expected_seconds(choice: Choice) -> float:
 
 
 def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterator[Workload]:
-    """Yield a copy of the Workload `template` for each layout over `gpus` GPUs, with microbatch of
-    at most 64 sequences, at most 8 chunks, recomputation and ZeRO stage, in which tensor
-    parallelism stays in a node (2021 paper, Takeaway 1) and everything divides evenly. Only the
-    layers over stages of one chunk may differ a little. Memory is not looked at.
+    """Yield a copy of the Workload `template` for each layout over `gpus` GPUs, size of a
+    microbatch up to 64 sequences, number of chunks up to 8, recomputation and ZeRO stage; tensor
+    parallelism stays in a node (2021 paper, Takeaway 1) and everything divides evenly. Only without
+    interleaving, with one chunk, may the stages' numbers of layers differ a little. Memory is not
+    looked at.
 
     If the cluster fuses attention, selective recomputation is left out, sequence parallelism is on
-    where it divides, and with several data-parallel ranks ZeRO stage 1 is tried beside stage 0.
-    If it does not, sequence parallelism is off and the stage is 0.
+    where it divides, and with several data-parallel ranks ZeRO stage 1 is tried beside stage 0. If
+    the cluster does not fuse attention, sequence parallelism is off and the ZeRO stage is 0.
     """
     t = template
     is_modern = cluster.constants.fused_attention.value == 1

@@ -31,8 +31,9 @@ class PartExecutor:
     def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
         """Run this part's share of `tasks`, at most `at_once` at a time, wait until the other parts
         have done theirs, and yield the Done of every task in order. Raises Interrupted if another
-        part ends without its tasks or gives no sign of life, or if the dataset is already written;
-        BadInput if another part works on other facts; and the errors of this part's tasks."""
+        part ends before its tasks are done or gives no sign of life, or if the dataset is already
+        written; BadInput if another part works on other facts; and the errors of this part's
+        tasks."""
         all_tasks = list(tasks)
         part = self.meeting.part
         parts = self.meeting.parts

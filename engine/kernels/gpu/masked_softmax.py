@@ -68,11 +68,11 @@ def _weights(
     is_causal: tl.constexpr,
     width: tl.constexpr,
 ):
-    """Return one row, the program's own, of the softmax of scores [b, n, s, k] times `scale`, as a
-    tensor [width] in fp32: 0 beyond the last key and for keys that the query does not see. With
-    `is_causal` these are the later ones, the last query standing at the last key; else the ones
-    where `visible`, read with the strides `by_sample`, `by_query` and `by_key`, is False. A query
-    that sees no key has 0 everywhere."""
+    """Return one row, the Triton program's own, of the softmax of scores [b, n, s, k] times
+    `scale`, as a tensor [width] in fp32: 0 beyond the last key and for keys that the query does not
+    see. With `is_causal` these are the later ones, the last query standing at the last key; else
+    the ones where `visible`, read with the strides `by_sample`, `by_query` and `by_key`, is False.
+    A query that sees no key has 0 everywhere."""
     row = tl.program_id(0).to(tl.int64)
     query = row % s
     sample = row // (n * s)
