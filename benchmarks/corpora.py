@@ -130,8 +130,8 @@ def write_recipe(folder: Path, corpus: Path) -> Path:
 
 def promise_of(recipe: Path) -> Promise:
     """Return the Promise of a recipe's file, what a dry run of `mlm-data` says of it: documents,
-    peak memory, and seconds and disk by stage. It rehearses: a part of the corpus is built. Raises
-    UserError if no rehearsal is possible."""
+    peak memory, and seconds and disk by stage. The dry run rehearses: it builds a part of the
+    corpus. Raises UserError if no rehearsal is possible."""
     config = load_config(recipe, DataConfig, [])
     sources = open_sources(config.sources, config.seed)
     return promise(config, sources, rehearse(config, sources), sources.total_bytes)

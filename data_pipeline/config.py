@@ -157,8 +157,8 @@ class DataConfig(_WithFilters):
 
     def model_dump(self, **options: Any) -> JSON:
         """Return the recipe as a dict by key, nested by section, without the sections of stages
-        that it does not list, so that its identity stays the same when another kind of stage is
-        added to the program. `options` are pydantic's."""
+        that the recipe does not list, so that the recipe's identity stays the same when another
+        kind of stage is added to the program. `options` go to pydantic's `model_dump`."""
         idle = BY_NAME.keys() - {*self.stages}
         return {
             name: value for name, value in super().model_dump(**options).items() if name not in idle

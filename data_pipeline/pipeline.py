@@ -185,10 +185,10 @@ class Pipeline:
 
     def joined(self, name: str, *stages: str) -> Path:
         """Join, by a task, all files called `name`, such as all malformed input, that the tasks of
-        the finished stages wrote whose names are the further arguments, and return the path of the
-        joined file in the workspace. Tasks without such a file are skipped. The files follow one
-        another stage by stage, and in each by shard; the stages must have as many tasks as the
-        first of them."""
+        some finished stages wrote, and return the path of the joined file in the workspace. The
+        further arguments name these stages. Tasks without such a file are skipped. The files follow
+        one another stage by stage, and within a stage by shard; every stage must have as many tasks
+        as the first."""
         finished = [self.finished[stage] for stage in stages]
         settings = {"shards": len(finished[0].counts), "name": name}
         inputs = (stage_tasks.input for stage_tasks in finished)

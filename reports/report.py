@@ -83,7 +83,7 @@ class Inputs:
     def command(self) -> str:
         """Command line `mlm-report build` as one text, quoted for a shell, that builds the report
         again from the reproduction and the folders of the other runs, each once. Its paths are
-        relative to the folder that holds the folder of runs, so it is to be given there."""
+        relative to the folder that holds the folder of runs, so the command must be given there."""
         above = self.reproduction.parent.parent
         folders = dict.fromkeys(os.path.relpath(path.parent, above) for path in self.runs)
         return shlex.join(
