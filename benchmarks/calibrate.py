@@ -688,11 +688,12 @@ def _left_out(fit: Fit, way: str) -> list[Observation]:
 def _errors(
     fit: Fit, machine: Machine, held: Mapping[str, HeldOut], span: Mapping[str, ErrorInterval]
 ) -> list[Series]:
-    """Return a list of Series of one number each, in percent. Of each experiment's rows, left out
-    or apart, they are the mean and median size and the bias of the relative errors, predicted over
-    measured time less 1; of rows apart also the coverage, the share inside their interval; and of
-    each interval in `span` its own coverage, score and baseline, where it has them. `held` has by
-    way the rows predicted without them; `machine` predicts the rows apart."""
+    """Return a list of Series of one number each, in percent. For each experiment's rows, left out
+    or apart, the numbers are the mean size, the median size and the bias of the relative errors
+    (predicted over measured time, less 1); for rows apart also the coverage, the share of rows
+    inside their interval; and for each interval in `span` the interval's own coverage, score and
+    baseline, where it has them. `held` has, by the way of leaving rows out, predictions of these
+    rows by fits without them; `machine` predicts the rows apart."""
     errors_of = defaultdict(list)
     inside = defaultdict(list)
     for way, fold in held.items():

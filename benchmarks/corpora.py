@@ -56,16 +56,16 @@ def words(rng: random.Random, count: int) -> str:
 
 
 def crawl(rng: random.Random, number: int) -> str:
-    """Return the text of document `number`: seven words invented by the generator `rng`, or for an
-    even number the same error page."""
+    """Return the text of document `number`: seven words invented by the generator `rng`, or, if the
+    number is even, an error page that is always the same."""
     return words(rng, 7) if number % 2 else "page not found"
 
 
 def templates(rng: random.Random, number: int) -> str:
     """Return the text of document `number`, a page of one of three templates, with words that the
-    generator `rng` chooses. Pages of a template are alike but no duplicates. One in fifty differs
-    from the page three before it by a space alone, if that had `random.Random` of its number as
-    `rng`, as `texts` gives it; its own `rng` is not used."""
+    generator `rng` chooses. Pages of a template are alike but no duplicates. One page in fifty
+    differs by a space alone from the page three before it, if that page's `rng` was `random.Random`
+    of that page's number, as in `texts`; for this one page `rng` is not used."""
     if number % 50 == 49:
         return templates(random.Random(number - 3), number - 3).replace(" ", "  ", 1)
     vocabulary = _vocabulary()

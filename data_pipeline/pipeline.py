@@ -105,8 +105,8 @@ class Pipeline:
 
     def _section(self, name: str) -> JSON | None:
         """Return the section of the stage called `name` in the recipe, with its defaults, as JSON
-        values by key, or None if the recipe does not run the stage or it has no section, such as
-        one of the user's own code."""
+        values by key, or None if the recipe does not run the stage or the stage has no section,
+        such as one of the user's own code."""
         section = getattr(self.config, name, None)
         return section.model_dump(mode="json") if section and name in self.stages else None
 

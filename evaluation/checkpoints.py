@@ -126,9 +126,9 @@ class EvaluatedCheckpoint:
     @property
     def store(self) -> Store:
         """Function that opens this checkpoint's stored scores in the user's cache: `open_scores`
-        with the directory and the digests of checkpoint and tokenizer filled in. It is given a dict
-        of all else that decides an evaluation's scores, and returns a context manager that yields
-        its StoredScores, from which scores are read and to which new ones are added."""
+        with the directory and the digests of checkpoint and tokenizer filled in. The function takes
+        a dict of everything else that decides an evaluation's scores, and returns a context manager
+        that yields its StoredScores, from which scores are read and to which new ones are added."""
         return partial(
             open_scores, user_cache("scores"), self.loaded or self.digest, self.tokenizer.digest
         )

@@ -91,8 +91,8 @@ class Scores(NamedTuple):
 
     @property
     def all_greedy(self) -> Flags:
-        """True for each request, [requests], if each of its scored tokens was the model's most
-        likely one."""
+        """Array of booleans, [requests]: True for a request if all its scored tokens were the
+        model's most likely tokens."""
         return np.logical_and.reduceat(self.greedy, self.starts)
 
     def taken(self, indices: Tokens, requests: Sequence[Request]) -> "Scores":

@@ -237,7 +237,7 @@ def on_ranks(
 def table_row(outcome: Outcome, result: str) -> str:
     """Return a layout's row below `TABLE_HEAD`, as text: its name, its largest difference, the word
     `result`, such as `ok`, its seconds, and the tensor that has that difference. A `-` stands for
-    the tensor if nothing differs, and for both if nothing was compared."""
+    the tensor if nothing differs, and for the tensor and the difference if nothing was compared."""
     worst = max(outcome.rows, default=None)
     tensor = worst.tensor if worst and worst.largest else "-"
     largest = f"{worst.largest:.1e}" if worst else "-"

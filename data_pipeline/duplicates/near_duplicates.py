@@ -277,7 +277,8 @@ class _Held:
     def hold(self, place: int) -> None:
         """Add the kept document `place`, its index among the members, to each bucket that it shares
         with another member, so that `candidates` offers it to later documents. A bucket holds its
-        first MOST_OFFERED documents, or under `megatron-2019` its first; others it only counts."""
+        first MOST_OFFERED documents, or under `megatron-2019` its first document alone; further
+        documents are only counted."""
         _hold(place, self._buckets, self._slots, self._most)
 
 

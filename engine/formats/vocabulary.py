@@ -98,8 +98,8 @@ def read_vocabulary_files(directory: Path) -> tuple[Tokenizer, list[Path]]:
     """Return a pair: the Tokenizer that a directory's vocab.json and merges.txt make, and the list
     of the two files' paths, in this order.
 
-    Raises BadInput if one is missing, IntegrityFailure if one is damaged or they lack
-    `<|endoftext|>`.
+    Raises BadInput if a file is missing, IntegrityFailure if a file is damaged or the vocabulary
+    lacks `<|endoftext|>`.
     """
     vocabulary = directory / VOCABULARY
     merges = directory / MERGES

@@ -214,8 +214,8 @@ def run_layers(layers: Sequence[nn.Module], x: Tensor, *others: object, at_once:
 
 def recomputed(is_wanted: bool, function: Callable[..., Any], *arguments: Any) -> Any:
     """Return the result of function(*arguments), differentiable. If `is_wanted`, the function runs
-    again in the backward pass, and its intermediate results are not kept; without gradients that
-    changes nothing."""
+    again in the backward pass, and its intermediate results are not kept; if gradients are
+    disabled, `is_wanted` changes nothing."""
     # Without gradients nothing is kept, and nothing needs to be recomputed.
     if not (is_wanted and torch.is_grad_enabled()):
         return function(*arguments)
