@@ -78,9 +78,9 @@ def _vocabulary() -> list[str]:
 
 
 class Shape(NamedTuple):
-    """A kind of text for a corpus: the function that returns the text of a document from a random
-    generator, seeded by the document's number, and that number, counted from 0; and how many
-    documents a corpus of it has."""
+    """A kind of text for a corpus: the function that returns a document's text from two arguments,
+    a random generator seeded by the document's number, and the number itself, counted from 0; and
+    how many documents a corpus of it has."""
 
     text: Callable[[random.Random, int], str]
     documents: int

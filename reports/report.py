@@ -155,8 +155,8 @@ class Report:
 
     @property
     def homes(self) -> dict[str, str]:
-        """Dict source that a record names → name on the page of the run behind it; every source of
-        the reproduction gives the reproduction."""
+        """Dict from a source that a record names to the name that the page gives the run behind
+        this source; every source of the reproduction leads to the reproduction's name."""
         own, *others = (origin.name for origin in self.origins)
         return {record.source: own for record in self.reproduction.records} | {
             name: name for name in others

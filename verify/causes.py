@@ -158,10 +158,10 @@ def _first(
     folded: Sequence[LayoutFinding] = (),
     ratio: float | None = None,
 ) -> Any:
-    """Return a copy of the first of `alike`, a list of findings of one fault, or None if it is
-    empty. The copy's fields `kind` and `ratio` are the arguments, its field `alike` has the names
-    of the others' parameters, and its field `folded` has the findings in the argument `folded`,
-    which follow from this one, as sentences."""
+    """Return a copy of the first of `alike`, a list of findings of one fault, or None if the list
+    is empty. The copy's fields `kind` and `ratio` are the arguments, its field `alike` has the
+    names of the parameters of the other findings, and its field `folded` has the findings in the
+    argument `folded`, which follow from this one, as sentences."""
     if not alike:
         return None
     return alike[0].model_copy(

@@ -23,9 +23,9 @@ class Example(NamedTuple):
 
 class Stage(Config):
     """Base class of the stages of a build: a name and settings. The first sentence of a subclass's
-    docstring is the help text of its verb of `mlm-data`; the fields of the subclass are its section
-    of a recipe. The work of a TextFilter or TokenFilter, from which users' own stages derive, is
-    its method `apply`; the work of a stage on the whole corpus stands in `passes/`."""
+    docstring is the help of its verb; its fields are its section of a recipe. The work of a
+    TextFilter or TokenFilter, from which users' own stages derive, is its method `apply`; that of a
+    stage on the whole corpus stands in `passes/`."""
 
     name: ClassVar[str]
     """Name of the stage, of its section and of its entry in the ledger."""

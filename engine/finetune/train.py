@@ -113,8 +113,8 @@ class PairEncoder:
 
     def pair(self, first: str, second: str, length: int) -> EncodedPair:
         """Return the texts `first` and `second` as an EncodedPair, [CLS] first [SEP] second [SEP],
-        of at most `length` tokens; while there are more, the text that then has more tokens, the
-        second if they have as many, loses its last one."""
+        of at most `length` tokens; while there are more, the text that then has more tokens, or the
+        second if both have equally many, loses its last token."""
         a = self._encode(first)
         b = self._encode(second)
         room = length - 3

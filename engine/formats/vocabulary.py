@@ -25,9 +25,9 @@ def write_vocabulary(
 ) -> None:
     """Write a tokenizer's files for Hugging Face's AutoTokenizer into the directory `out`, which is
     made if it is missing; files of these names there are replaced. They are tokenizer.json,
-    tokenizer_config.json and, for a byte-level one that is not a BERT's, vocab.json and merges.txt.
-    With `is_bert` the files encode pairs of texts with the special tokens. `seq_length` is the
-    longest sequence in tokens."""
+    tokenizer_config.json and, for a byte-level tokenizer that is not a BERT's, vocab.json and
+    merges.txt. With `is_bert` the files encode pairs of texts with the special tokens. `seq_length`
+    is the longest sequence in tokens."""
     tokenizer.save(out)
     if is_bert:
         _write_pairs(tokenizer, out, seq_length)
