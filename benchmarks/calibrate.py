@@ -561,9 +561,9 @@ def deepspeed_fit(a100: Machine) -> Fit:
 def intervals(fit: Fit, held: Mapping[str, HeldOut]) -> dict[str, ErrorInterval]:
     """Return a dict by name of the ErrorIntervals of runs on one node (`one_node`) and on several
     (`several_nodes`), and of ratios (`ratio`) if there are any. `held` is a dict from a way of
-    leaving rows out, a key of `fit.left_out`, to the predictions of these rows by fits without
-    them; the intervals are made from its first entry alone. The intervals of both kinds of runs are
-    over all rows if one kind has few rows, or no rows in some fold."""
+    leaving rows out, a key of `fit.left_out`, to the HeldOut of these rows, from fits without them;
+    the intervals are made from its first entry alone. The intervals of both kinds of runs are over
+    all rows if one kind has few rows, or no rows in some fold."""
     way, fold = next(iter(held.items()))
     rows = _left_out(fit, way)
     node = machine_of(load_cluster(fit.cluster)).gpus_per_node
@@ -693,8 +693,8 @@ def _errors(
     or apart, the numbers are the mean size, the median size and the bias of the relative errors
     (predicted over measured time, less 1); for rows apart also the coverage, the share of rows
     inside their interval; and for each interval in `span` the interval's own coverage, score and
-    baseline, where it has them. `held` has, by the way of leaving rows out, predictions of these
-    rows by fits without them; `machine` predicts the rows apart."""
+    baseline, where it has them. `held` has, by the way of leaving rows out, the HeldOut of these
+    rows, from fits without them; `machine` predicts the rows apart."""
     errors_of = defaultdict(list)
     inside = defaultdict(list)
     for way, fold in held.items():

@@ -65,7 +65,7 @@ def templates(rng: random.Random, number: int) -> str:
     """Return the text of document `number`, a page of one of three templates, with words that the
     generator `rng` chooses. Pages of a template are alike but no duplicates. One page in fifty
     differs by a space alone from the page three before it, if that page's `rng` was `random.Random`
-    of that page's number, as in `texts`; for this one page `rng` is not used."""
+    of that page's number, as in `texts`; such a page does not use its own `rng`."""
     if number % 50 == 49:
         return templates(random.Random(number - 3), number - 3).replace(" ", "  ", 1)
     vocabulary = _vocabulary()
@@ -130,8 +130,8 @@ def write_recipe(folder: Path, corpus: Path) -> Path:
 
 def promise_of(recipe: Path) -> Promise:
     """Return the Promise of a recipe's file, what a dry run of `mlm-data` says of it: documents,
-    peak memory, and seconds and disk by stage. The dry run rehearses: it builds a part of the
-    corpus. Raises UserError if no rehearsal is possible."""
+    peak memory, and seconds and disk by stage. Builds samples of the corpus for it, as the dry
+    run does. Raises UserError if that is not possible."""
     config = load_config(recipe, DataConfig, [])
     sources = open_sources(config.sources, config.seed)
     return promise(config, sources, rehearse(config, sources), sources.total_bytes)

@@ -129,8 +129,7 @@ class DataConfig(_WithFilters):
     def _stages_can_be_done(self) -> Self:
         """Return the recipe itself if its `stages` can be done. Raise ValueError for a stage that
         is unknown, doubled or out of order, for stages that do not end with `split` and `tokenize`
-        (the stages of a single verb of `mlm-data` need not), and for the section of a stage that is
-        not listed."""
+        (in a VerbConfig they need not), and for the section of a stage that is not listed."""
         for name in self.stages:
             if name not in BY_NAME:
                 hint = did_you_mean(name, BY_NAME, f"known: {', '.join(BY_NAME)}")

@@ -46,8 +46,8 @@ class Pipeline:
     Nothing runs before the method `run`, which runs all stages; then `ledger`, `tokenizer`,
     `finished` and `splits` have their results, and `publish` makes the dataset.
 
-    `test_sets` has, by the test set's name, the files whose text the stage `decontaminate` searches
-    for, None for a missing file. `digests` has the digest of each part of the input.
+    `test_sets` has, by the test set's name, the file whose n-grams the stage `decontaminate`
+    searches for, or None if it is missing. `digests` has the digest of each part of the input.
     """
 
     config: DataConfig

@@ -62,7 +62,7 @@ class Layer:
 
     @property
     def final(self) -> float:
-        """Value of the last point, at the largest x, of this layer of a chart."""
+        """Value of this layer's last point, at the largest x."""
         return self.points[-1].value
 
     @property

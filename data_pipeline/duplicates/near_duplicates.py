@@ -171,7 +171,7 @@ class Linked(NamedTuple):
     """Some components of linked documents, as input for the decision which documents are dropped:
     the numbers of their documents, component by component, and the index at which each component
     starts among them; a function that returns a document's text, and one that returns the members'
-    keys of a band; and the sketches of all documents, also of those in no component."""
+    keys of a band; and the sketches of all documents, also of documents in no component."""
 
     members: Integers
     """Numbers of the components' documents, component by component and ascending in each,

@@ -98,7 +98,7 @@ class InstalledDocs:
 
     def fingerprint(self) -> str:
         """Return a digest of the versions of Python and of the installed packages whose
-        documentation is read. No file of theirs is read for the digest. Raises DataMissing if this
+        documentation is read; the documentation itself does not count. Raises DataMissing if this
         package itself is not installed."""
         versions = [
             f"{name}=={version}" for name, version in self.versions.items() if name != PYTHON

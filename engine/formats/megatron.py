@@ -243,8 +243,8 @@ def _read_config(
     lack a value, `heads` gives the number of heads, and dropout and `init_std` are 0.1 and 0.02.
 
     Raises BadInput if neither the arguments nor `heads` state the number of heads, or if the
-    tensor-parallel ranks do not divide it, IntegrityFailure if a file of the first stage lacks
-    the embedding of words or of positions, and BadInput or IntegrityFailure if tensors, arguments,
+    tensor-parallel ranks do not divide it, IntegrityFailure if a file of the first stage lacks the
+    embedding of words or of positions, and BadInput or IntegrityFailure if tensors, arguments,
     `heads` and tokenizer contradict each other.
     """
     first = files[0][0]
