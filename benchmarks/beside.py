@@ -79,7 +79,7 @@ def measure(rounds: int) -> Benchmark:
 
 
 def _waited_for_a_core() -> float:
-    """Return the seconds so far in which this thread could go on and no core was free; 0 where the
+    """Return how many seconds this thread has waited so far for a free core; 0 where the operating
     system does not say."""
     path = Path("/proc/thread-self/schedstat")
     return int(path.read_text().split()[1]) / 1e9 if path.exists() else 0.0

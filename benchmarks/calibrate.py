@@ -125,7 +125,8 @@ def fit_node(machine: Machine, measured: Floats) -> Machine:
 
 def started(machine: Machine, constants: Mapping[str, Any]) -> Machine:
     """Return a copy of the machine with each constant that is a key of `constants` at the value
-    from which a fit starts: the one that its dict in `constants` has under the key `start`."""
+    from which a fit starts: the value under the key `start` in the constant's dict in
+    `constants`."""
     return machine.replaced(**{name: constant["start"] for name, constant in constants.items()})
 
 
@@ -560,10 +561,10 @@ def deepspeed_fit(a100: Machine) -> Fit:
 
 def intervals(fit: Fit, held: Mapping[str, HeldOut]) -> dict[str, ErrorInterval]:
     """Return a dict by name of the ErrorIntervals of runs on one node (`one_node`) and on several
-    (`several_nodes`), and of ratios (`ratio`) if there are any. They are made from the first entry
-    alone of `held`, a dict from a way of leaving rows out, a key of `fit.left_out`, to what fits
-    without these rows predicted for them. The intervals of both kinds of runs are over all rows if
-    one kind has few, or none in some fold."""
+    (`several_nodes`), and of ratios (`ratio`) if there are any. `held` is a dict from a way of
+    leaving rows out, a key of `fit.left_out`, to the HeldOut of these rows, from fits without them;
+    the intervals are made from its first entry alone. The intervals of both kinds of runs are over
+    all rows if one kind has few rows, or no rows in some fold."""
     way, fold = next(iter(held.items()))
     rows = _left_out(fit, way)
     node = machine_of(load_cluster(fit.cluster)).gpus_per_node
@@ -689,11 +690,12 @@ def _left_out(fit: Fit, way: str) -> list[Observation]:
 def _errors(
     fit: Fit, machine: Machine, held: Mapping[str, HeldOut], span: Mapping[str, ErrorInterval]
 ) -> list[Series]:
-    """Return a list of Series of one number each, in percent. Of each experiment's rows, left out
-    or apart, they are the mean and median size and the bias of the relative errors, predicted over
-    measured time less 1; of rows apart also the coverage, the share inside their interval; and of
-    each interval in `span` its own coverage, score and baseline, where it has them. `held` has by
-    way the rows predicted without them; `machine` predicts the rows apart."""
+    """Return a list of Series of one number each, in percent. For each experiment's rows, left out
+    or apart, the numbers are the mean size, the median size and the bias of the relative errors
+    (predicted over measured time, less 1); for rows apart also the coverage, the share of rows
+    inside their interval; and for each interval in `span` the interval's own coverage, score and
+    baseline, where it has them. `held` has, by the way of leaving rows out, the HeldOut of these
+    rows, from fits without them; `machine` predicts the rows apart."""
     errors_of = defaultdict(list)
     inside = defaultdict(list)
     for way, fold in held.items():

@@ -56,16 +56,16 @@ def words(rng: random.Random, count: int) -> str:
 
 
 def crawl(rng: random.Random, number: int) -> str:
-    """Return the text of document `number`: seven words invented by the generator `rng`, or for an
-    even number the same error page."""
+    """Return the text of document `number`: seven words invented by the generator `rng`, or, if the
+    number is even, an error page that is always the same."""
     return words(rng, 7) if number % 2 else "page not found"
 
 
 def templates(rng: random.Random, number: int) -> str:
     """Return the text of document `number`, a page of one of three templates, with words that the
-    generator `rng` chooses. Pages of a template are alike but no duplicates. One in fifty differs
-    from the page three before it by a space alone, if that had `random.Random` of its number as
-    `rng`, as `texts` gives it; its own `rng` is not used."""
+    generator `rng` chooses. Pages of a template are alike but no duplicates. One page in fifty
+    differs by a space alone from the page three before it, if that page's `rng` was `random.Random`
+    of that page's number, as in `texts`; such a page does not use its own `rng`."""
     if number % 50 == 49:
         return templates(random.Random(number - 3), number - 3).replace(" ", "  ", 1)
     vocabulary = _vocabulary()
@@ -78,9 +78,9 @@ def _vocabulary() -> list[str]:
 
 
 class Shape(NamedTuple):
-    """A kind of text for a corpus: the function that returns the text of a document from a random
-    generator, seeded by the document's number, and that number, counted from 0; and how many
-    documents a corpus of it has."""
+    """A kind of text for a corpus: the function that returns a document's text from two arguments,
+    a random generator seeded by the document's number, and the number itself, counted from 0; and
+    how many documents a corpus of it has."""
 
     text: Callable[[random.Random, int], str]
     documents: int
@@ -130,8 +130,8 @@ def write_recipe(folder: Path, corpus: Path) -> Path:
 
 def promise_of(recipe: Path) -> Promise:
     """Return the Promise of a recipe's file, what a dry run of `mlm-data` says of it: documents,
-    peak memory, and seconds and disk by stage. It rehearses: a part of the corpus is built. Raises
-    UserError if no rehearsal is possible."""
+    peak memory, and seconds and disk by stage. Builds samples of the corpus for it, as the dry
+    run does. Raises UserError if that is not possible."""
     config = load_config(recipe, DataConfig, [])
     sources = open_sources(config.sources, config.seed)
     return promise(config, sources, rehearse(config, sources), sources.total_bytes)

@@ -148,9 +148,9 @@ def measure(rounds: int) -> Benchmark:
 
 
 def compare_memory(name: str, load: Callable[[], Any]) -> Case:
-    """Measure the bytes that scoring one window adds to the loaded model, for each contender in a
-    process of its own; return a Case of the benchmark's record, whose ratio is ours to
-    transformers'. `load` is a function that returns transformers' model; `name` is the model's.
+    """Measure the bytes of memory that scoring one window takes beyond the loaded model, for each
+    contender in a process of its own; return a Case of the benchmark's record, whose ratio is ours
+    to transformers'. `load` is a function that returns transformers' model; `name` is the model's.
     Raises UserError if a process fails or takes ten minutes."""
     window = sliding_requests(CONTEXT, 1)
     added = {who: apart(name, _added_bytes, load, build, window) for who, build in SCORERS.items()}
@@ -177,9 +177,9 @@ def _added_bytes(
 
 
 def sliding_requests(context: int, count: int, stride: int = STRIDE) -> list[Request]:
-    """Return a list of `count` Requests of full windows of `context` inputs, each `stride` tokens
-    on from the last, with the last `stride` scored, over random tokens that every model here has; a
-    few of these are frequent, as in text. Every call returns the same."""
+    """Return a list of `count` Requests of full windows of `context` inputs, each window `stride`
+    tokens after the one before, with its last `stride` tokens scored, over random tokens that every
+    model here has; a few of these are frequent, as in text. Every call returns the same."""
     draws = np.random.default_rng(0).random(context + 1 + stride * count)
     tokens = (VOCABULARY**draws - 1).astype(np.int64)
     return [

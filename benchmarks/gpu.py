@@ -403,10 +403,11 @@ def compare_copies(name: str, b: int) -> Result:
 
 
 def try_program() -> Result:
-    """Train a small model with `mlm-train` in bf16 on the processor, and on the GPU, where it is
-    stopped by SIGTERM and resumed. Return a list: a case of both losses, and a sentence if they
-    differ by more than 0.1 in an iteration. Raises UserError if a program ends with another code
-    than expected, also if it was done before SIGTERM came."""
+    """Train a small model in bf16 with `mlm-train`, once on the CPU, and once on the GPU, where it
+    is stopped by SIGTERM and resumed. Return a list: a Case with the losses of both trainings, and
+    a sentence if they differ by more than 0.1 in an iteration. Raises UserError if a program ends
+    with another code than expected, also if the training on the GPU was done before SIGTERM
+    came."""
     losses: dict[str, list[Timed]] = {}
     with TemporaryDirectory() as folder:
         dataset = write_dataset(Path(folder) / "data")

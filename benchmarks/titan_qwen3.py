@@ -52,9 +52,9 @@ vars(torch).update(_grouped_mm=grouped_product, histc=count)
 
 def loss(model: nn.Module, rows: Tensor) -> Tensor:
     """Return the mean cross-entropy, in nats, of `model` on the next words of this rank's `rows`,
-    token ids [b, s + 1], as a scalar tensor. Its gradient is the mean's divided by the model's
-    attribute `data_ranks`, which the caller has set to the number of data-parallel ranks, or by 1
-    without this attribute.
+    token ids [b, s + 1], as a scalar tensor. The gradient of this tensor is the gradient of the
+    mean, divided by the model's attribute `data_ranks`, which the caller has set to the number of
+    data-parallel ranks; without this attribute it is not divided.
 
     torchtitan divides by the tokens of the whole batch and adds gradients up.
     """

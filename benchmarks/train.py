@@ -281,11 +281,12 @@ def summarize(row: Row, size: TrainingSize, measured: Measured, gflops: Sequence
 
 def summarize_layouts(size: TrainingSize, measured: Measured) -> Case:
     """Return the Case of two processes. `measured` has the rounds of each contender in `TOGETHER`
-    by its name: one process, the layouts tp2, pp2 and dp2 on two processes, and one of two separate
-    processes; `size` is the training that was timed. The Case has rates in tokens per second of
-    wall clock, doubled for the separate processes, their ratios to the rate of one process, with
-    goals for the layouts, and the losses of the first round. The ratio of pp2 is to the rate of a
-    pipeline without a bubble (`pipeline_ideal`)."""
+    by its name: one process alone; the layouts tp2, pp2 and dp2 on two processes; and one of two
+    processes that train separately at the same time; `size` is the training that was timed. The
+    Case has rates in tokens per second of wall clock, doubled for the process that trains
+    separately, their ratios to the rate of one process, with goals for the layouts, and the losses
+    of the first round. The ratio of pp2 is to the rate of a pipeline without a bubble
+    (`pipeline_ideal`)."""
     speed = rates(size, measured)
     speed[SEPARATE] = [2 * rate for rate in speed[SEPARATE]]
     single = speed[OURS]

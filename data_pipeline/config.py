@@ -129,7 +129,7 @@ class DataConfig(_WithFilters):
     def _stages_can_be_done(self) -> Self:
         """Return the recipe itself if its `stages` can be done. Raise ValueError for a stage that
         is unknown, doubled or out of order, for stages that do not end with `split` and `tokenize`
-        (a verb's need not), and for the section of a stage that is not listed."""
+        (in a VerbConfig they need not), and for the section of a stage that is not listed."""
         for name in self.stages:
             if name not in BY_NAME:
                 hint = did_you_mean(name, BY_NAME, f"known: {', '.join(BY_NAME)}")
@@ -157,8 +157,8 @@ class DataConfig(_WithFilters):
 
     def model_dump(self, **options: Any) -> JSON:
         """Return the recipe as a dict by key, nested by section, without the sections of stages
-        that it does not list, so that its identity stays the same when another kind of stage is
-        added to the program. `options` are pydantic's."""
+        that the recipe does not list, so that the recipe's identity stays the same when another
+        kind of stage is added to the program. `options` go to pydantic's `model_dump`."""
         idle = BY_NAME.keys() - {*self.stages}
         return {
             name: value for name, value in super().model_dump(**options).items() if name not in idle

@@ -46,8 +46,8 @@ class Pipeline:
     Nothing runs before the method `run`, which runs all stages; then `ledger`, `tokenizer`,
     `finished` and `splits` have their results, and `publish` makes the dataset.
 
-    `test_sets` are the files to search for, by the test set's name, None for one that is missing;
-    the stage `decontaminate` searches for them. `digests` has the digest of each part of the input.
+    `test_sets` has, by the test set's name, the file whose n-grams the stage `decontaminate`
+    searches for, or None if it is missing. `digests` has the digest of each part of the input.
     """
 
     config: DataConfig
@@ -105,8 +105,8 @@ class Pipeline:
 
     def _section(self, name: str) -> JSON | None:
         """Return the section of the stage called `name` in the recipe, with its defaults, as JSON
-        values by key, or None if the recipe does not run the stage or it has no section, such as
-        one of the user's own code."""
+        values by key, or None if the recipe does not run the stage or the stage has no section,
+        such as one of the user's own code."""
         section = getattr(self.config, name, None)
         return section.model_dump(mode="json") if section and name in self.stages else None
 
@@ -185,10 +185,10 @@ class Pipeline:
 
     def joined(self, name: str, *stages: str) -> Path:
         """Join, by a task, all files called `name`, such as all malformed input, that the tasks of
-        the finished stages wrote whose names are the further arguments, and return the path of the
-        joined file in the workspace. Tasks without such a file are skipped. The files follow one
-        another stage by stage, and in each by shard; the stages must have as many tasks as the
-        first of them."""
+        some finished stages wrote, and return the path of the joined file in the workspace. The
+        further arguments name these stages. Tasks without such a file are skipped. The files follow
+        one another stage by stage, and within a stage by shard; every stage must have as many tasks
+        as the first."""
         finished = [self.finished[stage] for stage in stages]
         settings = {"shards": len(finished[0].counts), "name": name}
         inputs = (stage_tasks.input for stage_tasks in finished)

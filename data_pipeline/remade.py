@@ -240,8 +240,8 @@ def _attrition(run: Path, ledger: Ledger) -> Comparisons:
 
 def _asked(config: JSON, section: type[BaseModel], name: str) -> JSON:
     """Return the section called `name` of a recorded configuration as a dict by key. Keys that it
-    lacks, such as newer ones, have the defaults of the class `section`; all have if there is no
-    such section. Nothing is validated."""
+    lacks, such as newer ones, have the defaults of the class `section`; if there is no such
+    section, all keys have these defaults. Nothing is validated."""
     return {**section().model_dump(), **config.get(name, {})}
 
 

@@ -158,13 +158,14 @@ def run_stage(
 
 
 def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDirectory:
-    """Measure which share of the n-grams of the test sets that `config.overlap` names the sources
-    of `config` contain, write it to `overlap.json` in `out`, and return the RunDirectory; if it is
-    complete there, print a note to standard error and return it at once. The cost is printed there
-    first. `executor` is "local" or "ray". Raises DataMissing for a test set or a source that cannot
-    be found, BadInput for input or a directory that cannot be used and for "ray" if it is not
-    installed, IntegrityFailure for input from a dataset that is not as it was sealed. Raises
-    Interrupted when stopped, and for a lost worker, a full disk or a server without an answer."""
+    """Measure the share of the test sets' n-grams that the sources of `config` contain, write it to
+    `overlap.json` in `out`, and return the RunDirectory. `config.overlap` names the test sets. If
+    the run is complete in `out`, print a note to standard error and return its RunDirectory at
+    once. The cost is printed to standard error first. `executor` is "local" or "ray". Raises
+    DataMissing for a test set or a source that cannot be found, BadInput for input or a directory
+    that cannot be used and for "ray" if it is not installed, IntegrityFailure for input from a
+    dataset that is not as it was sealed. Raises Interrupted when stopped, and for a lost worker, a
+    full disk or a server without an answer."""
     test_sets = {name: find_test_set(name).resolve() for name in config.overlap.test_sets}
     sources, _ = announce_cost(config, 0)
     digests = {f"test set {name}": sha256_file(path) for name, path in test_sets.items()}

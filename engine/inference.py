@@ -134,11 +134,12 @@ def check_entries(
 
 
 def read_whole(directory: Path, index: dict[str, shards.Entry], name: str) -> torch.Tensor:
-    """Return the whole tensor `name` of the checkpoint `directory`, joined on the CPU from the
-    files that `index`, its index.json as a dict, names, in the tensor's own number format.
+    """Return the whole tensor `name` of the checkpoint `directory`, joined on the CPU, in the
+    tensor's own number format. `index` is the checkpoint's index.json as a dict, and names the
+    files.
 
-    Raises IntegrityFailure if the index or a file lacks it, if a file cannot be read, or if its
-    shape is not the index's.
+    Raises IntegrityFailure if the index or a file lacks the tensor, if a file cannot be read, or if
+    the tensor's shape is not the index's.
     """
     parts = []
     try:

@@ -184,10 +184,11 @@ class TrainingStep:
             )
 
     def _computed(self, microbatches: Sequence[PipelineInput]) -> list[float] | str:
-        """Compute the gradient of the mean losses of this rank's microbatches, summed over these
-        and averaged over data-parallel ranks, without a loss scale. Return a list of two numbers:
-        this rank's sum of (loss × sequences), and that gradient's norm over all ranks. The gradient
-        stays in the optimizer, and the weights stay as they are. Every rank calls it."""
+        """Compute the gradient of the mean losses of this rank's microbatches, summed over the
+        microbatches and averaged over data-parallel ranks, without a loss scale. Return a list of
+        two numbers: this rank's sum of (loss × sequences), and that gradient's norm over all ranks.
+        The gradient stays in the optimizer, and the weights stay as they are. Every rank calls
+        it."""
         total = self.model.forward_backward(microbatches, self.reducer)
         self.reducer.finish(1.0)
         return torch.stack([total, self.optimizer.gradient_norm()]).tolist()

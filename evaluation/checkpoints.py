@@ -43,13 +43,13 @@ from mlm_repro.lineage.records import Kind
 def native_checkpoint(place: Place, vocab: Path | None, heads: int | None) -> Iterator[Path]:
     """Context manager: yield the path of a checkpoint directory of this suite: the directory of
     `place`, or an import of it that is removed after the block. `heads` is the number of attention
-    heads, for an imported checkpoint that does not say it; any other that is imported must have as
-    many.
+    heads, for an imported checkpoint that does not say it; any other imported checkpoint must have
+    as many heads.
 
-    The folder `vocab` has the vocabulary for an imported GPT-2, in place of its own. Without it a
-    Megatron-LM checkpoint takes the files beside it or else the published GPT-2's, which may be
-    downloaded. Raises the errors of imports, such as BadInput for files that are no checkpoint or a
-    missing vocabulary, and IntegrityFailure for damaged ones.
+    The folder `vocab` has the vocabulary for an imported GPT-2, in place of the checkpoint's own.
+    Without it a Megatron-LM checkpoint takes the files beside it or else the published GPT-2's,
+    which may be downloaded. Raises the errors of imports, such as BadInput for files that are no
+    checkpoint or a missing vocabulary, and IntegrityFailure for damaged ones.
     """
     directory = place.directory
     if place.format == "native":
@@ -126,9 +126,9 @@ class EvaluatedCheckpoint:
     @property
     def store(self) -> Store:
         """Function that opens this checkpoint's stored scores in the user's cache: `open_scores`
-        with the directory and the digests of checkpoint and tokenizer filled in. It is given a dict
-        of all else that decides an evaluation's scores, and returns a context manager that yields
-        its StoredScores, from which scores are read and to which new ones are added."""
+        with the directory and the digests of checkpoint and tokenizer filled in. The function takes
+        a dict of everything else that decides an evaluation's scores, and returns a context manager
+        that yields its StoredScores, from which scores are read and to which new ones are added."""
         return partial(
             open_scores, user_cache("scores"), self.loaded or self.digest, self.tokenizer.digest
         )

@@ -131,8 +131,8 @@ def paired_difference(first: Result, second: Result) -> Difference:
 
 def _check_parts(first: PerplexityResult, second: PerplexityResult) -> None:
     """Raise BadInput unless both results are on the same parts of the text: the same articles in
-    the same order, all scored whole, or else the same blocks with as many scored targets, in equal
-    windows with one tokenizer."""
+    the same order, all scored whole, or else the same blocks with the same numbers of scored
+    targets, in equal windows with the same tokenizer."""
     whole = all(
         block.num_scored == block.num_targets and not block.title.startswith(STRETCH)
         for block in (*first.blocks, *second.blocks)

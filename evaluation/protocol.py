@@ -50,11 +50,12 @@ class Request:
 
     @classmethod
     def rolling(cls, document: Sequence[int], first: int, seq_length: int) -> list[Self]:
-        """Return a list of Requests, token ids with the number of those at the end that are scored,
-        which score each sub-word of a document once, after the token `first`, in the windows of
-        `rolling_windows`: each scores the next `seq_length` sub-words, or the rest, after the one
-        token before them, and the last of several is extended to the left to full length.
-        `document` has the sub-words' ids; without any the list is empty."""
+        """Return a list of Requests that together score each sub-word of a document once. A Request
+        has token ids, and the number of ids at its end that are scored. The token `first` stands
+        before the document. The windows are as `rolling_windows` gives them: each scores the next
+        `seq_length` sub-words, or the rest, after the one token before them, and the last of
+        several windows is extended to the left to full length. `document` has the sub-words' ids;
+        without any the list is empty."""
         tokens = np.asarray([first, *document], dtype=np.int64)
         return [
             cls.of_window(tokens, window) for window in rolling_windows(len(tokens), seq_length)
@@ -90,8 +91,8 @@ class Scores(NamedTuple):
 
     @property
     def all_greedy(self) -> Flags:
-        """True for each request, [requests], if each of its scored tokens was the model's most
-        likely one."""
+        """Array of booleans, [requests]: True for a request if all its scored tokens were the
+        model's most likely tokens."""
         return np.logical_and.reduceat(self.greedy, self.starts)
 
     def taken(self, indices: Tokens, requests: Sequence[Request]) -> "Scores":
@@ -265,7 +266,7 @@ class Task(ABC):
     @abstractmethod
     def result(self, scores: Scores, provenance: Provenance) -> Result:
         """Return this task's Result, computed from `scores`, the scores of its `requests` in order,
-        and with the fields of `provenance` in it. Each kind of task has its own. Raises
+        with the fields of `provenance`. Every kind of task implements this method itself. Raises
         IntegrityFailure for an implausible or not finite loss, as `perplexity` does."""
 
     def facts(self, scores: Scores, provenance: Provenance) -> dict[str, Any]:

@@ -124,8 +124,8 @@ class Table:
 
 def share_of(name: str, distances: Sequence[float], allowed: Sequence[float]) -> Ratio:
     """Return a Ratio called `name` with the goal 1 as an upper bound: the largest quotient of one
-    of the `distances` and the distance that is `allowed` at the same index. `MOST` (1e9) is the
-    largest quotient; it also stands for a NaN, and for any distance but 0 where none is allowed."""
+    of the `distances` and the distance that is `allowed` at the same index. A quotient is at most
+    `MOST` (1e9), which also stands for a NaN, and for any distance but 0 where none is allowed."""
     shares = [
         # min returns its first argument beside a NaN.
         min(MOST, distance / most) if most else MOST * bool(distance)

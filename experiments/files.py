@@ -147,8 +147,8 @@ class KeptEvaluation(FileSchema, extra="forbid"):
 
 def read_evaluations(study: Path) -> dict[str, JSON]:
     """Return a dict of the results, JSON objects, of the reproduction in the directory `study`, by
-    model and protocol with a hyphen between them: those in evaluations.jsonl and those that still
-    lie in folders, which win.
+    a key of model and protocol with a hyphen between them: the results in evaluations.jsonl and the
+    results that still lie in folders. A result in a folder replaces the one in evaluations.jsonl.
 
     Raises IntegrityFailure for a damaged file, or for two results of one name in evaluations.jsonl.
     """

@@ -32,11 +32,11 @@ def simulated_values(
 ) -> JSON:
     """Return a dict with fields of a record, `quantity`, `kind`, `value`, `low` and `high`, for the
     quantity `name`, a key of `QUANTITIES`, of the simulated workload `row`. The value follows from
-    the row's seconds, the ends from the low and the high seconds of its prediction.
+    the row's seconds, `low` and `high` from the low and the high seconds of `prediction`.
 
-    For a quantity of `RATIOS`, relative to the first workload, `ratio` gives the ends if it is not
-    None: value / ratio.high and value / ratio.low. The first workload itself has no `low` and
-    `high` for it.
+    For a quantity of `RATIOS`, relative to the first workload, `ratio` gives `low` and `high` if it
+    is not None: value / ratio.high and value / ratio.low. The first workload itself has no `low`
+    and `high` for it.
     """
     point, *ends = (
         QUANTITIES[name](row._replace(seconds=seconds))

@@ -318,10 +318,10 @@ def trainings(run: Path) -> Comparisons:
 
 def numbers(run: Path) -> Comparisons:
     """Yield comparisons of the run of an experiment in the directory `run`: a sentence if its
-    records name another run, or have not the digest that the run was begun with, and of simulated
-    ones a Remade with their values computed again. An Absent stands for measured values, for an
-    experiment that the catalogue lacks and for a run that states no digest. Raises IntegrityFailure
-    for a damaged run."""
+    records name another run, or do not have the digest that the run was begun with, and for
+    simulated records a Remade with their values computed again. An Absent stands for measured
+    values, for an experiment that the catalogue lacks and for a run that states no digest. Raises
+    IntegrityFailure for a damaged run."""
     load_results([run])
     refused = read_values(run / NOT_RUN) if (run / NOT_RUN).is_file() else []
     yield from _begun_with(run, _manifest(run), read_records(run / RECORDS), refused)

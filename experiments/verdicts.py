@@ -280,10 +280,11 @@ def judge(
 
 
 def unanswered(experiments: Iterable[Experiment]) -> list[Verdict]:
-    """Return a list with a Verdict without a number for each published claim that no experiment in
-    `experiments` answers, in the order of `every_claim`. Its reason is the one in unanswered.toml,
-    or else that no experiment runs it. Its outcome is of-others for a claim that this file lists
-    under `context`, because the number is of others, and else not-tried."""
+    """Return a list of Verdicts without a number, one for each published claim that no experiment
+    in `experiments` answers, in the order of `every_claim`. A Verdict's reason is the one in
+    unanswered.toml, or else that no experiment runs the claim. Its outcome is of-others for a claim
+    that unanswered.toml lists under `context`, because the number is of others, and else
+    not-tried."""
     answered = set().union(*(experiment.expected.claims for experiment in experiments))
     rows = [*UNANSWERED["context"], *UNANSWERED["missing"]]
     rows.append({"claims": ["*"], "reason": "no experiment runs it"})

@@ -172,7 +172,7 @@ def _parse_override(text: str) -> JSON:
     """Return an override, a text such as `section.key=value`, as nested dicts, `{"section": {"key":
     value}}`; a key may lie in no section (`name=value`) or in up to 63. A value that is not TOML is
     taken as text. Raises BadInput for a text without `=`, an empty part of the key, or a key in
-    more sections."""
+    more than 63 sections."""
     dotted, equals, raw = text.partition("=")
     if not equals or not all(dotted.split(".")) or DEEP.match(dotted):
         raise BadInput(

@@ -17,8 +17,8 @@ class ExtraMissing(BadInput):
 
 
 def install_command(extra: str) -> str:
-    """Return the pip command that installs this package's extra of that name, with its
-    libraries."""
+    """Return the pip command that installs this package with the optional libraries of its extra
+    `extra`."""
     return f"pip install 'mlm-repro[{extra}]'"
 
 

@@ -29,8 +29,9 @@ def end_with_parent(number: int = signal.SIGKILL) -> None:
 
 @contextmanager
 def held_back(numbers: Collection[int] = STOPS) -> Iterator[None]:
-    """Context manager: block the signals `numbers`, by default the stop signals, during the block.
-    A process that is started in the block keeps them blocked until it calls `hear_stops`.
+    """Context manager: block the signals `numbers`, by default the stop signals, during the `with`
+    block. A process that is started in the `with` block keeps them blocked until it calls
+    `hear_stops`.
 
     A child that is stopped before its handlers are set would otherwise end with a traceback, or by
     the signal.

@@ -31,8 +31,8 @@ def is_quiet() -> bool:
 
 def announce(*parts: str) -> None:
     """Print the cost of the following work on one line of standard error: `cost:`, then `parts`,
-    phrases, with semicolons between them. Empty ones are left out; one at least must not be empty.
-    Only rank 0 of a distributed run prints, and not with `--quiet`."""
+    phrases, with semicolons between them. Empty phrases are left out; at least one phrase must not
+    be empty. Only rank 0 of a distributed run prints, and not with `--quiet`."""
     if not is_quiet() and is_first_rank():
         print(f"cost: {'; '.join(part for part in parts if part)}", file=sys.stderr, flush=True)
 

@@ -117,8 +117,8 @@ def _losses(result: Benchmark) -> list[Sequence[float]]:
 
 
 def _shares(result: Benchmark) -> list[float]:
-    """Return a list of the values of all ratios of a comparison of engines; each is the largest
-    share of its tolerance that a quantity takes."""
+    """Return a list of the values of all ratios of a comparison of engines; each value is the
+    largest quotient of a difference and the tolerance for this difference."""
     return [ratio.value for ratio in chain.from_iterable(case.ratios for case in result.cases)]
 
 

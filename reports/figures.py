@@ -99,8 +99,9 @@ class Panel:
 
 
 def layers_of(numbers: Iterable[Record], order: Sequence[str]) -> list[Layer]:
-    """Return a list of a Layer for each kind and series of the records that have an x, published
-    ones first, then by `order`, which names every series.
+    """Return a list of chart Layers, one for each kind and series of the records that have an x:
+    layers of published numbers first, then the others, both sorted by `order`, which names every
+    series.
 
     Several of our numbers at an x become their mean with minimum and maximum; of several published
     numbers the first counts.

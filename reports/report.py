@@ -83,7 +83,7 @@ class Inputs:
     def command(self) -> str:
         """Command line `mlm-report build` as one text, quoted for a shell, that builds the report
         again from the reproduction and the folders of the other runs, each once. Its paths are
-        relative to the folder that holds the folder of runs, so it is to be given there."""
+        relative to the folder that holds the folder of runs, so the command must be given there."""
         above = self.reproduction.parent.parent
         folders = dict.fromkeys(os.path.relpath(path.parent, above) for path in self.runs)
         return shlex.join(
@@ -155,8 +155,8 @@ class Report:
 
     @property
     def homes(self) -> dict[str, str]:
-        """Dict source that a record names → name on the page of the run behind it; every source of
-        the reproduction gives the reproduction."""
+        """Dict from a source that a record names to the name that the page gives the run behind
+        this source; every source of the reproduction leads to the reproduction's name."""
         own, *others = (origin.name for origin in self.origins)
         return {record.source: own for record in self.reproduction.records} | {
             name: name for name in others

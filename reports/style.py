@@ -51,8 +51,8 @@ LOOKS: dict[Outcome, OutcomeLook] = {
 
 def look(rank: int) -> tuple[str, str]:
     """Return a pair of texts, the colour, as on a light page, and Matplotlib's marker, of the
-    series with this rank, counted from 0, the same in every figure. They repeat after as many ranks
-    as there are markers."""
+    series with the number `rank`, counted from 0, the same in every figure. The pairs repeat after
+    as many series as there are markers."""
     index = rank % len(MARKERS)
     return LIGHT[f"model-{index}"], MARKERS[index]
 

@@ -119,8 +119,8 @@ def chance(result: Result, vocab_size: int) -> dict[str, str]:
 def cell_of(records: Sequence[Record], text: Callable[[float], str]) -> str:
     """Return the text of a table's cell with the values of `records`: each of them, with semicolons
     between, if they are published or if there is one alone, else their mean, minimum and maximum
-    over our seeds; a dash without records. The function `text` formats a number. The cell says if
-    only a part of the test was scored."""
+    over our seeds; a dash without records. The function `text` formats a number. If only a part of
+    the test was scored, the cell says so."""
     values = [record.value for record in records]
     if len(records) < 2 or records[0].kind == "published":
         shown = "; ".join(map(text, values)) or MISSING

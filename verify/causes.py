@@ -93,16 +93,17 @@ def fold(
 ) -> list[LayoutFinding]:
     """Return one finding for each cause, with the findings that follow from it folded into it:
     first initial copies, initial shards and dropout, then the forward pass or the gradients in
-    order of `backward`, and last parameters that the norm does not count once. All others, such as
-    of weights, moments and checkpoints, follow from the forward pass or the first gradient. If
-    neither differs, the first of them is a cause without a `kind`, before those of the norm; the
-    gradient norm alone follows from the first of those, if there is one.
+    order of `backward`, and last parameters that the norm does not count once. All other findings,
+    such as of weights, moments and checkpoints, follow from the forward pass or the first gradient.
+    If neither the forward pass nor a gradient differs, the first of these other findings is a cause
+    without a `kind`, before the parameters that the norm does not count once; but if they are of
+    the gradient norm alone, they follow from the first such parameter, if there is one.
 
-    `backward` are parameters in the order in which a backward pass reaches them. The others are of
-    the first iteration: `serial` has the serial run's gradient by parameter, `gradients` the parts
-    of gradients on each rank, `shares` by parameter the serial run's gradient as accumulated after
-    each microbatch. `output` is a phrase, which begins with a comma, on the output that is the
-    first to differ in a forward pass; empty if none is known.
+    `backward` are parameters in the order in which a backward pass reaches them. `serial`,
+    `gradients` and `shares` are of the first iteration: `serial` has the serial run's gradient by
+    parameter, `gradients` the parts of gradients on each rank, `shares` by parameter the serial
+    run's gradient as accumulated after each microbatch. `output` is a phrase, which begins with a
+    comma, on the output that is the first to differ in a forward pass; empty if none is known.
     """
     by_probe = defaultdict(list)
     for finding in findings:
@@ -157,10 +158,10 @@ def _first(
     folded: Sequence[LayoutFinding] = (),
     ratio: float | None = None,
 ) -> Any:
-    """Return a copy of the first of `alike`, a list of findings of one fault, or None if it is
-    empty. The copy's fields `kind` and `ratio` are the arguments, its field `alike` has the names
-    of the others' parameters, and its field `folded` has the findings in the argument `folded`,
-    which follow from this one, as sentences."""
+    """Return a copy of the first of `alike`, a list of findings of one fault, or None if the list
+    is empty. The copy's fields `kind` and `ratio` are the arguments, its field `alike` has the
+    names of the parameters of the other findings, and its field `folded` has the findings in the
+    argument `folded`, which follow from this one, as sentences."""
     if not alike:
         return None
     return alike[0].model_copy(
@@ -228,9 +229,9 @@ def explain(
     ranks: Sequence[Sequence[TensorPart]], serial: Array, shares: Sequence[Array]
 ) -> tuple[float | None, str]:
     """Return the ratio of a gradient, given by its parts on each rank, to the serial gradient, and
-    the likely kind of fault in words. The ratio is None if the parts make no whole of that shape,
-    or a number in it is not finite, or the serial gradient is 0. `shares` are the serial run's
-    gradient as accumulated after each microbatch; they may be empty."""
+    the likely kind of fault in words. The ratio is None if the parts make no whole of the serial
+    gradient's shape, or a number in the whole is not finite, or the serial gradient is 0. `shares`
+    are the serial run's gradient as accumulated after each microbatch; they may be empty."""
     try:
         whole = next(iter(assemble(chain.from_iterable(ranks)).values()))
     except Exception:

@@ -321,9 +321,9 @@ class Engine:
 
     @torch.no_grad()
     def assign(self, value_of: Callable[[Shard], Tensor]) -> None:
-        """Call `value_of` with each shard of this rank's parameters, whose `value` is the present
-        one, and copy the tensor of the same shape that it returns into the parameter. Every rank
-        calls it."""
+        """Call `value_of` with each shard of this rank's parameters, whose field `value` has the
+        present values, and copy the tensor of the same shape that `value_of` returns into the
+        parameter. Every rank calls it."""
         named = dict(self.parameters())
         # Into copies first: an engine's shards may be views of a transformed tensor, not of the
         # parameter itself.

@@ -73,8 +73,8 @@ class Judged:
     """Comparison of a recorded run with the float64 replay of its own settings. Call the method
     `iterate` for each of `iterations` in order, or until `is_over` is True, then `end`. The
     attribute `number` is then the first recorded number that rounding does not explain, or None,
-    and `tensors` has such tensors of the first checkpoint with any; `fault` is the earliest of
-    both."""
+    and `tensors` has the tensors that rounding does not explain, of the first checkpoint with such
+    tensors; `fault` is the earliest among `number` and `tensors`."""
 
     def __init__(self, run: RecordedRun, start: Start, native: SerialReplay | None = None) -> None:
         """Build the replays of `run` that begin at `start`, a Start: at a checkpoint of the run, or
@@ -123,8 +123,8 @@ class Judged:
     @property
     def is_over(self) -> bool:
         """True if the replay may end: a checkpoint has tensors that rounding does not explain, or a
-        number was at fault at least `FAR` iterations ago, and as many ago as were replayed before
-        it."""
+        number was at fault at least `FAR` iterations ago, and at least as many iterations ago as
+        were replayed before that number."""
         if self.tensors or not self.number:
             return bool(self.tensors)
         needed = max(FAR, self.number.iteration - self.start.iteration)

@@ -52,11 +52,11 @@ class RunCheck:
 
     def __init__(self, place: Path, seen: set[Path] | None = None) -> None:
         """Make every comparison that is declared for the kind of the directory `place`: a run, a
-        sealed directory within one, or a folder of runs. The results are lists of the new RunCheck,
-        such as `broken`, a sentence for each difference. The seal of `place` itself is not checked.
-        Directories in `seen` were checked on the way here and are skipped; this one is added to
-        them. An error of a comparison and an unknown kind become sentences in `broken`; a manifest
-        that cannot be read raises IntegrityFailure."""
+        sealed directory within one, or a folder of runs. The results are attributes of the new
+        RunCheck, lists such as `broken`, which has a sentence for each difference. The seal of
+        `place` itself is not checked. Directories in `seen` were checked on the way here and are
+        skipped; this one is added to them. An error of a comparison and an unknown kind become
+        sentences in `broken`; a manifest that cannot be read raises IntegrityFailure."""
         self.place = place
         self.seen = seen if seen is not None else set()
         self.broken: list[str] = []

@@ -237,7 +237,7 @@ def on_ranks(
 def table_row(outcome: Outcome, result: str) -> str:
     """Return a layout's row below `TABLE_HEAD`, as text: its name, its largest difference, the word
     `result`, such as `ok`, its seconds, and the tensor that has that difference. A `-` stands for
-    the tensor if nothing differs, and for both if nothing was compared."""
+    the tensor if nothing differs, and for the tensor and the difference if nothing was compared."""
     worst = max(outcome.rows, default=None)
     tensor = worst.tensor if worst and worst.largest else "-"
     largest = f"{worst.largest:.1e}" if worst else "-"
@@ -248,15 +248,16 @@ def run_parity(
     config: RunConfig, names: str, ranks: int, iterations: int, threads: bool = False
 ) -> None:
     """Train the configuration for `iterations` in float64, serially and on each layout that `names`
-    stands for: names with commas between, or `all` for those of at most `ranks` ranks that fit.
-    Compare every tensor with the serial run's and print the results of each layout. With `threads`
-    ranks are threads and a microbatch is one sequence. Sets torch to one thread.
+    stands for: names with commas between, or `all` for every layout of at most `ranks` ranks that
+    fits. Compare every tensor with the serial run's and print the results of each layout. With
+    `threads` ranks are threads and a microbatch is one sequence. Sets torch to one thread.
 
-    Raises Diverged with the first that fails or is beyond the tolerance, after all were run, or at
-    once if the serial run fails. Raises BadInput if a layout that was named is unknown, is the
-    serial run, does not fit or needs more than `ranks`, if none of `all` fits, if the tensors fill
-    more than half of the memory, and if the engine refuses the configuration. Raises DataMissing or
-    IntegrityFailure for a dataset that is missing or incomplete.
+    Raises Diverged with the first layout that fails or is beyond the tolerance, after all layouts
+    were run, or at once if the serial run fails. Raises BadInput if a layout that was named is
+    unknown, is the serial run, does not fit or needs more than `ranks`, if for `all` no layout
+    fits, if the tensors fill more than half of the memory, and if the engine refuses the
+    configuration. Raises DataMissing or IntegrityFailure for a dataset that is missing or
+    incomplete.
     """
     config = with_vocabulary(config)
     # Microbatches of one sequence, because more data-parallel ranks fit a batch then.

@@ -51,7 +51,7 @@ class Ngrams:
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
-        """Tuple of the distinct lengths of the n-grams in words, longest first; empty without
+        """Tuple of the distinct lengths, in words, of the n-grams, longest first; empty without
         texts."""
         return tuple(
             sorted({min(text.count(" ") + 1, self.words) for text in self.texts}, reverse=True)

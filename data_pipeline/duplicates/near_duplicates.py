@@ -168,10 +168,10 @@ was compared with."""
 
 
 class Linked(NamedTuple):
-    """Some components of linked documents, as input for the decision which of them are dropped: the
-    numbers of their documents, component by component, and each component's start; functions that
-    return a document's text and the keys of a band; and the sketches of all documents, also of
-    those in no component."""
+    """Some components of linked documents, as input for the decision which documents are dropped:
+    the numbers of their documents, component by component, and the index at which each component
+    starts among them; a function that returns a document's text, and one that returns the members'
+    keys of a band; and the sketches of all documents, also of documents in no component."""
 
     members: Integers
     """Numbers of the components' documents, component by component and ascending in each,
@@ -278,7 +278,8 @@ class _Held:
     def hold(self, place: int) -> None:
         """Add the kept document `place`, its index among the members, to each bucket that it shares
         with another member, so that `candidates` offers it to later documents. A bucket holds its
-        first MOST_OFFERED documents, or under `megatron-2019` its first; others it only counts."""
+        first MOST_OFFERED documents, or under `megatron-2019` its first document alone; further
+        documents are only counted."""
         _hold(place, self._buckets, self._slots, self._most)
 
 

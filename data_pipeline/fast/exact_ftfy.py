@@ -138,10 +138,10 @@ SAMPLES = (
 
 @cache
 def fix_text(normalization: Normalization, *left_out: str) -> Callable[[str], str]:
-    """Return a function that repairs a text as `ftfy.fix_text` does, with that normalization and
-    without the repairs `left_out`, such as `uncurl_quotes`: the fast function if it is exact here,
-    else ftfy's, with a warning on standard error. The fast one raises Unfit for a text whose repair
-    would take more than linear time."""
+    """Return a function that repairs a text as `ftfy.fix_text` does, with the normalization given
+    and without the repairs `left_out`, such as `uncurl_quotes`: the fast function if it repairs a
+    set of samples as ftfy's does, else ftfy's, with a warning on standard error. The fast function
+    raises Unfit for a text whose repair would take more than linear time."""
     switches: dict[str, Any] = {"normalization": normalization} | dict.fromkeys(left_out, False)
     reference: Callable[[str], str] = partial(ftfy.fix_text, **switches)
     return checked("cleaning", lambda: fast_fix_text(normalization, *left_out), reference, SAMPLES)

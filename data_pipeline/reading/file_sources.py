@@ -98,8 +98,8 @@ class FileSource:
 
     @cached_property
     def _spool(self) -> Any:
-        """A named temporary file, open for writing, for the content of a pipe; it is removed with
-        the source."""
+        """A named temporary file, open for writing, for the content of a pipe; the file is removed
+        with the source."""
         return tempfile.NamedTemporaryFile(prefix="mlm-data-")
 
     @cached_property

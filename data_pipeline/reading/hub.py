@@ -210,10 +210,11 @@ class HubSource:
         return TEXT_PER_BYTE * sum(sizes) or LARGE_BYTES
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
-        """Stream each file of the splits to read into a local file, a task of `workspace` each, and
-        yield the local files in Pieces of `shard_bytes`, the last of a file shorter. Raises
-        DataMissing if the hub does not have the corpus, Interrupted if it cannot be read or has no
-        such subset, and BadInput for a split that the corpus does not have."""
+        """Stream each file of the wanted splits from the hub into a local file, by one task of
+        `workspace` for each file, and yield the local files in Pieces of `shard_bytes`, the last of
+        a file shorter. Raises DataMissing if the hub does not have the corpus, Interrupted if the
+        corpus cannot be read or has no such subset, and BadInput for a split that the corpus does
+        not have."""
         with asking_for(self.name):
             streams = _open(self._location)
         choose_splits(self.name, [*streams], self._splits, is_whole=True)

@@ -98,8 +98,9 @@ class InstalledDocs:
         return {**installed, PYTHON: platform.python_version()}
 
     def fingerprint(self) -> str:
-        """Return a digest of the versions of Python and of the distributions that are read. The
-        files are not read for it. Raises DataMissing if this package itself is not installed."""
+        """Return a digest of the versions of Python and of the installed packages whose
+        documentation is read; the documentation itself does not count. Raises DataMissing if this
+        package itself is not installed."""
         versions = [
             f"{name}=={version}" for name, version in self.versions.items() if name != PYTHON
         ]

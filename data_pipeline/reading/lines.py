@@ -78,8 +78,8 @@ def survey(
     called with the number of bytes of each read.
 
     The first cut is the start of the file, the last its end; the others are starts of frames,
-    CHUNK_BYTES or more of content apart. A file that has no such frame, such as one of a single
-    frame, has no cuts, nor has a damaged one. Raises OSError if the file cannot be opened, for a
+    CHUNK_BYTES or more of content apart. A file without such a frame, such as one of a single
+    frame, and a damaged file have no cuts. Raises OSError if the file cannot be opened, for a
     remote file the errors of Remote.
     """
     digest = hashlib.sha256()

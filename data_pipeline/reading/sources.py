@@ -136,11 +136,11 @@ class OpenedSources:
         return pack(chain.from_iterable(pieces), shard_bytes)
 
     def _within_limits(self, source: Source, pieces: Iterator[Piece]) -> Iterator[Piece]:
-        """Yield `pieces`, the source's, up to the recipe's limits, which count for each source by
-        itself, and remember for the description how many documents were read if the source was cut
-        off. Datasets to compare with have no limits, and installed documentation keeps them by
-        itself. With a limit the pieces are read here once more, which raises the errors of
-        `pieces_within`."""
+        """Yield `pieces`, the Pieces of `source`, up to the recipe's limits, which count for each
+        source by itself. If the source was cut off, remember for the description how many documents
+        were read. Datasets to compare with have no limits, and the source of installed
+        documentation applies the limits itself. With a limit the pieces are read here once more,
+        which raises the errors of `pieces_within`."""
         config = self.config
         if (
             source in self.compared

@@ -203,8 +203,9 @@ def _trim(
     a: Tokens, b: Tokens, target: int, random: np.random.RandomState
 ) -> tuple[Tokens, Tokens]:
     """Return a pair, the arrays `a` and `b`, cut so that together they have at most `target`
-    tokens: one token after the other leaves the longer part, or `b` if they are equal, at its start
-    or its end as drawn from `random`. The two are views and no copies."""
+    tokens: one token after the other is removed from the longer array, or from `b` if both are
+    equally long, at the start or the end as drawn from `random`. Both results are views and no
+    copies."""
     spans = [[0, len(a)], [0, len(b)]]
     while sum(end - start for start, end in spans) > target:
         longer = spans[0] if spans[0][1] - spans[0][0] > spans[1][1] - spans[1][0] else spans[1]

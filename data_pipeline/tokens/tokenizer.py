@@ -380,8 +380,8 @@ def _named_end(directory: Path) -> str | None:
 
 def _without_extras(content: JSON) -> Backend | None:
     """Return a tokenizer of GPT-2's kind, given as `content`, the values of a tokenizer.json,
-    rebuilt as one of the library from its vocabulary, its added tokens and its merges alone, which
-    decide its ids. Return None for a tokenizer of another kind."""
+    rebuilt as a Tokenizer of the library `tokenizers` from its vocabulary, its added tokens and its
+    merges alone, which decide its ids. Return None for a tokenizer of another kind."""
     model = content["model"]
     before = content.get("pre_tokenizer") or {}
     added = content.get("added_tokens") or []

@@ -52,8 +52,9 @@ def pretrained_rows(folder: Path) -> list[tuple[str, str, str]]:
     """Return a list with a row of texts (protocol, our number, the other program's number) for the
     kept results wikitext103-stride1024, lambada and lambada-lm-eval and for each wikitext2-*.json
     in `folder`; other files have no row. The other program's number is from lm-eval.json or
-    transformers.jsonl, which must be there too; empty if no other program was run. Raises
-    IntegrityFailure for a missing JSON file, FileNotFoundError without transformers.jsonl."""
+    transformers.jsonl, which must both be in `folder`; the text is empty if no other program was
+    run. Raises IntegrityFailure for a missing JSON file, FileNotFoundError without
+    transformers.jsonl."""
     wikitext, lambada, passages, theirs = (
         read_object(folder / f"{name}.json")
         for name in ("wikitext103-stride1024", "lambada", "lambada-lm-eval", "lm-eval")

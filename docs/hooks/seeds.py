@@ -17,8 +17,8 @@ def seeds() -> Iterator[str]:
     """Yield as Markdown texts a heading, then a table, for each document in the file seeds.toml
     beside this module, in its order: a row for each item, with its place, command and outcome. The
     outcome counts the verdicts on the item's claims (`every_verdict`), made from results kept in
-    the repository and from computed and simulated numbers, names what claims that were not tried
-    need, and adds what seeds.toml states: a kept result, a test or a reason."""
+    the repository and from computed and simulated numbers, names the needs of claims that were not
+    tried, and adds what seeds.toml states: a kept result, a test or a reason."""
     verdicts = every_verdict()
     for seed in read_toml(ROWS)["seeds"]:
         yield f"## {seed['title']}"

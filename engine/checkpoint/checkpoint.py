@@ -136,7 +136,7 @@ class Ancestor(NamedTuple):
 @dataclass(frozen=True)
 class TrainingState:
     """Progress of a run as state.json of a checkpoint stores it: iteration, updates, time, loss
-    scale and recent losses; and the earlier checkpoints that it came through."""
+    scale and recent losses; and the earlier checkpoints that its training went through."""
 
     iteration: int = 0
     """Number of iterations finished."""

@@ -54,8 +54,8 @@ class StreamMemory:
         self._passing = {}
 
     def discard(self) -> None:
-        """Drop the states that the microbatches since the last `commit` or `discard` have left, as
-        after a dry run; the memory from before stays."""
+        """Drop the Transformer-XL states that the microbatches since the last `commit` or `discard`
+        have left, as after a dry run; the memory from before these microbatches stays."""
         self._passing = {}
 
     def states(self) -> dict[str, Tensor]:

@@ -82,8 +82,8 @@ def computation_order(names: Iterable[str]) -> list[str]:
     are computed: forward pass, loss, gradients backward, update.
 
     Every name must begin with one of `PHASES`. Names of outputs and of updated weights must come in
-    the order of the forward pass; that of the updated weights decides the order of the weights'
-    moments and, reversed, of their gradients.
+    the order of the forward pass; the order of the updated weights decides the order of the
+    weights' moments and, reversed, of their gradients.
     """
     names = list(dict.fromkeys(names))
     outputs = [name.removeprefix(OUTPUT) for name in names if name.startswith(OUTPUT)]

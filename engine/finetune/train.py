@@ -114,8 +114,8 @@ class PairEncoder:
 
     def pair(self, first: str, second: str, length: int) -> EncodedPair:
         """Return the texts `first` and `second` as an EncodedPair, [CLS] first [SEP] second [SEP],
-        of at most `length` tokens; while there are more, the text that then has more tokens, the
-        second if they have as many, loses its last one."""
+        of at most `length` tokens; while there are more, the text that then has more tokens, or the
+        second if both have equally many, loses its last token."""
         a = self._encode(first)
         b = self._encode(second)
         room = length - 3
@@ -364,10 +364,10 @@ class FineTuner:
         ]
 
     def features(self, example: TaskExample) -> Iterator[Feature]:
-        """Yield the example as Features, inputs of the model: one if it has a class or options,
-        whose long texts are cut, or one for each window of a span's context. A span's label is
-        where its first answer lies in the window, or (0, 0) if there is none or the window lacks a
-        part of it."""
+        """Yield the example as Features, inputs of the model: one Feature, with long texts cut, if
+        the example has a class or options, or else one Feature for each window of the context in
+        which a span is to be found. A span's label is where its first answer lies in the window, or
+        (0, 0) if there is no answer or the window lacks a part of it."""
         length = self.model.config.seq_length
         if isinstance(example, LabelledExample):
             if len(example.pairs) == 1:
@@ -391,8 +391,8 @@ class FineTuner:
         """Return the answer to the question of `example` as text: the part of the context with the
         best sum of start and end score, at most 30 tokens (LONGEST_ANSWER). `windows` has the
         scores [s, 2] of each window of the context, in order. The answer is empty if the context
-        has no tokens or, in SQuAD 2.0, if in every window start and end score of [CLS] have a
-        larger sum than the best part."""
+        has no tokens or, in SQuAD 2.0, if in every window the start and end score of [CLS] have a
+        larger sum than the scores of the best part."""
         best = -float("inf")
         text = ""
         nothing = float("inf")

@@ -239,12 +239,13 @@ def _read_config(
 ) -> ModelConfig:
     """Return the ModelConfig of all ranks' files together, which come as lists
     [stage][tensor-parallel rank]: sizes from the tensors, the vocabulary from the tokenizer, and
-    the number of heads, dropout and `init_std` from the first file's arguments. Where these lack
-    one, `heads` gives the heads, and dropout and `init_std` are 0.1 and 0.02.
+    the number of heads, dropout and `init_std` from the first file's arguments. Where the arguments
+    lack a value, `heads` gives the number of heads, and dropout and `init_std` are 0.1 and 0.02.
 
-    Raises BadInput if neither states the heads or the tensor-parallel ranks do not divide them,
-    IntegrityFailure if a file of the first stage lacks the embedding of words or of positions, and
-    BadInput or IntegrityFailure if tensors, arguments, `heads` and tokenizer contradict each other.
+    Raises BadInput if neither the arguments nor `heads` state the number of heads, or if the
+    tensor-parallel ranks do not divide it, IntegrityFailure if a file of the first stage lacks the
+    embedding of words or of positions, and BadInput or IntegrityFailure if tensors, arguments,
+    `heads` and tokenizer contradict each other.
     """
     first = files[0][0]
     stages = files[0]

@@ -325,9 +325,9 @@ def _file(rank: int) -> str:
 
 
 def _check(directory: Path, model: nn.Module, tp: int) -> str:
-    """Run the parts in `directory` on `tp` ranks, as threads in float64, compare their outputs with
-    those of `model`, the undivided one, and return the result as a sentence with the largest
-    difference. `model` itself becomes float64.
+    """Run the tensor-parallel parts of a model that lie in `directory` on `tp` ranks, threads in
+    float64, compare their outputs with the outputs of `model`, the undivided model, and return the
+    result as a sentence with the largest difference. `model` itself becomes float64.
 
     If memory is too small, nothing is compared, and the sentence says so. Raises BadInput if
     outputs differ by more than TOLERANCE, relative to the largest output or, if that is smaller, to

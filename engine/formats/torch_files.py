@@ -81,8 +81,8 @@ OPTIMIZER = re.compile(r"(.*\.)?optimizer\..*")
 
 class Unread:
     """Stand-in for an object that no model needs, of a class in `UNREAD` or, in the metadata of a
-    distributed checkpoint, of one that `PLANS` matches: it takes any arguments and state, and keeps
-    none."""
+    distributed checkpoint, of a class that `PLANS` matches: it takes any arguments and state, and
+    keeps nothing."""
 
     def __new__(cls, *_: Any) -> Self:
         return super().__new__(cls)

@@ -25,9 +25,9 @@ def write_vocabulary(
 ) -> None:
     """Write a tokenizer's files for Hugging Face's AutoTokenizer into the directory `out`, which is
     made if it is missing; files of these names there are replaced. They are tokenizer.json,
-    tokenizer_config.json and, for a byte-level one that is not a BERT's, vocab.json and merges.txt.
-    With `is_bert` the files encode pairs of texts with the special tokens. `seq_length` is the
-    longest sequence in tokens."""
+    tokenizer_config.json and, for a byte-level tokenizer that is not a BERT's, vocab.json and
+    merges.txt. With `is_bert` the files encode pairs of texts with the special tokens. `seq_length`
+    is the longest sequence in tokens."""
     tokenizer.save(out)
     if is_bert:
         _write_pairs(tokenizer, out, seq_length)
@@ -98,8 +98,8 @@ def read_vocabulary_files(directory: Path) -> tuple[Tokenizer, list[Path]]:
     """Return a pair: the Tokenizer that a directory's vocab.json and merges.txt make, and the list
     of the two files' paths, in this order.
 
-    Raises BadInput if one is missing, IntegrityFailure if one is damaged or they lack
-    `<|endoftext|>`.
+    Raises BadInput if a file is missing, IntegrityFailure if a file is damaged or the vocabulary
+    lacks `<|endoftext|>`.
     """
     vocabulary = directory / VOCABULARY
     merges = directory / MERGES

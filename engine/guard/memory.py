@@ -106,7 +106,7 @@ class MemoryGuard(Guard):
 
     def look(self, statistics: Mapping[str, int]) -> str:
         """Return a warning, as text, when the number of the allocator's retries has grown since the
-        last call, but only once; otherwise an empty text.
+        last call, but only the first time that it has; otherwise an empty text.
 
         `statistics` is the dict that `torch.cuda.memory_stats` returns, and empty on a CPU. Retries
         before the first call do not count.

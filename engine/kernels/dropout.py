@@ -252,8 +252,9 @@ def normed_sum(
     `branch` is None, and the module `norm` applied to this sum. x and branch are [s, b, h]; a
     branch needs its bias [h]. If `mask` is None, nothing is dropped.
 
-    A GPU does both in one pass each way if the norm is torch's LayerNorm, unless it has a forward
-    hook. Its hooks of other kinds are not called there.
+    On a GPU one kernel can compute both tensors, and one more their gradients, if the norm is
+    torch's LayerNorm itself and has no forward hook. In that case the module is not called, and so
+    its hooks of other kinds are not called.
     """
     # The kernel computes LayerNorm and no subclass of it. It does not call the module, so hooks
     # would see nothing.

@@ -30,9 +30,10 @@ class Cache(ABC):
 
     @abstractmethod
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
-        """Return the attention outputs of a layer's heads at the q positions where it computes, [q,
-        b, h/t], from `qkv`, its inputs' queries, keys and values [s, b, n/t, 3, d]; `layer` is the
-        layer's global number. A subclass defines this, and may store keys and values."""
+        """Return the attention outputs of a layer's heads at the q positions where the layer
+        computes its output (`rows`), [q, b, h/t], from `qkv`, the queries, keys and values of the
+        layer's inputs, [s, b, n/t, 3, d]; `layer` is the layer's global number. A subclass defines
+        this, and may store keys and values."""
 
     def rows(self, layer: int, x: Tensor) -> Tensor:
         """Return the rows of a layer's inputs x [s, b, h] at the positions where the layer computes

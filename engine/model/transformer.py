@@ -30,11 +30,11 @@ from mlm_repro.engine.rng import Dropout, DropoutMask
 
 class SelfAttention(nn.Module):
     """Causal multi-head attention with heads divided over the tensor-parallel axis: [s, b, h] → [s,
-    b, h], without the bias of the output projection. With a cache, an argument of the call, it is
-    [q, b, h], of the q positions that the cache asks for. With sequence parallelism s is this
-    rank's part. Attention weights are dropped by `dropout`, an argument of the call too; without
-    it, and with a cache, none are. With `recompute` the backward pass runs the reference kernel
-    again, and its scores are not kept; other kernels keep none in any case.
+    b, h], without the bias of the output projection. With a cache, an argument of the call, the
+    output is [q, b, h], of the q positions that the cache asks for. With sequence parallelism s is
+    this rank's part. Attention weights are dropped by `dropout`, an argument of the call too;
+    without `dropout`, and with a cache, none are dropped. With `recompute` the backward pass runs
+    the reference kernel again, and its scores are not kept; other kernels never keep scores.
 
     The rows of `query_key_value` are ordered [n, 3, d] (Megatron checkpoint versions 2 and 3), so
     that a contiguous slice holds whole heads. The layer adds the bias of `dense`. Positions are
@@ -214,8 +214,8 @@ def run_layers(layers: Sequence[nn.Module], x: Tensor, *others: object, at_once:
 
 def recomputed(is_wanted: bool, function: Callable[..., Any], *arguments: Any) -> Any:
     """Return the result of function(*arguments), differentiable. If `is_wanted`, the function runs
-    again in the backward pass, and its intermediate results are not kept; without gradients that
-    changes nothing."""
+    again in the backward pass, and its intermediate results are not kept; if gradients are
+    disabled, `is_wanted` changes nothing."""
     # Without gradients nothing is kept, and nothing needs to be recomputed.
     if not (is_wanted and torch.is_grad_enabled()):
         return function(*arguments)

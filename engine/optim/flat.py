@@ -222,9 +222,9 @@ class FlatOptimizer(ABC):
             group.publish()
 
     def try_step(self) -> None:
-        """Run one update with learning rate 0, so that its memory is allocated, then reset moments
-        and step count; the weights stay. Overwrites the gradients. Every rank calls it, before the
-        first step only."""
+        """Run one update with learning rate 0, so that the memory of an update is allocated, then
+        reset moments and step count; the weights stay. Overwrites the gradients. Every rank calls
+        it, before the first step only."""
         for group in self.groups:
             group.main_gradient.fill_(1)
         self.step(learning_rate=0.0, gradient_norm=0.0)

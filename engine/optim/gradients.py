@@ -183,11 +183,11 @@ class GradientReducer:
         return self.mesh.sequence_parallel and parameter.dim is None
 
     def _take(self, bucket: _Bucket, main: Tensor, is_mixed: bool, parameter: Tensor) -> None:
-        """Hook that autograd calls after a parameter's gradient in `parameter.grad`: copy the
+        """Hook that autograd calls when a parameter's gradient is in `parameter.grad`: copy the
         gradient to its slice `main` of the flat gradient, or add it after the first microbatch, and
         let `parameter.grad` be `main`, or None in mixed precision (`is_mixed`). If it was the last
-        of the iteration (the method `arm`) that the bucket lacked, start the bucket's reduction,
-        unless the bucket is shared. Nothing is returned."""
+        gradient of the iteration (the method `arm`) that the bucket lacked, start the bucket's
+        reduction, unless the bucket is shared. Nothing is returned."""
         # Without mixed precision autograd itself adds to the view after the first microbatch.
         if parameter.grad is not None and parameter.grad is not main:
             if id(parameter) in self.arrived:

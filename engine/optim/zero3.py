@@ -59,8 +59,8 @@ class ShardedReducer(GradientReducer):
     mean in every backward pass, to the optimizer's flat groups. So `arm` does nothing, and `finish`
     divides the gradients itself and leaves each group's `divisor` at 1.
 
-    Building one gives the model new parameters, so that FSDP2 reads the shards from the groups'
-    storage, which the optimizer writes to.
+    Building a ShardedReducer gives the model new parameters, so that FSDP2 reads the shards from
+    the groups' storage, which the optimizer writes to.
     """
 
     def __init__(self, model: StageModel, groups: Sequence[FlatGroup]) -> None:

@@ -262,8 +262,9 @@ class ParallelMesh:
 
     @property
     def waiting(self) -> Waiting:
-        """Waiting of this rank: the timer of its communication over all axes, on GPUs only of the
-        time to queue it; a context manager that adds to its own `seconds`."""
+        """Waiting of this rank: a context manager that times the rank's communication over all axes
+        and adds the time to its own `seconds`. On GPUs this is little more than the time to queue
+        the communication."""
         # Whoever builds the mesh gives all its axes one clock.
         return self.tp.waiting
 

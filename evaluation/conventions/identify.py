@@ -190,9 +190,9 @@ def parse_claims(claimed: str) -> list[tuple[Decimal, str | None]]:
 def find(claimed: str, conventions: Sequence[Convention], unit: str | None = None) -> Identified:
     """Return an Identified: which of `conventions` give the claimed numbers within their rounding,
     likeliest first and each with its probability, the three with the nearest numbers, and the text
-    to try next, on which the ones that match differ most. `claimed` is one `NUMBER`, or numbers of
-    one program for several texts with white space between, as in `all=1.25 prose=3.75`. `unit` is
-    the numbers' unit, a key of `UNITS`; without it every one is tried.
+    to try next, on which the matching conventions differ most. `claimed` is one `NUMBER`, or
+    numbers of one program for several texts with white space between, as in `all=1.25 prose=3.75`.
+    `unit` is the numbers' unit, a key of `UNITS`; without `unit` every unit is tried.
 
     A convention is as likely as it is common. A number that no convention in the table gives may be
     any number nearby, so with more digits an accidental match is less likely. Raises BadInput for a

@@ -28,9 +28,9 @@ def wikitext103(**_: Any) -> Rows:
 
 
 def strided(row: JSON) -> JSON:
-    """Return a dict of a row's text, under `text`, and the stride 32, under `stride`, for the
-    engine to read it in windows of 32 new tokens if the model's context has 1024 or more, of fewer
-    in proportion in a shorter one."""
+    """Return a dict with a row's text under `text` and the stride 32 under `stride`. The engine
+    reads the text in windows of 32 new tokens if the model's context has 1024 tokens or more, and
+    of proportionally fewer new tokens if the context is shorter."""
     return {"text": row["text"], "stride": 32}
 
 

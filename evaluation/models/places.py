@@ -93,9 +93,9 @@ class Place:
 
     @property
     def is_gpt2(self) -> bool:
-        """True if this place is a Hugging Face directory whose configuration names GPT-2, without
-        GGUF files in it, and no adapter goes with it. config.json is read at each access. Raises
-        IntegrityFailure if it cannot be read."""
+        """True if this place is a Hugging Face directory without GGUF files and without an adapter,
+        and its config.json names GPT-2. That file is read at each access. Raises IntegrityFailure
+        if the file cannot be read."""
         from mlm_repro.lineage.files import read_object
 
         path = self.directory / CONFIG

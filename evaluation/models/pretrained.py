@@ -583,7 +583,7 @@ class Pretrained:
 
     def _examine(self, model: Any) -> str:
         """Return the hexadecimal SHA-256 of a transformers model's configuration and of the tensors
-        of its `state_dict`, of which a shared one counts once. Raises IntegrityFailure for a
+        of its `state_dict`, where a shared tensor counts once. Raises IntegrityFailure for a
         floating-point tensor of more than 8 bits with values that are not finite."""
 
         def digest(name: str, tensor: Tensor) -> tuple[str, str]:

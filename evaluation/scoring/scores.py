@@ -362,8 +362,8 @@ def score_rows(
     last stage calls it with the same states and targets, and gets the same.
 
     The flags say whether the target is the most likely token, and whether it is the most likely one
-    that is not in `banned`, an array of token ids; if that is None, both are equal. Of equally
-    likely tokens only the first counts.
+    that is not in `banned`, an array of token ids; if `banned` is None, both flags are equal. Of
+    equally likely tokens only the first counts.
     """
     axis = model.mesh.tp
     logits = model.network.logits(hidden)  # [n, v/t]

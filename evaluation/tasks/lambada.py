@@ -35,10 +35,10 @@ def openai_lambada(
     name: str, path: Path, tokenizer: Encoder, context: int, rule: ClozeRule = STRICT
 ) -> ClozeTask:
     """Return the ClozeTask of predicting the last words of the passages in OpenAI's file at `path`,
-    the text of lm-evaluation-harness's `lambada_openai`. `rule` says what the target is and when it
-    is right, by default `STRICT`, Megatron's. `name` is the task's; a passage longer than `context`
-    inputs loses its beginning. Raises IntegrityFailure for a file of other content, BadInput for
-    one that cannot be read."""
+    the text of lm-evaluation-harness's `lambada_openai`. `rule` says what the target is and when a
+    prediction of it is right, by default `STRICT`, Megatron's. `name` is the task's; a passage
+    longer than `context` inputs loses its beginning. Raises IntegrityFailure for a file of other
+    content, BadInput for one that cannot be read."""
     source = SourceText(name, "LAMBADA test file (OpenAI)", TEST_SETS["lambada"].sha256)
     return ClozeTask(source, openai_passages(path), rule, tokenizer, context)
 

@@ -177,8 +177,9 @@ def _checkpoints(series: str) -> list[Line]:
     `IN_FLIGHT`, which is their `x`. The quantity `checkpoints` is the number of equal groups of
     layers, each with one checkpoint, that by measurement needs the least memory in a stage of
     `STAGE_LAYERS` layers. `checkpoints_by_formula` is √(l · A_int / A_in): l are the stage's
-    layers, A_int is measured as the bytes that one layer keeps, and A_in as those of its input,
-    times the microbatches. `series` is a key of `LAYOUTS`. Starts processes."""
+    layers, A_int is measured as the bytes that one layer keeps, and A_in as the bytes of that
+    layer's input, times the number of microbatches. `series` is a key of `LAYOUTS`. Starts
+    processes."""
     layout = LAYOUTS[series]
     numbers = []
     size_in, size_all = run_forked(layer_bytes, layout[1], layout)[0]

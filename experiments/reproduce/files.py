@@ -86,8 +86,8 @@ class ReproductionSummary(FileSchema):
 
     @property
     def labels(self) -> dict[str, str]:
-        """A dict by the published model's name of the name under which readers see the trained
-        model, such as `8.3b twin (446 k)`."""
+        """Dict from a published model's name to the name under which readers see the trained model,
+        such as `8.3b twin (446 k)`."""
         return {model.series: model.label for model in self.models}
 
     @property

@@ -150,9 +150,9 @@ def h100_rows() -> list[Observation]:
 
 def timed(*names: str) -> list[Observation]:
     """Return a list with an Observation of the seconds per iteration for each row of the CSV files
-    called `names`, without `.csv`, in `experiments/published`. Its experiment is the row's
-    `source`, or the file's name if the row has none. Raises BadInput if a file cannot be read or
-    describes no workload."""
+    called `names`, without `.csv`, in `experiments/published`. An Observation's experiment is the
+    row's `source`, or the file's name if the row has none. Raises BadInput if a file cannot be read
+    or describes no workload."""
     observations = []
     for name in names:
         for row in read_rows(HERE / f"{name}.csv"):

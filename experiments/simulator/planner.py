@@ -250,7 +250,7 @@ def format_plan(
     every number is simulated.
 
     `price`, of a GPU-hour, adds a column with the cost; `days` adds a line with the tokens that the
-    first layout trains in that time. Either adds nothing if it is 0.
+    first layout trains in that number of days. A `price` or `days` of 0 adds nothing.
     """
     model = run.config.model
     first = choices[0]

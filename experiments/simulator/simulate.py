@@ -65,9 +65,10 @@ class Parts:
 @dataclass(frozen=True)
 class Prediction:
     """Prediction for one iteration of a workload: its seconds with an interval, the rate per GPU,
-    the bytes of memory of its fullest rank and the probability that they fit; `extrapolated` says
-    how the workload lies outside the fitted rows. `reason` is empty if the workload runs. One that
-    is refused has a reason and zeros, one that only lacks memory a reason beside its numbers."""
+    the bytes of memory of its fullest rank and the probability that these bytes fit; `extrapolated`
+    says how the workload lies outside the fitted rows. `reason` is empty if the workload runs. For
+    a refused workload there are a reason and zeros; for a workload that only lacks memory, a reason
+    beside the numbers."""
 
     reason: str = ""
     """Empty if it runs. If only memory is short, the numbers are given too; with `only_fitting`,

@@ -123,8 +123,8 @@ def checked_config(
 ) -> RunConfig:
     """Return the RunConfig that the workload describes: `run` with the workload's sizes and layout,
     or default settings if `run` is None. The family with its options, such as memory and head
-    width, and the vocabulary are `run`'s, and the workload's only without it; ZeRO stage 3 is set
-    in the configuration only with it. `precision` replaces the run's.
+    width, and the vocabulary are `run`'s, and the workload's only without `run`; ZeRO stage 3 is
+    set in the configuration only with `run`. `precision` replaces the run's.
 
     Raises BadInput with the engine's own reason if it would refuse the run, such as sizes that do
     not divide; also for a size below 1, `gpus` other than tp × pp × dp, more passes than are

@@ -14,8 +14,9 @@ from mlm_repro.lineage.errors import BadInput, Interrupted
 class PartExecutor:
     """Executor of one part of a build on several machines that share a folder. Its method `run`
     does this part's share of a stage's tasks on the executor `workers`, waits until the other parts
-    have done theirs, and yields the Done of every task in order. The blocks of `workers` and of
-    `meeting`, which has this part's number and the number of parts, must be open when it runs.
+    have done theirs, and yields the Done of every task in order. The `with` blocks of `workers` and
+    of `meeting`, which has this part's number and the number of parts, must be open while `run`
+    runs.
 
     `is_over` is a function that returns True once the first part has written the dataset and
     removed the tasks' files; `run` raises Interrupted if that happens while it waits.

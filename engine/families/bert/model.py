@@ -154,9 +154,9 @@ class MaskedHead(nn.Module):
 
 class BERT(StageModel):
     """Masked language model over sentence pairs, or one pipeline stage of it. A stage turns token
-    ids [b, s], or the previous stage's states, into states [s, b, h]; the last one also
-    gives, by `batch_loss`, the loss of masked tokens and, in training, of sentence order. A model
-    that is not divided into stages gives, by `logits`, the scores of words for one sequence."""
+    ids [b, s], or the previous stage's states, into states [s, b, h]; the last stage also gives, by
+    `batch_loss`, the loss of masked tokens and, in training, of sentence order. A model that is not
+    divided into stages gives, by `logits`, the scores of words for one sequence."""
 
     def build(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         if self.stage.is_first or self.stage.is_last:

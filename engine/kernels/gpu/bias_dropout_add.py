@@ -155,9 +155,9 @@ def add_norm(
 
 @triton.jit
 def _centred(value, inside, h, epsilon):
-    """Return a pair: the rows `value` of `h` numbers less their mean, zero where `inside` is False,
-    and the inverse of each row's standard deviation, as a column. `value` must be zero where
-    `inside` is False; `epsilon` is added to the variance."""
+    """Return a pair: `value`, rows of `h` numbers, less the mean of each row and zero where
+    `inside` is False; and the inverse of each row's standard deviation, as a column. `value` must
+    be zero where `inside` is False; `epsilon` is added to the variance."""
     value = tl.where(inside, value - tl.sum(value, 1)[:, None] / h, 0.0)
     return value, 1.0 / tl.sqrt_rn(tl.sum(value * value, 1) / h + epsilon)[:, None]
 
