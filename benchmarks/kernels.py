@@ -262,9 +262,9 @@ def _add_afterwards(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 def compare_kernels(shape: KernelShape) -> list[Case]:
     """Time on this process's GPU, at `shape` in bf16, forward and backward: of attention, beside
-    the same kernel with other tiles and without dropout, and beside torch's attention, which draws
-    its own mask; and of norms and of GeLU, beside their references and torch.compile. Return a list
-    of three Cases, in milliseconds: attention, norms and GeLU."""
+    the same kernel with a head in one part, with other tiles and without dropout, and beside
+    torch's attention, which draws its own mask; and of norms and of GeLU, beside their references
+    and torch.compile. Return a list of three Cases, in milliseconds: attention, norms and GeLU."""
     from mlm_repro.engine.kernels.gpu import attention
 
     every = kernel_cases(shape, torch.bfloat16)

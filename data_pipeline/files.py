@@ -145,7 +145,7 @@ class InputShard(FileSchema):
 class NearDuplicates(FileSchema):
     """Ledger entry of the search for near-duplicates: its rule and settings, the banding of MinHash
     signatures, the probability that a pair of a given similarity is compared, the number of pairs
-    that were compared, and the most that were left out."""
+    that were compared, and an upper bound on the number of pairs that were left out."""
 
     rule: str
     bands: int

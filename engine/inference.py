@@ -44,12 +44,13 @@ def load_for_inference(
     checkpoint: the model in evaluation mode, with the digests of all files checked.
 
     Without a mesh the whole model is on the CPU. With one, it is this rank's part, on the mesh's
-    device, and every rank calls this. The model is in fp32, or with `as_stored` in its training
-    format. If statistics of the tensors are stored, the loaded tensors must agree with them; a
-    checkpoint in fp64 is exempt. If a probe is stored and the model is not divided into stages, the
-    loss on it must agree within a tolerance. Raises BadInput if `path` is no directory or a
-    complete one of another kind, for a configuration that is refused, or for a mesh that does not
-    divide the model; IntegrityFailure for a directory that is incomplete or changed.
+    device, and every rank calls this. The model is in fp32, or with `as_stored` in the number
+    format of the checkpoint's weights. If statistics of the tensors are stored, the loaded tensors
+    must agree with them; a checkpoint in fp64 is exempt. If a probe is stored and the model is not
+    divided into stages, the loss on it must agree with the stored loss within a tolerance. Raises
+    BadInput if `path` is no directory or a complete one of another kind, for a configuration that
+    is refused, or for a mesh that does not divide the model; IntegrityFailure for a directory that
+    is incomplete or changed.
     """
     mesh = mesh or serial_mesh()
     directory = resolve_checkpoint(path)

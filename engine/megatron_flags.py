@@ -429,7 +429,7 @@ def _schedule_flags(train: TrainConfig) -> dict[str, str]:
     of 0 gives no flag. The names end in `-iters` if the batch does not grow and the lengths are
     whole iterations, else in `-samples`, and `train-samples`, the training's length, comes with
     them. If a length is no whole number of samples, the warm-up is given as `lr-warmup-fraction`,
-    its share of the schedule, and the other lengths are rounded."""
+    its share of the schedule, even if that is 0, and the other lengths are rounded."""
     end = end_of_schedule(train)
     named_lengths = {
         "lr-decay": end,

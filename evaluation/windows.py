@@ -105,7 +105,7 @@ def megatron_windows(
 
 def evenly_spread(count: int, limit: int | None) -> list[int]:
     """Return a list of `limit` of the indices 0 .. count-1 in order, one from the middle of each of
-    `limit` equal parts of them; all indices without a limit, or if the limit is not below the
+    `limit` equal parts of this range; all indices without a limit, or if the limit is not below the
     count."""
     if limit is None or limit >= count:
         return list(range(count))

@@ -47,7 +47,8 @@ def text_score(result: PerplexityResult) -> TextScore:
     """Return the TextScore of an evaluation's result: its bits per byte, and two lists, from which
     their error follows, with a number for each article that has a scored token, in order. `nll` has
     the article's loss in nats, summed over the scored tokens, to six digits, and `words` the
-    article's number of words, multiplied by the share of its tokens that was scored."""
+    article's number of words, multiplied by the share of its targets that was scored; targets are
+    the tokens that the whole test scores."""
     scored = [block for block in result.blocks if block.num_scored]
     return TextScore(
         bits_per_byte=result.bits_per_byte,

@@ -166,9 +166,9 @@ def broken_manifest(name: str, manifest: JSON) -> Iterator[str]:
 
 
 def _attempts(name: str, manifest: JSON) -> Iterator[str]:
-    """Yield a sentence for each attempt in a manifest whose field `before` is wrong: it must be the
-    digest of the previous attempt, and in the first attempt the run's identity. `name` is the
-    run's, for the sentences.
+    """Yield a sentence for each attempt with a wrong field `before` in a manifest: the field must
+    be the digest of the previous attempt, and in the first attempt the run's identity. `name` is
+    the run's, for the sentences.
 
     Manifests of earlier versions, which list `layouts`, may lack `before`.
     """

@@ -132,8 +132,8 @@ class Progress:
 
     def _text(self, final: bool) -> str:
         """Return as text the count of finished work, its rate per second and, if the total is
-        known, the time left. At the end of the work, `final`, the time that it took stands in place
-        of the time left."""
+        known, the time left. If `final` is True, at the end of the work, the text has the time that
+        the work took, in place of the time left."""
         elapsed = max(monotonic() - self._start, 1e-9)
         rate = (self._count - self._first) / elapsed
         of_total = f"/{self._amount(self._total)}" if self._total else ""

@@ -72,7 +72,7 @@ def write_records(path: Path, records: Iterable[Record]) -> None:
 
 def read_records(path: Path) -> list[Record]:
     """Return a list of all records of the file `path`, in order. Raises BadInput if the file is
-    missing or unreadable, or naming the first line that is not a record."""
+    missing or unreadable, or if a line is not a record; the error names the first such line."""
     if not path.is_file():
         raise BadInput(
             f"there are no result records at {path}: name a complete run or reproduction, whose"

@@ -67,8 +67,8 @@ class Layer:
 
     @property
     def repeats(self) -> int:
-        """Largest number of values, such as one from each run, that are averaged in a point of this
-        layer, a line in a figure."""
+        """Largest number of values, such as one from each run, whose mean is a point of this
+        layer."""
         return max(point.count for point in self.points)
 
     @property

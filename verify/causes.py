@@ -285,10 +285,10 @@ def _of_copies(ranks: Sequence[Sequence[TensorPart]], serial: Array) -> str:
 
 def _of_multiple(whole: Array, serial: Array, ratio: float) -> str:
     """Return in words which multiple of the serial gradient `serial` the gradient `whole` is, and
-    the likely causes if the multiple is a whole number or the inverse of a whole number. For a
-    gradient that is nearly the serial one, return the size of their difference, relative to the
-    serial one; for a gradient that is no multiple, "". Both gradients are arrays of one shape;
-    `ratio` is what `ratio_of` returns for them."""
+    the likely causes if the multiple is a positive whole number or the inverse of such a number.
+    For a gradient that is nearly the serial one, return in words the norm of the difference of the
+    two, divided by the serial one's norm; for a gradient that is no multiple, "". Both gradients
+    are arrays of one shape; `ratio` is what `ratio_of` returns for them."""
     if is_near(whole, serial):
         apart = norm(whole - serial) / norm(serial)
         return f"off by {apart:.1g} of its size"

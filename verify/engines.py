@@ -81,7 +81,7 @@ class Work:
 
 class Shard(NamedTuple):
     """A rank's part of a tensor with a parameter's shape: the tensor's name on this rank and in the
-    whole model, and where the part begins in the whole tensor, and its values."""
+    whole model, where the part begins in the whole tensor, and the part's values."""
 
     parameter: str
     """Name of the parameter on this rank."""
@@ -412,10 +412,10 @@ class Ours(Engine):
         )
 
     def _watch(self, chunk: Any, firsts: list[int], recorder: Any) -> Callable[[], None]:
-        """Record the outputs of a chunk's modules, and its loss, which no module returns. The n-th
-        call of a module belongs to the microbatch that begins at sequence `firsts[n]` of the global
-        batch; there must be no more calls than `firsts` has entries. Return a function that ends
-        the recording."""
+        """Record the outputs of a chunk's modules, and its loss, which no module returns. Call n
+        of a module, counted from 0, belongs to the microbatch that begins at sequence `firsts[n]`
+        of the global batch; there must be no more calls than `firsts` has entries. Return a
+        function that ends the recording."""
         end_hooks = recorder.watch(chunk, firsts)
         batch_loss = chunk.batch_loss
         waiting = iter(firsts)

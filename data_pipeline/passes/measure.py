@@ -49,8 +49,8 @@ not fill the memory."""
 
 def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: for each document of a shard that the token filters keep, write its index, its sizes,
-    its token ids and the requested measurements, each kind to one file of the shard; the file of a
-    kind that was not asked for is empty.
+    its token ids and the requested measurements. Each of these has a file of its own, for all
+    documents; the file of something that was not asked for is empty.
 
     The measurements are MinHash fingerprints with text digests, and counts of test-set n-grams in
     the documents that have any, which are numbered from 0 among the kept ones. `numbers.npy`

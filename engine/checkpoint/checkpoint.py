@@ -612,10 +612,10 @@ def load_checkpoint(
 
 
 def _check_files(path: Path, mesh: ParallelMesh, is_read: Callable[[str], bool]) -> None:
-    """Compare a checkpoint's files with its seal: every rank compares the sizes of all files, and
-    one rank alone the digest of each file whose name `is_read` accepts, so that the ranks share the
-    reading. Every rank calls it. Raises IntegrityFailure, on every rank, for a file that was
-    changed, added or removed."""
+    """Compare a checkpoint's files with its seal. Every rank compares the sizes of all files. The
+    files whose names `is_read` accepts are divided among the ranks, and each rank reads its share
+    and compares the digests. Every rank calls it. Raises IntegrityFailure, on every rank, for a
+    file that was changed, added or removed."""
     with mesh.all_or_none():
         mine = set(sorted(filter(is_read, sealed_files(path)))[mesh.world.rank :: mesh.world.size])
         check_seal(path, mine.__contains__)

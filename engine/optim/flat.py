@@ -207,8 +207,8 @@ class FlatOptimizer(ABC):
     def step(self, learning_rate: float, gradient_norm: float) -> None:
         """Count the step, clip the gradient to the norm `train.clip_gradient`, or not if that is 0,
         and update the moments, the master weights and the model's weights in place with the rate
-        `learning_rate`. `gradient_norm` is what the method of that name returns. Every rank calls
-        it, after the gradients were reduced."""
+        `learning_rate`. `gradient_norm` is the value that the method of that name returns. Every
+        rank calls it, after the gradients were reduced."""
         self.steps += 1
         train = self.train
         limit = self.train.clip_gradient

@@ -235,8 +235,8 @@ def _interleaved() -> list[Line]:
 
 def _batches() -> list[Line]:
     """Return a list of lines, dicts with a record's fields, with the bytes that a rank sends in an
-    iteration of four microbatches per rank, relative to an iteration of one, for data and for
-    tensor parallelism. Starts processes."""
+    iteration of four microbatches per rank, relative to an iteration of one microbatch per rank,
+    for data and for tensor parallelism. Starts processes."""
     numbers = []
     for series, parallel in (
         ("data parallel", ParallelConfig()),
