@@ -86,7 +86,7 @@ def _waited_for_a_core() -> float:
 
 
 def _ends_of_iterations(iterations: int) -> list[tuple[float, float, float, float]]:
-    """Train the small model on random letters for this number of iterations, and return a list with
+    """Train the small model on random letters for `iterations` iterations, and return a list with
     four readings in seconds at the end of each iteration: processor time of this thread, time of
     the wall, the time of the wall without waits for a core, and the processor time that saving has
     taken so far.

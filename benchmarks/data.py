@@ -98,7 +98,7 @@ class StageRivals:
 def measure(corpus: Path, rounds: int) -> Benchmark:
     """Measure every stage on `corpus`, a file of JSON lines, then the whole pipeline `rounds`
     times; return the Benchmark, the record. Test sets and GPT-2's vocabulary are downloaded if this
-    machine lacks them; stages do without what cannot be had: without a test set nothing is
+    machine lacks them; stages do without what cannot be had: without any test set nothing is
     decontaminated, without the vocabulary a token is a byte. Sets TOKENIZERS_PARALLELISM in the
     environment.
 

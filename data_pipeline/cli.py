@@ -202,10 +202,10 @@ def _overrides(overrides: list[str] | None, workers: int | None) -> list[str]:
 
 def _counts(directory: Path) -> str:
     """Return one line of text on the content of a finished directory. If it has an overlap.json,
-    the line says only, for each test set, which percentage of it was found. Else the line has, from
-    the directory's ledger.json, documents and tokens of each split, or bytes where no tokens were
-    counted, and a warning of malformed lines. Raises IntegrityFailure if the file that is read is
-    damaged."""
+    the line says only, for each test set, which percentage of its n-grams was found. Else the line
+    has, from the directory's ledger.json, documents and tokens of each split, or bytes where no
+    tokens were counted, and a warning of malformed lines. Raises IntegrityFailure if the file that
+    is read is damaged."""
     from mlm_repro.lineage.files import read_values
 
     if (directory / "overlap.json").is_file():

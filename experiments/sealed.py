@@ -91,8 +91,8 @@ def gather(made: Sequence[RunDirectory], runs: Path) -> RunDirectory:
 
 
 def digest_of_numbers(records: Iterable[Record]) -> str:
-    """Return the SHA-256, as hexadecimal text, of the records in their order without their `source`
-    and `digest`: the name and the digest of their run depend on this SHA-256."""
+    """Return the SHA-256, as hexadecimal text, of the records in their order without `source`, the
+    name of their run, and `digest`, the run's digest: both depend on this SHA-256."""
     return sha256_json([record.model_dump(exclude={"source", "digest"}) for record in records])
 
 

@@ -78,7 +78,7 @@ def read_lines(path: Path, model: type[SchemaT]) -> list[SchemaT]:
     class `model`.
 
     Raises IntegrityFailure if the file cannot be read, if a line is not JSON, or if one does not
-    fit the schema; only the message of the last error has the line's number.
+    fit the schema; only the message about the schema has the line's number.
     """
     try:
         values = [parse_json(line) for line in read_bytes(path).splitlines()]

@@ -139,9 +139,9 @@ class Report:
 
     @property
     def findings(self) -> list[tuple[str, str, str]]:
-        """List of the findings in short, each a triple of texts: the id of the finding's section of
-        the page, the finding's name and a sentence. First comes the order of the sizes in the
-        reproduction, last the sections with an exhibit of their own."""
+        """List of the findings in short, each a triple of texts: the id of the element of the page
+        that the finding links to, the finding's name and a sentence. First comes the order of the
+        sizes in the reproduction, last the sections with an exhibit of their own."""
         short = [("reproduction", "This run", order_of(self.reproduction))]
         if self.kept:
             place = f"run-{Origin.of(self.kept).name}"

@@ -136,9 +136,9 @@ def evaluations_exhibit(
 
 
 def ledger_exhibit(ledger: Ledger, command: str = "") -> Exhibit:
-    """Return the Exhibit of a dataset's `ledger`, in tables alone: how many documents each stage of
-    the data pipeline kept, and how many it dropped for which reason. `command` is the command line
-    that makes these numbers, empty if it is not known."""
+    """Return the Exhibit of a dataset's `ledger`, tables without a figure: how many documents each
+    stage of the data pipeline kept, and how many it dropped for which reason. `command` is the
+    command line that makes these numbers, empty if it is not known."""
     return Exhibit(
         "data-ledger",
         "What each stage kept and dropped",

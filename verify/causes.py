@@ -182,13 +182,14 @@ def _gradients(
     shares: Mapping[str, Sequence[Array]],
 ) -> Iterator[tuple[list[str], list[str], float | None, str]]:
     """Yield (parameters, others, ratio, kind) for each group of gradients that are wrong in the
-    same way: the parameters with these gradients; other parameters, whose gradients are wrong
-    because they come after one of these in the backward pass; the ratio of the first parameter's
-    gradient to the serial one; and the kind of fault in words. `names` are the parameters with a
-    wrong gradient, `backward` all parameters, both in the order of the backward pass. By parameter,
-    `serial` has the serial run's gradient and `shares` that gradient as accumulated after each
-    microbatch; `gradients` has the parts of gradients on each rank. The ratio is None if the parts
-    do not make the serial shape, a number is not finite or the serial gradient is 0."""
+    same way: the parameters with these gradients; other parameters, whose gradients are taken to be
+    wrong because they come after one of these in the backward pass; the ratio of the first
+    parameter's gradient to the serial one; and the kind of fault in words. `names` are the
+    parameters with a wrong gradient, `backward` all parameters, both in the order of the backward
+    pass. By parameter, `serial` has the serial run's gradient and `shares` that gradient as
+    accumulated after each microbatch; `gradients` has the parts of gradients on each rank. The
+    ratio is None if the parts do not make the serial shape, a number is not finite or the serial
+    gradient is 0."""
     if not names:
         return
     explained = {}

@@ -132,8 +132,8 @@ class Judged:
 
     def iterate(self, iteration: int) -> None:
         """Replay the iteration `iteration` in float64 and in the run's own format, and judge the
-        recorded iteration that is `SEEN_AHEAD` earlier: the first number there that rounding does
-        not explain becomes the attribute `number`, unless an earlier iteration had one. Compare the
+        numbers recorded `SEEN_AHEAD` iterations earlier: the first of them that rounding does not
+        explain becomes the attribute `number`, unless an earlier iteration had one. Compare the
         checkpoint after `iteration`, if the run has one: its tensors that rounding does not explain
         become the attribute `tensors`, unless an earlier checkpoint had some. Call it for each
         iteration of the attribute `iterations`, in order."""

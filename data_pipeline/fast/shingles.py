@@ -62,9 +62,9 @@ def pack(
     starts: Integers,
     ends: Integers,
 ) -> tuple[int, int, int]:
-    """Write the keys of shingles of `data`, a text in UTF-8, to `keys`, and the indices of the
-    bytes at which the shingles start and end to `starts` and `ends`: from the shingle
-    `data[start:end]` on, as many as the arrays can hold.
+    """Write the keys of shingles of `data`, a text in UTF-8, to `keys`, and the indices in `data`
+    of the shingles' first bytes to `starts`, and of the bytes behind their last ones to `ends`:
+    from the shingle `data[start:end]` on, until `keys` is full or the text ends.
 
     A shingle of at most eight bytes is its own key: among shingles of one number of characters no
     two share it, because that number restores leading NULs. A longer one has a hash as its key, in

@@ -202,7 +202,7 @@ def normalized(weights: Sequence[float] | NDArray[np.float64]) -> NDArray[np.flo
 def blending_indices(weights: NDArray[np.float64], size: int) -> tuple[NDArray[np.int16], Integers]:
     """Return two arrays [size]: for each of `size` samples the index of its dataset, int16, and the
     sample's number in that dataset, int64. The numbers of a dataset count up from 0 without an end:
-    each dataset must have as many samples as are drawn from it.
+    it is not checked that the dataset has as many samples.
 
     Each sample comes from the dataset that is furthest behind its weight, the first of equals
     (Megatron-LM megatron/data/helpers.cpp, build_blending_indices). `weights` add up to 1.

@@ -70,7 +70,7 @@ def padded_vocab_size(vocab_size: int, multiple: int = 128, tp: int = 1) -> int:
 
 class Tokenizer:
     """Encoder of text as token ids, and decoder of token ids, by `backend`, a tokenizer of the
-    library `tokenizers`. From then on `backend` treats special tokens in a text like other
+    library `tokenizers`. `backend` is changed: it then treats special tokens in a text like other
     characters and neither cuts nor pads. Raises BadInput if the vocabulary lacks `end_token`, the
     token that ends a text."""
 

@@ -472,9 +472,9 @@ class _Region:
         return enter_tensor_parallel(inputs[0], self.axis)
 
     def leave(self, row: Any, x: Tensor) -> Tensor:
-        """Act as forward pass of the layer `row`, whose weight is divided by rows, from this rank's
-        part `x` of its input: return the sum of the ranks' products, whole on every rank, plus the
-        bias once. If the pass is among divided activations, swap the random state back."""
+        """Act as forward pass of the row-parallel layer `row`, from this rank's part `x` of the
+        layer's input: return the sum of the ranks' products, whole on every rank, plus the bias
+        once. If the pass is among divided activations, swap the random state back."""
         if self.is_inside:
             self.swap()
         product = x @ (row.weight.T if isinstance(row, nn.Linear) else row.weight)

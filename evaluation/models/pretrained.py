@@ -401,9 +401,9 @@ class Pretrained:
             return {path.name: digest_of_file(path) for path in chosen if path.is_file()}
 
     def _read(self, reader: Any, what: str) -> Any:
-        """Return the configuration or the tokenizer in this checkpoint's directory as the
-        transformers class `reader` loads it. `what` is its name in errors. Raises BadInput if it
-        cannot be read."""
+        """Return the configuration or the tokenizer in the directory of this model's checkpoint as
+        the transformers class `reader` loads it. `what` is its name in errors. Raises BadInput if
+        it cannot be read."""
         try:
             return reader.from_pretrained(self.directory, **self._settings)
         except Exception as error:  # the library raises errors of many kinds
