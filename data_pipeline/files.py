@@ -99,7 +99,7 @@ class StageAttrition(FileSchema, frozen=False):
     def keep(self, size: int | None, tokens: int | None = 0, documents: int = 1) -> None:
         """Add to the amounts that came out of the stage: `documents` further documents, one by
         default, with `size` bytes and `tokens` tokens in all. An argument that is None counts as 0,
-        and so does an amount that is None before."""
+        and so does an amount that was None before."""
         self.documents_out += documents
         self.bytes_out = (self.bytes_out or 0) + (size or 0)
         self.tokens_out = (self.tokens_out or 0) + (tokens or 0)

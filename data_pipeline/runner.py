@@ -583,9 +583,9 @@ def _complete(
     with a note on standard error. `room` is the disk space in bytes that the work may take.
 
     `shelf` is a folder that keeps the results of slow stages from one build to the next. With a
-    `meeting`, all parts of the array of jobs but the first work in the directory without its lock,
-    and end when the run is sealed. Raises BadInput if another process has the lock or the disk
-    lacks room, Interrupted for an OSError, and the errors of `build`.
+    `meeting`, each part of the array of jobs except the first works in the directory without its
+    lock, and ends when the run is sealed. Raises BadInput if another process has the lock or the
+    disk lacks room, Interrupted for an OSError, and the errors of `build`.
     """
     work = run.path / FOLDER
     # A lock or work that a kill left beside a complete run is removed below, under the lock.

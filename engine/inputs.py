@@ -47,9 +47,9 @@ class TrainingInputs:
 
     def of(self, iteration: int) -> list[PipelineInput]:
         """Return a list of this rank's microbatches of `iteration` (from 0) as PipelineInputs, with
-        dropout keys if the model has dropout, and for a Transformer-XL the memory of their streams.
-        The caller calls `streams.commit` of this object after the iteration, which renews that
-        memory.
+        dropout keys if the model has dropout, and for a Transformer-XL with memory the memory of
+        their streams. The caller calls `streams.commit` of this object after the iteration, which
+        renews that memory.
 
         If `train.normalise` is "batch", each PipelineInput also has the mean number of targets of a
         microbatch of the global batch, by which its loss is divided, and the call is a collective

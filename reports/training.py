@@ -123,8 +123,8 @@ class Training:
 
 class Trainings:
     """One training or several on one page, read from their directories. `exhibits` has their
-    curves, drawn over each other, and, of the first training, the evaluations and the data's
-    ledger. Runs whose settings differ in the seed alone share a line, their mean."""
+    curves, drawn over each other, and the evaluations of the first training and the ledger of its
+    data. Runs whose settings differ in the seed alone share a line, their mean."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         """Read the trainings in the directories `paths`, one or several, into the attribute `runs`,

@@ -279,9 +279,10 @@ def gather_components(settings: Settings, inputs: list[Path], directory: Path) -
     """Task: unite the forests of all link tasks, and write the components of two or more documents:
     `members.npy`, their documents component by component, and `components.npy`, the start of each
     component and the total. Settings: `documents`, the number of distinct documents, and `tasks`,
-    the number of link tasks; their folder is the input. Returns `tasks`, a list of ranges of
-    components, each a pair, its first component and the component after its last, of about
-    MEMBERS_OF_A_TASK documents, more with a larger component; each is for one task that follows."""
+    the number of link tasks; the input is the folder with all of them. Returns `tasks`, a list of
+    ranges of components, each a pair: the index of its first component, and one more than the index
+    of its last. A range has about MEMBERS_OF_A_TASK documents, more with a larger component, and is
+    for one task that follows."""
     forest = np.arange(settings["documents"])
     for task in range(settings["tasks"]):
         merge(forest, *np.load(inputs[0] / f"{task:05d}" / FOREST, mmap_mode="r"))

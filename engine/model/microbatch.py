@@ -30,9 +30,9 @@ class Recurrence:
 
 @dataclass(frozen=True)
 class SentencePairs:
-    """Inputs of a BERT besides the tokens, three tensors: `token_types`, the segment, 0 or 1, to
-    which each token belongs; `is_token`, False at padding; and `is_swapped`, 1 where the second
-    segment came first in its document, else 0."""
+    """Inputs of a BERT besides the tokens, three tensors: `token_types`, the part of its sequence,
+    0 or 1, to which each token belongs; `is_token`, False at padding; and `is_swapped`, 1 where the
+    second part came first in its document, else 0."""
 
     token_types: Tensor
     """Tensor [b, s]: 0 for tokens of the first part, 1 for tokens of the second."""

@@ -120,8 +120,8 @@ def fitted_rows(software: str) -> tuple[Observation, ...]:
 @cache
 def fitted_workloads(software: str) -> frozenset[Workload]:
     """Return a set of the Workloads of the rows that the constants of a software, such as
-    `megatron-2021`, are fitted on, with the Workload of the row that ratios refer to; empty for a
-    software that is not fitted."""
+    `megatron-2021`, are fitted on; for `megatron-2019` also the Workload of the run on one GPU that
+    ratios refer to; empty for a software that is not fitted."""
     return frozenset(row.workload for row in fitted_rows(software))
 
 
