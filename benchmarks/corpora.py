@@ -162,8 +162,8 @@ def used(recipe: Path, runs: Path) -> tuple[int, int, float]:
 
 def _taken(runs: Path, process: int) -> int:
     """Return the number of bytes of the files in the working folders of builds named `shape` below
-    the folder `runs`, and of deleted files there that the process, given by its id, has mapped; 0
-    if a file cannot be read, as files may go meanwhile."""
+    the folder `runs`, and of files without a name there that the process, given by its id, has
+    mapped; 0 if a file cannot be read, as files may go meanwhile."""
     try:
         size = sum(bytes_below(work) for work in runs.glob("shape-*/.work"))
         for line in Path(f"/proc/{process}/maps").read_text().splitlines():

@@ -127,10 +127,10 @@ TOGETHER = (
 
 
 def read_size(name: str, precision: Precision = "fp32") -> TrainingSize:
-    """Return a TrainingSize in the number format `precision` (the model's configuration and the
-    recipe of a timed training, with the batch and the numbers of iterations) by the name of the
-    size: `tiny`, `small` (GPT-2 124M) or `twin`, the twin of the 8.3b recipe. Raises KeyError for
-    another name."""
+    """Return the TrainingSize called `name`, in the number format `precision`: the model's
+    configuration and the recipe of a timed training, with the batch and the numbers of iterations.
+    The names are `tiny`, `small` (GPT-2 124M) and `twin`, the twin of the 8.3b recipe. Raises
+    KeyError for another name."""
     if name == "twin":
         twin = read_run_config(model_file("8.3b"), twin=True)
         return size_of(twin.model, twin.train.global_batch_size, precision, iterations=5, warm_up=2)

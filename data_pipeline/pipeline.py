@@ -236,8 +236,8 @@ class Pipeline:
         """Run the second pass over all shards of the first, `prepared`: as the recipe asks, this
         pass applies the filters on tokens, counts tokens, fingerprints documents and searches for
         test-set text; shards that are only compared with are only fingerprinted. Enter the counts
-        of this pass in the ledger, and return the finished stage, a Finished. `tokenizer` is the
-        stage that made the tokenizer, or None. Raises BadInput if no document is left."""
+        of all other shards in the ledger, and return the finished stage, a Finished. `tokenizer` is
+        the stage that made the tokenizer, or None. Raises BadInput if no document is left."""
         config = self.config.deduplicate
         search = self.config.decontaminate
         bands, rows = config.banding

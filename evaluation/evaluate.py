@@ -76,8 +76,8 @@ def evaluate(
     it or several ranks, is left out, and stands with the reason under `missing`. Raises DataMissing
     or NoMemory if no task is left, BadInput for a checkpoint that cannot be scored or a `window`
     that it or a task does not take, IntegrityFailure for a damaged checkpoint or an implausible
-    loss, ExtraMissing if transformers is needed and missing, and HardwareMissing if the device's
-    memory does not suffice.
+    loss, ExtraMissing if transformers is needed and missing, and HardwareMissing if the memory of
+    the GPU or the machine does not suffice.
     """
     started = time.monotonic()
     ready = {}

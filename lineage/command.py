@@ -328,10 +328,10 @@ def _ignore_stops() -> None:
 
 
 def _stop_again(ignored: Any) -> None:
-    """Hook for exceptions that Python drops, as in a finalizer or a callback: if the exception was
-    to stop the command, stop the command again 10 ms later. Report any other exception, but not
-    after a stop or at the command's end: an import that a stop broke off leaves objects behind
-    whose finalizers fail."""
+    """Hook for exceptions that Python drops, as in a finalizer or a callback: if the exception is a
+    `_CtrlC`, let a timer call `_stop` 10 ms later, which raises `_CtrlC` again. Report any other
+    exception, but not after a stop or at the command's end: an import that a stop broke off leaves
+    objects behind whose finalizers fail."""
     if issubclass(ignored.exc_type, _CtrlC):
         signal.signal(signal.SIGALRM, partial(_stop, os.getpid()))
         signal.setitimer(signal.ITIMER_REAL, 0.01)

@@ -42,8 +42,8 @@ def load_config(path: Path, model: type[ConfigT], overrides: Sequence[str] = ())
     overrides win.
 
     Raises BadInput as `read_toml` does, for an override of another form, and for a value that
-    validation refuses, naming its dotted key. The error for an unknown key also has the nearest
-    known one, if one is close.
+    validation refuses, naming its dotted key. The error for an unknown key also names a known key
+    that may be meant, if there is one.
     """
     where = " --set ".join([str(path), *overrides])
     return parse_config(

@@ -58,9 +58,10 @@ def remember(name: str, made_of: str, answer: bytes) -> None:
 
 def stamp_of(path: Any) -> str:
     """Return a text that changes whenever the file at `path`, a Path, does: its inode, size and
-    change time. The text for a Remote has the size and what the server states of the file; if the
-    server states nothing, a change that keeps the size is not seen. Raises OSError if a local file
-    is missing, for a remote file the errors of Remote."""
+    change time. The text for a Remote has the size and a digest of the facts, such as the ETag, by
+    which the server marks the file's content; if the server states none of them, a change that
+    keeps the size is not seen. Raises OSError if a local file is missing, for a remote file the
+    errors of Remote."""
     status = path.stat()
     return f"{status.st_ino}-{status.st_size}-{status.st_ctime_ns}"
 

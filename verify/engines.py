@@ -312,7 +312,7 @@ class Engine:
 
     def load(self, whole: Weights) -> None:
         """Copy this rank's part of the weights `whole`, given by their names in the whole model,
-        into this rank's parameters. Raises KeyError if `whole` lacks the weight of a parameter."""
+        into this rank's parameters. Raises KeyError if `whole` lacks a weight of this rank."""
         self.assign(
             lambda shard: whole[shard.key][
                 tuple(slice(a, a + n) for a, n in zip(shard.start, shard.value.shape, strict=True))

@@ -241,10 +241,10 @@ class SerialReplay(Trainer, Guard):
         return self.now.skipped
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return a dict name → tensor; every tensor is a view, which the next iteration changes:
-        the weights as `updated NAME` and the moments as `exp_avg of NAME` and `exp_avg_sq of NAME`,
-        in the order of computation; if the optimizer has its own copy of a weight, the dict has
-        that copy."""
+        """Return a dict name → tensor: the weights as `updated NAME` and the moments as `exp_avg of
+        NAME` and `exp_avg_sq of NAME`, in the order of computation. If the optimizer has its own
+        copy of a weight, the dict has that copy. Every tensor is a view, which the next iteration
+        changes."""
         state = {
             f"{what} of {p.name}": value for p, what, value in whole_state(self.step.optimizer)
         }

@@ -281,7 +281,7 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
 
 
 def _passes() -> Iterator[int]:
-    """Yield the numbers, from 0, of MOST_PASSES passes over a line, then raise Unfit."""
+    """Yield a number for each of MOST_PASSES allowed passes over a line, then raise Unfit."""
     yield from range(MOST_PASSES)
     raise Unfit(
         f"a line is not repaired after {MOST_PASSES} passes of cleaning: its document goes to"

@@ -86,9 +86,10 @@ class NgramIndex:
             count = again
 
     def _hashes(self, texts: Sequence[str]) -> Iterator[Numbers]:
-        """Yield uint64 arrays, one for every BATCH_TEXTS `texts` in turn; `texts` is a flat
-        sequence of texts of the form that the class asks for. An array has the hash of every
-        `words` consecutive words within a text, in order, repetitions included."""
+        """Yield uint64 arrays, one for each batch of BATCH_TEXTS texts, in order; the last batch
+        may be smaller. `texts` is a flat sequence of texts of the form that the class asks for. An
+        array has the hash of each run of `words` words that lies within a text, in order,
+        repetitions included."""
         for first in range(0, len(texts), BATCH_TEXTS):
             batch = texts[first : first + BATCH_TEXTS]
             codes = _code_points(re.sub(r"[^\w ]", "", " ".join(batch)) + " ")

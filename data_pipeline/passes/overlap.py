@@ -54,8 +54,8 @@ def count_overlap(texts: Iterable[str], test_set: Path, words: int) -> tuple[int
 def overlap(found: set[str], test_set: Path, words: int) -> JSON:
     """Return the statistic of the test-set file `test_set` as a dict. The argument `found` has the
     n-grams of this file, of `words` words each, that are in any shard. `percent` and `occurrences`
-    count every n-gram in the test set, as the papers do: `occurrences` has two numbers: under
-    `ngrams` how many there are, and under `found` how many of them were found; `percent` is 0 if
+    count every n-gram in the test set, as the papers do. `occurrences` has two numbers: under
+    `ngrams` how many there are, and under `found` how many of them were found. `percent` is 0 if
     there are no n-grams.
 
     `distinct` has these two numbers for different n-grams, and `documents` the pair [ngrams, found]

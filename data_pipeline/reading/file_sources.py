@@ -156,7 +156,7 @@ class FileSource:
         """Return a list of the `files`, pairs of a name and a Path or Remote, that belong to the
         splits to read, split by split; with the kind `text`, all files. Files of other splits are
         left out, which is printed to standard error and becomes part of the source's description.
-        `root` is the folder that the files' names start from, or None without a common folder.
+        `root` is the folder that the files' names start from, or None if they have no common one.
         Raises BadInput if there are no files, for a name that is not UTF-8 text, for a list of
         splits in the folder that cannot be read, and for a split that the files do not have."""
         if not files:

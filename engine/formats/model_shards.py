@@ -503,8 +503,8 @@ def _look_up(
 ) -> Tensor:
     """Return the embeddings of token ids `ids`, [..., h], whole on every rank. `forward` looks ids,
     which are counted from `start`, up in this rank's table, which has rows [start, stop) of the
-    whole; ids outside give zeros. The results of all ranks of the axis are summed, so all of these
-    ranks call this."""
+    whole; ids outside give zeros. The results of all ranks of the axis are summed, so every rank of
+    the axis calls this function."""
     inside = (ids >= start) & (ids < stop)
     rows = forward((ids - start).where(inside, 0)) * inside[..., None]
     return leave_tensor_parallel(rows, axis)

@@ -428,14 +428,14 @@ def read_config(run: RunDirectory) -> RunConfig:
 
 def continue_run(config: RunConfig, run: Path) -> RunConfig:
     """Return a copy of `config` that continues the run in the directory `run` from the newest
-    checkpoint there: `train.continues` is a Seam of that run's directory, the checkpoint's number
-    of iterations and their samples, and `train.init_from` is None. Prints to stderr a note about
-    settings of `[train]` in the earlier run that this program does not know.
+    checkpoint there: `train.continues` is a Seam with that run's directory, the checkpoint's number
+    of iterations and the number of samples in them, and `train.init_from` is None. Prints to stderr
+    a note about settings of `[train]` in the earlier run that this program does not know.
 
-    Raises BadInput for anything but a training run, for no more iterations than that checkpoint
-    has, for a run without its number of samples in metrics.jsonl, for another precision, and for a
-    Transformer-XL, whose streams of text are cut by the number of iterations. Raises
-    IntegrityFailure if the run has no complete checkpoint or a damaged file.
+    Raises BadInput for anything but a training run, if `train.iterations` is not above that
+    checkpoint's number of iterations, for a run without its number of samples in metrics.jsonl, for
+    another precision, and for a Transformer-XL, whose streams of text are cut by the number of
+    iterations. Raises IntegrityFailure if the run has no complete checkpoint or a damaged file.
     """
     directory = RunDirectory.open(run, "training")
     if config.model.family == "transformer-xl":

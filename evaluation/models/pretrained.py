@@ -479,7 +479,7 @@ class Pretrained:
 
     def _load(self, library: Any, dtype: torch.dtype, **renamed: Any) -> Any:
         """Return the transformers model of this checkpoint on the CPU, with its weights in `dtype`;
-        the weights of a quantised model may stay in its own formats. Raises IntegrityFailure if a
+        the weights of a quantised model may stay in their own formats. Raises IntegrityFailure if a
         tensor is missing, of another shape or belongs to another model, or if the weights cannot be
         read, and BadInput if a package is missing or the model needs code of its own.
 
