@@ -94,7 +94,8 @@ class Panel:
     @property
     def has_curves(self) -> bool:
         """True if this panel's x is the iteration of a training and all its layers are of one kind
-        of number; the figure's legend then names models alone."""
+        of number. If there are several layers, the panel's own legend then names series and no
+        kinds."""
         return self.x_label == "iteration" and len({layer.kind for layer in self.layers}) == 1
 
 

@@ -44,7 +44,8 @@ Weights = dict[str, Tensor]
 class Work:
     """The training that every engine is given: configuration, number of iterations, token files
     with their weights, from which the method `inputs` makes the microbatches, and initial weights,
-    by default drawn from the seed; and values for the settings that only the other engine has."""
+    by default drawn from the seed; and values of the other program's settings, by that program's
+    own names."""
 
     config: RunConfig
     iterations: int

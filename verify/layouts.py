@@ -539,7 +539,7 @@ def _equal_parts(
     """Yield a finding about the layout named `layout` for each part of a parameter whose initial
     values have the same bits as an earlier part at other indices of the whole, although `weights`,
     the serial run's initial weights by name, differ there. `ranks` has a list of initial parts for
-    each rank. Parts of one element, or whose elements are all equal, are passed over."""
+    each rank. Parts that have one element, or only equal elements, are passed over."""
     seen: dict[tuple[str, bytes], tuple[int, TensorPart]] = {}
     for number, parts in enumerate(ranks):
         for part in parts:
@@ -602,8 +602,8 @@ def _planted(layout: str, ranks: Sequence[Computed], weights: Weights) -> Iterat
 
 def _masks(layout: ParityLayout, ranks: Sequence[Computed]) -> Iterator[LayoutFinding]:
     """Yield a finding for each dropout mask of a rank that differs from the mask of its group's
-    first tensor-parallel rank although both masks drop copies of one tensor, or that is the same
-    although the two drop different tensors."""
+    first tensor-parallel rank although both dropouts have the same input, or that is the same
+    although their inputs differ."""
     for number, rank in enumerate(ranks):
         first = number - number % layout.tp
         for (name, x, mask), (_, other_x, other_mask) in zip(

@@ -197,8 +197,8 @@ class Resolution(NamedTuple):
     """Outcome of comparing the linked documents of some components: a DECISION record for each
     dropped document, a histogram of the compared pairs by similarity, the indices of the documents
     that were not compared with every earlier one in their buckets, an upper bound on the number of
-    pairs that these documents left out, and the number of times that a bucket offered a document
-    for comparison."""
+    pairs that these documents left out, and the number of times that a bucket offered an earlier
+    document for comparison."""
 
     decisions: NDArray[Any]
     """Array with a DECISION record for each dropped document, component by component; in a

@@ -201,8 +201,8 @@ class World:
 @dataclass
 class _Meeting:
     """State of one collective of ranks that are threads: `values`, what each rank that came gave,
-    by global rank, and `result`. The last rank to come sets the result, for which the others wait,
-    and empties `values`."""
+    by global rank, and `result`. The last rank to come sets the result and then empties `values`;
+    the others wait until `values` is empty."""
 
     values: dict[int, Any] = field(default_factory=dict)
     result: Any = None

@@ -140,12 +140,12 @@ def metrics(run: Path) -> Comparisons:
 
 def checkpoints(run: Path) -> Comparisons:
     """Yield comparisons, each a Remade, for the directory `run` of a complete training: of the
-    newest checkpoint's iteration with the configuration's and, for each checkpoint, of its state
-    with the training's metrics, its tensors with their statistics, and its tokenizer with the
-    dataset's, if the dataset is on this machine. Yields an Absent for iterations that no checkpoint
-    remembers, and for a tensor of an earlier version that has no checksum. Raises IntegrityFailure
-    if a file cannot be read, BadInput if this program refuses the configuration, DataMissing if the
-    manifest does not name the dataset."""
+    newest checkpoint's iteration with the configuration's number of iterations and, for each
+    checkpoint, of its state with the training's metrics, its tensors with their statistics, and its
+    tokenizer with the dataset's, if the dataset is on this machine. Yields an Absent for iterations
+    that no checkpoint remembers, and for a tensor of an earlier version that has no checksum.
+    Raises IntegrityFailure if a file cannot be read, BadInput if this program refuses the
+    configuration, DataMissing if the manifest does not name the dataset."""
     manifest = read_document(run / MANIFEST, Manifest)
     every = read_steps(run)
     steps = [step for step in every if step.gradient_norm is not None]
