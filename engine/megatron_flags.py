@@ -287,7 +287,7 @@ def _count_in_batches(given: _Given) -> JSON:
 
 def _derive(values: dict[str, JSON], given: _Given) -> list[str]:
     """Set in `values`, a dict section → name → setting that has the values of single flags already,
-    the settings that are computed from the flags `given`: the ramp-up of the batch, validation
+    the settings that a rule takes from the flags `given`: the ramp-up of the batch, validation
     samples, chunks and their schedule, recomputation, and the sizes of the vocabulary. Remove the
     initial loss scale unless the precision is fp16.
 

@@ -599,8 +599,9 @@ def _reason(experiment: Experiment, claim: Claim, was_run: bool) -> str:
 
 
 def _cells(verdict: Verdict) -> tuple[str, ...]:
-    """Return a tuple of the texts of a verdict's row: claim, published value, our number and its
-    kind, outcome, scale and reason. The number and its kind are empty if no number was compared.
+    """Return a tuple of the texts of a verdict's row: claim, published value, our number, the
+    number's kind, outcome, scale and reason. The number and its kind are empty if no number was
+    compared.
 
     Our number is shown as a dash if it comes from a smaller model or machine.
     """

@@ -163,8 +163,8 @@ class Trainings:
 
     @property
     def exhibits(self) -> dict[str, Exhibit]:
-        """Dict name → Exhibit of the page: the curves that have a point, and, both of the first
-        run, the evaluations and the data's ledger if there are any."""
+        """Dict name → Exhibit of the page: the curves that have a point, and the first run's
+        evaluations and ledger of its data, if there are any."""
         exhibits = list(self._curves())
         run = self.runs[0]
         if run.evaluations:

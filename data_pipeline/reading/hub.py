@@ -236,8 +236,8 @@ def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: download one file of a corpus, and write it as JSON lines to `documents.jsonl`: its
     documents, and records of its malformed rows. Settings: `name` and `location` of the corpus;
     `split`; `file`, the number of the file among the split's `files`; `keys`, as in
-    `SourcesConfig.piece_keys`. Raises DataMissing if the hub does not have the file or gates it,
-    Interrupted if the file cannot be read. Returns no counts."""
+    `SourcesConfig.piece_keys`. Raises DataMissing if the hub lacks the corpus or the file, or gates
+    the corpus, Interrupted if the file cannot be read. Returns no counts."""
     name = settings["name"]
     number = settings["file"]
     split = settings["split"]

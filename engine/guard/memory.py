@@ -201,8 +201,8 @@ def remedies(run: ResolvedRun) -> list[tuple[str, int]]:
 
     Seven changes are tried: half the microbatch, selective or full recomputation, a sharded
     optimizer or model, and twice the `tp` or the `pp`. The list has those that the engine allows
-    for this run and that need less than 98 % of the bytes that the run needs unchanged. A change of
-    `tp` or `pp` may need more ranks, which its options then name.
+    for this run and with which the largest rank needs less than 98 % of the bytes that it needs
+    without a change. A change of `tp` or `pp` may need more ranks, which its options then name.
     """
     config = run.config
     ranks = run.layout.world_size

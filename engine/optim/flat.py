@@ -94,7 +94,7 @@ class FlatGroup:
             yield parameter, flat[start:end].view(parameter.local.shape)
 
     def owned(self, start: int, end: int) -> list[tuple[int, Tensor]]:
-        """Return the gradient of the flat tensor's elements from `start` up to but without `end`,
+        """Return the gradient of the flat tensor's elements from `start` to `end`, without `end`,
         as a list of pairs of an owner and a slice, a view of the gradient, in order. The owner is
         the index, on the group's attribute `owners`, an axis, of the rank that updates the slice's
         weights."""

@@ -25,9 +25,9 @@ must fill a link."""
 @dataclass
 class _Bucket:
     """A contiguous slice of the flat gradient with the gradients of one or several parameters. It
-    is summed over data-parallel ranks as soon as the last of these gradients has come; a slice
-    shared with other ranks of the replica is summed at the end of the iteration, and the last
-    stage's copy of the embedding not at all."""
+    is summed over data-parallel ranks as soon as the last of these gradients has come, or, if other
+    ranks of the replica hold terms of them, at the end of the iteration; the last stage's copy of
+    the embedding is not summed over data-parallel ranks."""
 
     gradient: Tensor
     size: int

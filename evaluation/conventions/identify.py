@@ -279,7 +279,7 @@ def identify(place: Place, claimed: str, task: str, settings: Settings) -> Ident
     use them; on LAMBADA by every reading. Raises DataMissing if the test cannot be found or
     downloaded, BadInput for a checkpoint or settings that cannot be scored and, after scoring, for
     an unusable claim, IntegrityFailure for a damaged checkpoint or another file than the test's,
-    and HardwareMissing for a model that does not fit into the GPU's or the machine's memory.
+    and HardwareMissing if the memory of the GPU or of the machine does not suffice.
     """
     from mlm_repro.data_pipeline.contamination.testsets import find_test_set
     from mlm_repro.evaluation.checkpoints import open_checkpoint

@@ -95,11 +95,10 @@ def expected_seconds(choice: Choice) -> float:
 
 
 def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterator[Workload]:
-    """Yield a copy of the Workload `template` for each layout over `gpus` GPUs, size of a
-    microbatch up to 64 sequences, number of chunks up to 8, recomputation and ZeRO stage; tensor
-    parallelism stays in a node (2021 paper, Takeaway 1) and everything divides evenly. Only without
-    interleaving, with one chunk, may the stages' numbers of layers differ a little. Memory is not
-    looked at.
+    """Yield a copy of the Workload `template` for each combination of a layout over `gpus` GPUs, a
+    microbatch of at most 64 sequences, at most 8 chunks, a recomputation and a ZeRO stage in which
+    tensor parallelism stays in a node (2021 paper, Takeaway 1) and everything divides evenly. Only
+    with one chunk may the stages' numbers of layers differ a little. Memory is not looked at.
 
     If the cluster fuses attention, selective recomputation is left out, sequence parallelism is on
     where it divides, and with several data-parallel ranks ZeRO stage 1 is tried beside stage 0. If

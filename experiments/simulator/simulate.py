@@ -129,14 +129,14 @@ def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
 
 def _sharded(machine: Machine, w: Workloads, layer: Passes) -> tuple[Passes, Floats]:
     """Return a pair: a layer's Passes with ZeRO 3's communication, and for each workload the
-    seconds of an iteration in which that communication is not hidden. Workloads without ZeRO 3 keep
-    their passes of `layer`, and their seconds mean nothing.
+    seconds that this communication adds to an iteration beside these Passes. Workloads without
+    ZeRO 3 keep their passes of `layer`, and their seconds mean nothing.
 
     While a layer computes, the next layer's parameters are gathered and, in backward, the previous
     layer's gradients are sent (arXiv:2304.11277, Section 3.3), as far as the software hides
     gradients. A pass over n layers takes n times the longer of computation and communication, and
-    the part of the shorter that is not hidden. The part that is hidden is added once, for the ends
-    of the pass. The embedding is gathered once and has nothing to hide behind.
+    the part of the shorter that is not hidden. One layer's hidden part is added once for each pass,
+    as nothing hides it at the ends. The embedding is gathered once and has nothing to hide behind.
     """
     hidden = machine.gradient_overlap
     own = layer_weights(w)
