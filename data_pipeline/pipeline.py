@@ -393,8 +393,8 @@ class Pipeline:
         return a list of the jobs, pairs of settings and inputs, that are to write the slices of the
         splits; their inputs are the order and the three finished stages. Enter the indices of the
         jobs in the field `splits`, and describe the split and the vocabulary in the ledger.
-        `of_shards` is the split that the sources name for each shard, or ""; `of_shards` counts
-        only without the stage `split`. Raises BadInput if only one document is left to split."""
+        `of_shards` is the split that the sources name for each shard, or ""; it counts only without
+        the stage `split`. Raises BadInput if fewer than two documents are left to split."""
         config = self.config.split
         counts = [each["documents"] for each in selected.counts]
         is_split = "split" in self.stages
@@ -463,9 +463,9 @@ class Pipeline:
         return jobs
 
     def _gather(self, jobs: list[Job]) -> Finished:
-        """Write the slices of the splits by tasks, the `jobs`, enter in the ledger, with equal
-        shares of the time, those of the stages `split` and `tokenize` that the recipe has, and
-        return the finished stage, a Finished."""
+        """Write the slices of the splits by tasks, the `jobs`; enter the stages `split` and
+        `tokenize`, if the recipe has them, in the ledger, with equal shares of the time; and return
+        the finished stage, a Finished."""
         start = monotonic()
         slices = self.workspace.all("gather", gather_slice, jobs)
         for name in ("split", "tokenize"):

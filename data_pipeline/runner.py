@@ -302,7 +302,7 @@ def forecast(config: DataConfig) -> None:
     `config` by stage, as if nothing was made yet, from a rehearsal on a sample; then the same for
     each larger corpus, of a size in LARGER. If no rehearsal is possible, print the reason in place
     of these. Raises the errors of `announce_cost`, such as BadInput for a source without files and
-    DataMissing for a source that is missing."""
+    DataMissing for a source that cannot be obtained."""
     sources, _ = announce_cost(config)
     try:
         rehearsed = rehearse(config, sources)

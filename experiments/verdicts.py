@@ -391,10 +391,10 @@ def headlines(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 class Skill(NamedTuple):
-    """Success of one rule in predicting published numbers that no fit has seen, in which each fact
-    counts once. `tried` is the number of these published numbers, `inside` how many of them lie in
-    the rule's interval, `error` the mean distance of its predictions in percent, and `score` its
-    mean interval score in percent, the less the better."""
+    """Success of one rule in predicting published numbers that no fit has seen, one for each fact.
+    `tried` is how many published numbers these are, `inside` how many of them lie in the rule's
+    interval, `error` the mean distance of its predictions in percent, and `score` its mean interval
+    score in percent, the less the better."""
 
     tried: int
     inside: int

@@ -55,8 +55,7 @@ class Remote:
         then Interrupted is raised. Raises BadInput at once if there is no such file or the address
         has an unknown protocol, ExtraMissing if a library is missing.
 
-        The file system is looked up at each call, because every process needs a file system of its
-        own.
+        The file system is looked up at each call, because every process needs one of its own.
         """
         import fsspec
 

@@ -24,9 +24,9 @@ Source = FileSource | HubSource | InstalledDocs
 class OpenedSources:
     """The opened `sources` of one build, in order, each read up to the limits in `config`, and in
     `compared` the datasets that the build compares with. The method `shards` gives the pieces to
-    read. When the object is made, the local or remote files of each FileSource, except of
-    `documents`, are looked up, which raises BadInput for a source without files, among other
-    errors; a corpus on the hub is not looked up."""
+    read. When the object is made, the local or remote files of each FileSource in `sources`, except
+    of the kind `documents`, are looked up, which raises BadInput for a source without files, among
+    other errors; a corpus on the hub is not looked up."""
 
     sources: tuple[Source, ...]
     config: SourcesConfig

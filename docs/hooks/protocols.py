@@ -107,10 +107,10 @@ def section(name: str) -> str:
 
 def diagram(task: Task, tokenizer: Pieces) -> str:
     """Return a drawing, as text, of the first three requests of a task and its last, with "…" for
-    those between: a line of the inputs and, below it, one of the tokens that are predicted from
-    them; a dot stands for a token that is not scored. `tokenizer` must be the one that the task was
-    built with. If the task is scored with a Transformer-XL's memory, a line also shows the memory's
-    content."""
+    those between: a line of the inputs above a line of the tokens that are predicted from them; a
+    dot stands for a token that is not scored. `tokenizer` must be the one that the task was built
+    with. If the task is scored with a Transformer-XL's memory, a line also shows the memory's
+    content, except for the first request."""
     blocks = []
     requests: list[Any] = list(task.requests)
     for number, request in enumerate(requests):

@@ -271,9 +271,9 @@ def our_tensors(
     vocabulary of `config` become zeros, up to its padded size. `stored` is the same model, but with
     as many words as the files' embedding has rows; `theirs` is the Format.
 
-    Tensors of output heads that the directory may lack become zeros. Raises BadInput for an output
-    head that is not tied, and IntegrityFailure for a tensor or a number of layers that does not fit
-    the model; `directory` is only named there.
+    A missing tensor that the directory may lack, of a head or of BERT's pooler, becomes zeros.
+    Raises BadInput for an output head that is not tied, and IntegrityFailure for a tensor or a
+    number of layers that does not fit the model; `directory` is only named there.
     """
     matches = [re.match(r"(?:h|encoder\.layer)\.(\d+)\.", name) for name in tensors]
     layers = {int(match[1]) for match in matches if match}

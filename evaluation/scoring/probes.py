@@ -79,8 +79,8 @@ class Probed:
 
 
 def is_repeatable(model: ScoringModel, probed: Probed) -> Outcome:
-    """Probe: check that two rows of tokens have the same log-probabilities, but for rounding, where
-    the tokens are still the same; if they do not, check that a second scoring gives the same
+    """Probe: check that two rows of tokens have the same log-probabilities, but for rounding,
+    before the first token that differs; if they do not, check that a second scoring gives the same
     numbers. Return a pair: the model unchanged, and a sentence that it is repeatable.
 
     Raises BadInput for a model that answers otherwise the second time.

@@ -222,8 +222,9 @@ class ClozeTask(Task):
 
     def correct(self, scores: Scores) -> Flags:
         """Return for each example, as a boolean array [examples], whether it is right: each of its
-        scored tokens was the most likely token. With a filter of stop words, banned tokens do not
-        compete with an example's first scored token. `scores` has the scores of `requests`."""
+        scored tokens was the most likely token, but with a filter of stop words its first scored
+        token need only be the most likely of the tokens that are not banned. `scores` has the
+        scores of `requests`."""
         if self.banned is None:
             return scores.all_greedy
         right = scores.greedy.copy()

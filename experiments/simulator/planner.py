@@ -65,11 +65,11 @@ def read_model(model: str, overrides: Sequence[str] = ()) -> ResolvedRun:
 
 
 def ranked_layouts(run: ResolvedRun, cluster: Cluster, gpus: int) -> list[Choice]:
-    """Simulate every layout, as `possible_layouts` yields them, of a run's model on `gpus` GPUs of
-    the cluster, and return a list of a Choice, the workload and its prediction, for each that can
-    run and fits into memory; the batch is the run's. The order is by `expected_seconds`, least
-    first: an iteration's seconds divided by the probability that the layout fits, so that the first
-    need not be the fastest.
+    """Simulate every layout that `possible_layouts` yields for a run's model on `gpus` GPUs of the
+    cluster, and return a list of a Choice, the workload and its prediction, for each that can run
+    and fits into memory; the batch is the run's. The order is by `expected_seconds`, least first:
+    an iteration's seconds divided by the probability that the layout fits, so that the first need
+    not be the fastest.
 
     Raises HardwareMissing with a reason if no layout can run and fits into memory.
     """

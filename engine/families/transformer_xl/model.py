@@ -207,8 +207,8 @@ class RelativeAttention(nn.Module):
         self, x: Tensor, memory: Tensor | None, encoding: Tensor, dropout: Dropout | None
     ) -> Tensor:
         """Return the attention's output [s, b, h], the same on every rank, for x [s, b, h], a
-        `memory` [m, b, h] of the inputs before x or None, and the `encoding` [k, h] of distances k
-        − 1 … 0, with k = m + s. A position attends to the memory and to x up to itself. If
+        `memory` [m, b, h] of the inputs before x or None, and the `encoding` [k, h] of distances
+        k − 1 … 0, with k = m + s. A position attends to the memory and to x up to itself. If
         `dropout` is None, no attention weight is dropped. Every tensor-parallel rank calls it."""
         context = x if memory is None else torch.cat([memory, x])  # [k, b, h]
         qkv = self.query_key_value(context).unflatten(2, (self.heads, 3, self.head_dim))

@@ -158,8 +158,8 @@ def _draw(keys, bits, first_row, threshold, s, n, r: tl.constexpr):
     """Kernel: write to `bits`, bytes [b·n, s, 16 · blocks of 128 attention keys], one bit for each
     softmax weight of one head, for `r` queries and 128 attention keys: 1 if the weight is not
     dropped, by `keys`, a dropout key per sequence, `first_row` and `threshold`, as `mask_arguments`
-    gives them. The grid is [groups of `r` queries, blocks of 128 keys, b·n]. Tiles whose attention
-    keys are all later than the queries are not written."""
+    gives them. The grid is [groups of `r` queries, blocks of 128 attention keys, b·n]. Tiles whose
+    attention keys are all later than the queries are not written."""
     group = tl.program_id(2)
     start = tl.program_id(0) * r
     if tl.program_id(1) * 128 < start + r:
