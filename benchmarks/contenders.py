@@ -85,8 +85,8 @@ class TrainingSize:
 
     @property
     def tokens(self) -> int:
-        """Product of the global batch size and the sequence length: how much text, in sub-words,
-        one iteration trains on."""
+        """Number of tokens that one iteration trains on: the global batch size times the sequence
+        length."""
         return self.train.global_batch_size * self.model.seq_length
 
     @property

@@ -305,7 +305,8 @@ class ReproductionScores(FileSchema):
 
 class EffectForecast(FileSchema):
     """forecast.json of an ablation: the ablation with the effects that are judged, its datasets and
-    learning rates. It is written before the trainings; their seeds are words of its SHA-256."""
+    learning rates. It is written after the trials of learning rates and before the trainings that
+    are judged, whose seeds are words of its SHA-256."""
 
     experiment: str
     ablation: JSON

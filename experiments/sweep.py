@@ -67,11 +67,11 @@ def sweep(
 
     Returns a list with a SweptRecipe, settings and losses by seed, for each combination without its
     seed, the lowest mean loss first; complete trainings of other parts count. A training of this
-    part that diverges is a result, with an infinite mean loss; one of another part counts as not
-    trained. Combinations without a complete training come last. Raises BadInput for a recipe or a
-    setting that cannot be trained or has no dataset with a validation split, and DataMissing or
-    IntegrityFailure for its dataset, before the first training, and StepFailed for a training that
-    fails otherwise or is stopped.
+    part that diverges is a result, and makes the mean loss of its combination infinite; one of
+    another part counts as not trained. Combinations with an infinite mean, or without a complete
+    training, come last. Raises BadInput for a recipe or a setting that cannot be trained or has no
+    dataset with a validation split, and DataMissing or IntegrityFailure for its dataset, before the
+    first training, and StepFailed for a training that fails otherwise or is stopped.
     """
     trainings = [(words, read_run(recipe, [*fixed, *words])) for words in combinations(vary)]
     for _, run in trainings:

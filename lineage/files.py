@@ -56,8 +56,8 @@ SchemaT = TypeVar("SchemaT", bound=FileSchema)
 
 
 def write_document(path: Path, document: FileSchema) -> None:
-    """Replace the file `path` by `document` as indented JSON, with the fields that `to_json`
-    returns."""
+    """Replace the file `path` by `document` as indented JSON, without the fields that were not
+    given."""
     write_json(path, document.to_json())
 
 

@@ -48,7 +48,7 @@ DEFAULT_SEGMENTS = 3
 
 class Segment(NamedTuple):
     """A part of a training that can be trained again: the iterations after the kept checkpoint at
-    iteration `start`, or from the beginning if `start` is 0, up to the next checkpoint, at
+    iteration `start`, or from the beginning if `start` is 0, up to the next kept checkpoint, at
     iteration `end`; with their configuration, layout and threads."""
 
     start: int

@@ -90,10 +90,10 @@ class SamplePiece(NamedTuple):
 
 class PackedSamples:
     """Samples of one token file, at least `num_samples`, of s + 1 consecutive tokens each, with s
-    the sequence length. Documents in an order shuffled by `seed`, repeated as often as needed, are
-    packed end to end and cut so that a sample's last token is the next one's first; then samples
-    are shuffled too. The method `sample` returns one by its number; there is no `[]`. Raises
-    BadInput if all documents together are shorter than one sample."""
+    the sequence length. Documents are repeated as often as needed, shuffled by `seed` with their
+    repetitions, packed end to end and cut so that a sample's last token is the next one's first;
+    then samples are shuffled too. The method `sample` returns one by its number; there is no `[]`.
+    Raises BadInput if all documents together are shorter than one sample."""
 
     def __init__(self, token_file: TokenFile, num_samples: int, seq_length: int, seed: int) -> None:
         self._file = token_file

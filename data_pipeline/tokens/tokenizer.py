@@ -321,7 +321,7 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Number of token ids without padding: one more than the largest id of any token that the
         tokenizer has, special or not. If `special_ids` gives [CLS], [SEP], [MASK] and [PAD] the ids
-        after that one, because the tokenizer lacks them, these four are not counted."""
+        after that one, because the tokenizer lacks one of the four, these ids are not counted."""
         return max(self._backend.get_vocab().values()) + 1
 
     @cached_property

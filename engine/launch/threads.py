@@ -34,7 +34,8 @@ class RanksFailed(RuntimeError):
     `run_threads`: a rank was not done in time. The attribute `sentence` says which rank and what
     happened; the error's text has below it the traceback of the rank that failed first or, from
     `run_threads`, the stack of the rank that computes. The attribute `lost` is True if the process
-    of a rank gave no answer: it ended, or it was not done in time."""
+    of a rank gave no answer: it ended, or it was not done in time. The text then has nothing below
+    the sentence."""
 
     def __init__(self, sentence: str, details: str, lost: bool = False) -> None:
         super().__init__(f"{sentence}\n{details}")

@@ -144,9 +144,9 @@ class FlatOptimizer(ABC):
         mesh: ParallelMesh,
         shard: bool = False,
     ) -> None:
-        """Group `parameters` into the ones with weight decay, by the settings `train`, and the ones
-        without, and make their values views of flat tensors: the attribute `groups` is a list of
-        one or two FlatGroups. The number of steps begins at 0. With `shard` the state is divided
+        """Group `parameters` by their roles into the ones with the weight decay of `train` and the
+        ones without, and make their values views of flat tensors: the attribute `groups` is a list
+        of one or two FlatGroups. The number of steps begins at 0. With `shard` the state is divided
         over the data-parallel ranks of `mesh` (ZeRO stage 1)."""
         self.mesh = mesh
         self.train = train

@@ -89,8 +89,9 @@ Axes = dict[str, Sequence[str]]
 class Usage(NamedTuple):
     """Conventions by which programs score one kind of model: `axes`, a dict axis → the values that
     it can have, the usual one first, and `programs`, a dict program → the values, by axis, in which
-    it differs from the usual ones. The method `readings` makes whole conventions of them, and
-    `weight` gives how frequent one is."""
+    it differs from the usual ones. The method `readings` returns readings made of them, each with a
+    value on every axis, and `weight` returns how frequent a convention is: a reading and its
+    average."""
 
     axes: Axes
     programs: dict[str, dict[str, str]]
