@@ -309,11 +309,11 @@ def held_out(
 def interval_of(held: HeldOut, source: str) -> ErrorInterval:
     """Return the ErrorInterval of the ratios of measured to predicted time in `held`, the
     structured array that `held_out` returns, whose rows were predicted by fits without them. From
-    FEW (20) ratios on, 90 % of the field `ratio` lie in it; for fewer it is Student's 90 % interval
-    for one more ratio. Its coverage and score are the means over the rows, each judged by the
-    interval of the other folds, or of its own if there is one `fold`; the baseline is the score of
-    the field `constant`, as if every row had the same share of the peak. `source` is the interval's
-    description."""
+    FEW (20) ratios on, at least 90 % of the field `ratio` lie in it; for fewer it is Student's 90 %
+    interval for one more ratio. Its coverage and score are the means over the rows, each judged by
+    the interval of the other folds, or of its own if there is one `fold`; the baseline is the score
+    of the field `constant`, as if every row had the same share of the peak. `source` is the
+    interval's description."""
     (coverage, score), (_, baseline) = (
         _tried(held["fold"], held[rule]) for rule in ("ratio", "constant")
     )

@@ -86,9 +86,9 @@ class TrainingInputs:
 class ValidationSplit:
     """Sequences of the validation split, which the method `inputs` yields in microbatches: each
     alone or, for a model with memory, in streams of text that continue from microbatch to
-    microbatch. The attribute `num_samples` is the number of sequences in the whole split; `probed`
-    has the token ids of a checkpoint's probe, a tuple for each sample. The constructor raises
-    BadInput if the split is too short."""
+    microbatch. The attribute `num_samples` is the number of sequences that a validation on the
+    whole split takes; `probed` has the token ids of a checkpoint's probe, a tuple for each sample.
+    The constructor raises BadInput if the split is too short."""
 
     def __init__(
         self, config: RunConfig, parts: TokenFiles, mesh: ParallelMesh, tokenizer: Path

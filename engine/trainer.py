@@ -64,9 +64,9 @@ class Trainer:
         """Build model, optimizer, inputs, checkpoint writer and guards of this rank of `mesh` for
         `run`, whose files go to `directory`, a RunDirectory that the caller has begun. Every rank
         calls it. No step is computed and no checkpoint read before the method `prepare`. Raises
-        BadInput for a layout that cannot divide the model, such as one with more stages than
-        layers, and for a token file of the dataset that is missing or has too little text for the
-        model; IntegrityFailure for one that is damaged."""
+        BadInput for more pipeline stages than layers, for ZeRO stage 3 over several data-parallel
+        ranks that are threads, and for a token file of the dataset that is missing or has too
+        little text for the model; IntegrityFailure for one that is damaged."""
         self.run = run
         self.directory = directory
         self.mesh = mesh

@@ -229,7 +229,7 @@ def forecast(run: Path) -> Comparisons:
     """Yield two comparisons, each a Remade, for the forecast that is sealed in the run directory
     `run`: of its file's digest with the one that the manifest states, and of the trials that the
     file names, a dict name → digest, with the manifest's parents. Raises IntegrityFailure if the
-    manifest or the file is damaged."""
+    manifest is damaged or the file is not JSON."""
     yield Remade(
         f"{FORECAST}: digest", sha256_file(run / FORECAST), _manifest(run).config["sha256"]
     )

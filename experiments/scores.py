@@ -110,7 +110,8 @@ def paired_reach(differences: Sequence[float], level: float) -> float:
 def found(effect: Effect, level: float, differences: Sequence[float], about: JSON) -> Finding:
     """Return the Finding on `effect`: the mean of the paired `differences`, one for each seed and
     at least two, with its t interval of the confidence `level`, a fraction, and the verdict on the
-    effect's claim. A difference is the arm `effect.of` less the arm `effect.less`.
+    effect's claim. A difference is the quantity of `effect.of`, an arm or a model, less the
+    quantity of `effect.less`.
 
     `about` has the fields of the finding's record that name its experiment, run and kind.
     """

@@ -74,7 +74,7 @@ class Inputs:
 
     @property
     def sources(self) -> Sources:
-        """Content, a Sources, of the file sources.json in the reproduction's folder `report`: the
+        """Content, a Sources, of the report's file sources.json, wherever the report lies: the
         paths of the attribute `runs` relative to `reproduction`, in the same order. Nothing is
         written here; the caller does that."""
         return Sources(runs=[os.path.relpath(path, self.reproduction) for path in self.runs])

@@ -499,10 +499,10 @@ class MegatronCore(Engine):
         ]
 
     def _samples(self, count: int) -> Any:
-        """Return Megatron-Core's dataset, by number, of at least `count` samples over the token
-        files of this engine's attribute `work`, mixed by their weights and shuffled by the recipe's
-        seed: a GPTDataset, or a BlendedDataset for several files. Its indices are written below the
-        work's scratch folder."""
+        """Return Megatron-Core's dataset of at least `count` samples, each found by its number,
+        over the token files of this engine's attribute `work`, mixed by their weights and shuffled
+        by the recipe's seed: a GPTDataset, or a BlendedDataset for several files. Its indices are
+        written below the work's scratch folder."""
         config = core("datasets.gpt_dataset")
         model = self.work.config.model
         prefixes = [str(prefix) for prefix, _ in self.work.tokens]

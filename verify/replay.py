@@ -162,7 +162,7 @@ def _train_again(run: Path, segment: Segment, root: Path) -> Path:
     process, which keeps the segment's number of threads, and raises what a training raises; several
     are started as processes. Raises IntegrityFailure if the checkpoint or another file that it
     needs is damaged, Interrupted if the training stopped before the end, and SystemExit with a
-    rank's code if several ranks failed otherwise."""
+    rank's code if one of several ranks failed otherwise."""
     config = segment.config
     start = segment.start
     end = segment.end

@@ -41,9 +41,8 @@ class Pin(NamedTuple):
 
 
 def pins() -> list[Pin]:
-    """Return a list of a Pin, with name, version and SHA-256 digests, of every package in the files
-    constraints*.txt of this repository, ROOT, sorted by the package's name. If two files pin a
-    package, only the pin of the file whose name sorts last is in the list."""
+    """Return a list of the Pin of every package in the repository's files constraints*.txt, sorted
+    by the package's name; if two files pin a package, the pin of the file whose name sorts last."""
     pinned = {}
     for path in sorted(ROOT.glob("constraints*.txt")):
         for name, version, rest in PIN.findall(path.read_text(encoding="utf-8")):

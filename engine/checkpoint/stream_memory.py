@@ -39,8 +39,8 @@ class StreamMemory:
     def enter(self, places: Places) -> Recurrence | None:
         """Return the Recurrence of a microbatch, for the model to read and write. Its `before` has
         the memory of the streams whose indices are in `places`, as it was kept for the same tuple,
-        empty at first; its `after` becomes their memory when the method `commit` is called next.
-        None for a model without memory."""
+        empty at first; its `after` becomes their memory when the method `commit` is called, unless
+        `discard` is called before. None for a model without memory."""
         if not self.is_kept:
             return None
         self._passing[places] = Recurrence(self._states.get(places, {}))

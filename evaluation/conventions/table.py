@@ -320,10 +320,10 @@ class ReadText:
             yield name, total / max(1, divisor)
 
     def divisors(self) -> dict[str, int]:
-        """Return every number by which some program divides this text's summed loss, as a dict
-        name, such as `bytes`, → count of its words, characters, bytes or sub-words; wrong counts
-        are included, and one may be 0. A sub-word that is a part of a character is decoded as
-        U+FFFD.
+        """Return a dict name, such as `bytes`, → count by which some program divides this text's
+        summed loss: of words, characters, bytes or sub-words. Wrong counts are included, and one
+        may be 0; the number of scored sub-words is not in the dict. A sub-word that is a part of a
+        character is decoded as U+FFFD.
 
         Two counts of decoded sub-words are left out if the tokenizer decodes a sub-word without its
         space.
