@@ -280,11 +280,12 @@ class Pipeline:
     ) -> Finished:
         """Run the task `select_documents` for each shard and return the Finished of these tasks,
         which becomes `select` in the attribute `finished`: each writes an index of the shard's
-        remaining documents, whose text is left in place, and the parts of those that were cut.
-        Before that, decide about duplicates and test-set text, where the recipe has these stages.
-        Enter these stages in the ledger, with a note if n-grams of test sets are left. `prepared`
-        and `measured` are the finished passes, `tokenizer` the stage that made the tokenizer, or
-        None. Raises BadInput if no document is left."""
+        remaining documents, whose text is left in place, and the parts of those that were cut, but
+        neither for a shard that is only compared with. Before that, decide about duplicates and
+        test-set text, where the recipe has these stages. Enter these stages in the ledger, with a
+        note if n-grams of test sets are left. `prepared` and `measured` are the finished passes,
+        `tokenizer` the stage that made the tokenizer, or None. Raises BadInput if no document is
+        left."""
         counts = [task_counts["documents"] for task_counts in measured.counts]
         starts = np.cumsum([0, *counts]).tolist()
         decided: list[Input] = []

@@ -228,9 +228,8 @@ def promise(
     config: DataConfig, sources: OpenedSources, rehearsed: "Rehearsed", size: int
 ) -> Promise:
     """Return the Promise for a build of `size` bytes of text by the recipe `config` and its number
-    of processes: the predicted number of documents, the seconds and the bytes of disk, both as
-    dicts by stage, and the bytes of memory. `rehearsed` is the measured cost of a sample of the
-    same `sources`; the predicted numbers grow with the number of documents.
+    of processes: the predicted documents, seconds, memory and disk. `rehearsed` is the measured
+    cost of a sample of the same `sources`; the predicted numbers grow with the number of documents.
 
     The number of compared pairs that are not alike grows with the square of the number of
     documents, up to the limit of documents that a bucket offers.

@@ -33,9 +33,8 @@ class Recipe(Protocol):
 
 
 class _Phase(NamedTuple):
-    """Phase of a batch schedule, consecutive iterations with one batch size: the number of its
-    first iteration, from 0, the number of samples before it, and the batch size in sequences. The
-    iterations and samples of an earlier run that the run continues count too."""
+    """Phase of a batch schedule, consecutive iterations with one batch size: its first iteration,
+    the number of samples before it, and the batch size in sequences."""
 
     iteration: int
     """Number of the phase's first iteration, counted from 0; the iterations of a continued run

@@ -130,7 +130,7 @@ def _drawn(numbers: ExperimentNumbers) -> str:
 
 
 def _table(numbers: ExperimentNumbers, without: str) -> Table:
-    """Return a Table of all numbers, published and made here, of the quantities that the experiment
+    """Return a Table of numbers, published and made here, of the quantities that the experiment
     has claims on, other than the one named `without`: a row for each series and x with a published
     number, and a column for each pair of a quantity and a kind of number. x has a column only if
     any row has one; several numbers of one cell are joined by semicolons."""

@@ -46,8 +46,8 @@ TABLE_HEAD = f"{'layout':30}  worst    result   seconds  tensor"
 
 class Reference(NamedTuple):
     """Whole tensors of a training, `whole`, and the largest difference that each may have,
-    `allowed`: two dicts with the same keys, pairs of an iteration's number, from 0, and a tensor's
-    name."""
+    `allowed`: two dicts whose keys are pairs of an iteration's number, from 0, and a tensor's name.
+    `allowed` has every key of `whole`, and may have more."""
 
     whole: dict[Key, Array]
     allowed: dict[Key, float]

@@ -158,8 +158,8 @@ def recall(similarity: float, bands: int, rows: int, min_agreement: int = 0) -> 
 
 class Compared(NamedTuple):
     """The pairs of documents that deduplication compared, counted by similarity; the documents that
-    it did not compare with every earlier document in their buckets, counted too, and an upper bound
-    on the number of these pairs that it left uncompared."""
+    it did not compare with every earlier document in their buckets, counted too; and an upper bound
+    on the number of pairs that these documents left uncompared."""
 
     by_similarity: Integers
     """Number of compared pairs in each of HISTOGRAM_BINS equal bins of similarity over [0, 1],

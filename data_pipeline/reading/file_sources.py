@@ -104,12 +104,12 @@ class FileSource:
 
     @cached_property
     def files(self) -> Files:
-        """List of pairs, split by split, for each file that is read: its name, such as its path
-        below the source's folder, and its Path or Remote. At first access standard input or a pipe
-        is copied to a temporary file, and a note on standard error gives the number of files that
-        are left out. Raises BadInput if there are none, or if a split or a link is wrong;
-        IntegrityFailure if the directory of `documents` is not complete; for remote files also the
-        errors of Remote."""
+        """List of pairs for each file that is read: its name, such as its path below the source's
+        folder, and its Path or Remote. They are in order and, unless the kind is `text` or
+        `documents`, split by split. At first access standard input or a pipe is copied to a
+        temporary file, and a note on standard error gives the number of files that are left out.
+        Raises BadInput if there are none, or if a split or a link is wrong; IntegrityFailure if the
+        directory of `documents` is not complete; for remote files also the errors of Remote."""
         path = self._root
         if "://" in self._path:
             return self._elsewhere(Remote(self._path))

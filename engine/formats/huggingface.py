@@ -57,7 +57,7 @@ class Format(NameMap):
     """Names, row orders and settings of one `model_type` of Hugging Face, such as `gpt2`, read from
     a TOML file. The methods turn our names, whole tensors and configuration into Hugging Face's,
     and tensors back. Tensor names, which the methods return too, are without the field `prefix`,
-    with which they begin in Hugging Face's files."""
+    with which the names of the body's tensors begin in Hugging Face's files."""
 
     prefix: str
     """Text with which the names of the body's tensors begin in Hugging Face's files, such as

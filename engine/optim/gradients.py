@@ -54,8 +54,9 @@ class GradientReducer:
     """Reducer of one rank's gradients: brings them from the model to the optimizer's flat groups,
     by hooks that it registers on the parameters, and sums them over ranks. In each iteration the
     caller calls `begin` before the first backward pass, `arm` with a chunk's parameters before the
-    last backward pass of that chunk, and `finish` after all. The sums stay undivided: `finish` sets
-    the divisor by which the optimizer divides them.
+    last backward pass of that chunk, and `finish` after all; if it replays recorded passes, which
+    run no hooks, it adds to `arrived` instead of calling `arm`. The sums stay undivided: `finish`
+    sets the divisor by which the optimizer divides them.
 
     A parameter's first gradient in an iteration is copied into the flat gradient, and later
     microbatches are added; in mixed precision on a GPU the product that computes a weight's

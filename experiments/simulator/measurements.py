@@ -174,8 +174,8 @@ def workload_of(row: dict[str, str]) -> Workload:
     `recompute` and `family` are words, put in lower case; all others must be whole numbers. It is
     not checked whether the words are known and such a workload can run.
 
-    Raises BadInput naming a column that has no default and is empty, or a number that is not whole
-    or above a billion.
+    Raises BadInput naming a column that has no default and is empty, or a column of numbers whose
+    cell is not a whole number from minus a billion to a billion.
     """
     values = JSON()
     for name in COLUMNS:
