@@ -679,7 +679,8 @@ def _constants(
 
 
 def rounded(value: float) -> float:
-    """Return `value` rounded to four significant digits, as a float, for a file of constants."""
+    """Return `value` rounded to four significant digits, as a float, as the files of constants and
+    intervals have it."""
     return float(f"{value:.4g}")
 
 

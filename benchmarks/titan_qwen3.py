@@ -66,10 +66,11 @@ def loss(model: nn.Module, rows: Tensor) -> Tensor:
 
 
 def build(layout: Any) -> nn.Module:
-    """Return torchtitan's Qwen3 with experts, two small layers in float64 with the same random
-    weights at each call: this rank's part by the sizes tp, fsdp, dp and ep of `layout`, or the
-    whole model if the caller made no process group. `mlm-verify layouts` calls it, on every rank.
-    Patches torchtitan's modules in this process, and seeds torch's generator."""
+    """Return torchtitan's Qwen3 with experts, two small layers with the same random weights at each
+    call: this rank's part by the sizes tp, fsdp, dp and ep of `layout`, or the whole model if the
+    caller made no process group. `mlm-verify layouts` calls it, on every rank. Weights have torch's
+    default type, which the caller has set to float64. Patches torchtitan's modules in this process,
+    and seeds torch's generator."""
     qwen3 = import_module("torchtitan.models.qwen3")
     configs = import_module("torchtitan.config")
     attention = import_module("torchtitan.models.common.attention").ScaledDotProductAttention

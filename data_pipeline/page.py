@@ -26,7 +26,7 @@ def write_page(dataset: Path, out: Path) -> None:
     a new folder `out`.
 
     Raises BadInput if `out` is there already, or if `dataset` has no data card, as after a verb
-    that writes no token files; IntegrityFailure if one of the files that it reads is damaged.
+    that writes no token files; IntegrityFailure if its card, ledger or a token file is damaged.
     """
     if out.exists():
         raise BadInput(f"{out} is there already: give --page a new folder")

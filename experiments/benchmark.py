@@ -44,9 +44,9 @@ class Series(Config):
 
 
 class Ratio(Config):
-    """A contender's quantity divided by another contender's, or by a limit: the value, by default
-    the median of the rounds, each round's, and the goal, if there is one, as a lower or an upper
-    bound."""
+    """A contender's quantity divided by another contender's, or by a limit: `value`, mostly the
+    median of the rounds; `rounds`, the ratio of each round; and `goal`, if there is one, a lower or
+    an upper bound."""
 
     name: Name
     value: NotNegative

@@ -259,7 +259,7 @@ class TextScore(FileSchema):
 class ReproductionScores(FileSchema):
     """scores.json of a reproduction: the names of its models, smallest first, and a Comparison,
     the paired difference on the same text, of each two that are neighbours in size, over `articles`
-    articles and `seeds` trainings of each model."""
+    articles and `seeds` trainings of each model. A text of a single article gives no Comparison."""
 
     text: str
     """Name of the protocol by which the text was scored."""

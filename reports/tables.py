@@ -382,9 +382,9 @@ def evaluations_tables(
 
 
 def evaluations_data(evaluations: Mapping[str, Result]) -> Table:
-    """Return a Table with a row for each of `evaluations`, a dict file stem → Result, in its order:
-    the stem, and the fields in COLUMNS with numbers as recorded. A cell is empty where the result
-    lacks the column's field."""
+    """Return a Table with a row for each of `evaluations`, a dict name → Result, in its order: the
+    name, and the fields in COLUMNS with numbers as recorded. A cell is empty where the result lacks
+    the column's field."""
     rows = []
     for stem, evaluation in evaluations.items():
         values = [getattr(evaluation, field, None) for field in COLUMNS]

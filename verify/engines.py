@@ -305,8 +305,8 @@ class Engine:
     def show(self, recorder: Recorder, kind: str, named: Named) -> None:
         """Give `recorder` this rank's shards of the tensors in `named`, pairs of name and tensor,
         which have the names and shapes of this rank's parameters or buffers. The name of a shard in
-        the record is `kind`, a prefix such as "gradient of ", then its parameter's name in the
-        whole model. Empty shards are left out."""
+        the record is `kind`, a prefix such as "gradient of ", then the parameter's or buffer's name
+        in the whole model. Empty shards are left out."""
         for shard in self.shards(dict(named)):
             if shard.value.numel():
                 recorder.show(kind + shard.key, shard.value, shard.start)

@@ -218,9 +218,10 @@ class Resolution(NamedTuple):
 
 
 class _Held:
-    """The kept documents of the components `linked` in their buckets. None is held at first; the
-    method `hold` adds a kept document, and `candidates` returns those that a later one is to be
-    compared with. A document is given by its index among the members of `linked`.
+    """The kept documents of the components `linked` in their buckets. The buckets are empty at
+    first; the method `hold` adds a kept document, and `candidates` returns the held documents that
+    a later one is to be compared with, and two counts. A document is given by its index among the
+    members of `linked`.
 
     The attribute `_buckets` [members, bands] has the position of each member's bucket in the
     attribute `_slots` [bands, 1.5 members], or -1 if the member is alone in its bucket. From that
@@ -357,9 +358,8 @@ def resolve(
     linked: Linked, config: DeduplicateConfig, held_before: int = 0, scratch: Path | None = None
 ) -> Resolution:
     """Decide by the settings `config` which of the linked documents are dropped, component by
-    component and in input order within each. Returns a Resolution: `decisions`, an array with the
-    document, its survivor and their similarity for each dropped document alone, and the counts of
-    compared and uncompared pairs.
+    component and in input order within each. Returns a Resolution: `decisions`, an array with a
+    DECISION record for each dropped document, and the counts of compared and uncompared pairs.
 
     Buckets lie in files in `scratch`, or in the system's temporary folder: a member takes about 90
     bytes of memory and, for each band, 10 of disk.

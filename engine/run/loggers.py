@@ -90,8 +90,8 @@ def writing_metrics(
 ) -> Iterator[Callable[[Step | Validation], None]]:
     """Context manager: yield a function that adds a Step or a Validation, as a line, to
     metrics.jsonl of the run directory `run` and passes the same numbers to `loggers`, a dict as
-    `open_loggers` returns it, each of which starts and closes a session with the block. Only the
-    first rank calls it.
+    `open_loggers` returns it. A session of each logger begins and is closed with the block. Only
+    the first rank calls it.
 
     The line is in the file when the function returns. The file is first cut back to iteration
     `reached`, from which a session starts, and loses a final validation and all lines from a

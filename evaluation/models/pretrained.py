@@ -373,7 +373,8 @@ class Pretrained:
     @cached_property
     def digest(self) -> str:
         """Hexadecimal SHA-256 over names and digests of the checkpoint's files: its weights, all
-        .json, .txt and .model files beside them, and every file of its adapter."""
+        .json, .txt and .model files beside them, and every file of its adapter, in place of a file
+        of the same name."""
         return sha256_json(self._digests(True))
 
     def _digests(self, with_weights: bool) -> dict[str, str]:

@@ -79,11 +79,12 @@ def _windows(
 ) -> tuple[list[Window], str]:
     """Return a pair: a list of the Windows by the recipe of `program`, GPTQ, llama.cpp or nanochat,
     and a phrase on them for the protocol line; `tokenizer` serves for the phrase alone. `ends` has
-    the number of tokens up to the end of each document. Windows are disjoint and of `c` tokens, for
-    nanochat without the last target. GPTQ scores all tokens of a window but the first, llama.cpp
-    its second half; both leave out what follows the last whole window, which can be the whole text.
-    A window of nanochat in which documents begin becomes several, so that no document's first token
-    is scored. Raises BadInput if nanochat's recipe gets fewer than two tokens."""
+    the number of tokens up to the end of each document. Windows are disjoint and of `c` tokens; for
+    nanochat these are inputs, fewer in the last window, and a target comes after them. GPTQ scores
+    all tokens of a window but the first, llama.cpp all but the first c // 2 + 1; both leave out
+    what follows the last whole window, which can be the whole text. A window of nanochat in which
+    documents begin becomes several with one start, so that no document's first token is scored.
+    Raises BadInput if nanochat's recipe gets fewer than two tokens."""
     count = ends[-1]
     before = shown_first(tokenizer)
     if program == GPTQ:

@@ -218,11 +218,11 @@ def find_effect(
     about: JSON,
     doubts: Sequence[str] = (),
 ) -> Finding:
-    """Return the Finding on an effect: over the seeds, the loss of its arm `of` less that of its
-    arm `less`, with its verdict on the claim; any sentence in `doubts` makes it undecided. `level`
-    is that of the interval, a fraction. `arms` has each arm's trainings in the order of the seeds,
-    `bits` its bits per byte for each nat per token, both by the arm's name; `about` has the fields
-    of the record that name its experiment, run and kind."""
+    """Return the Finding on an effect: over the seeds, the loss of its arm `of` minus the loss of
+    its arm `less`, with its verdict on the claim; any sentence in `doubts` makes it undecided.
+    `level` is the confidence of the interval, a fraction. `arms` has each arm's trainings in the
+    order of the seeds, `bits` its bits per byte for each nat per token, both by the arm's name;
+    `about` has the fields of the record that name its experiment, run and kind."""
     scale = bits if effect.quantity == "bits_per_byte" else dict.fromkeys(bits, 1.0)
     differences = [
         loss_after(first, effect.share) * scale[effect.of]

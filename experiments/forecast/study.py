@@ -145,8 +145,8 @@ def _sweep_rates(
 
 
 def _seal_forecast(run: RunDirectory) -> EffectForecast:
-    """Seal a copy of forecast.json, which the caller has written in the directory of `run`, an
-    ablation's RunDirectory, as a run of its own beside that directory, unless this was done before.
+    """Seal a copy of forecast.json, which must be in the directory of `run`, an ablation's
+    RunDirectory, as a run of its own beside that directory, unless this was done before.
     Print the sealed run's path and the forecast's rates, and return the EffectForecast. Raises
     IntegrityFailure if the forecast cannot be read, and the errors of `RunDirectory.begin`, such as
     BadInput if the sealed run's directory holds other work."""

@@ -28,9 +28,9 @@ fewer than 100,000."""
 
 
 class NotCosted(BadInput):
-    """Raised for a model that the simulator does not cost: one that is neither a GPT-2 nor a
-    Transformer-XL, a GPT-2 whose MLP is not 4h wide, or one that another program's configuration
-    describes. It is a BadInput, so that its exit code is the same."""
+    """Raised for a model that the simulator does not cost: one of another family than gpt2, which
+    stands for a BERT too, and transformer-xl; a gpt2 whose MLP is not 4h wide; or one that another
+    program's configuration describes. It is a BadInput, so that its exit code is the same."""
 
 
 class Workload(NamedTuple):
