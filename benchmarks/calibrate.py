@@ -240,9 +240,10 @@ def predicted(
 def time_ratios(
     machine: Machine, observations: Sequence[Observation], rule: Rule = simulated_seconds
 ) -> Floats:
-    """Return an array [n] with the measured over the predicted time of each observation, above 1 if
-    it was slower than predicted; of a quantity that is no time, such as a speed, the predicted over
-    the measured value. A quantity that is relative refers to the first observation.
+    """Return an array [n] with the measured over the predicted value of each observation of seconds
+    of an iteration or days of an epoch, and with the predicted over the measured value of any other
+    quantity, such as a speed; both are above 1 if it was slower than predicted. A quantity that is
+    relative refers to the first observation.
 
     `rule` is given a machine and workloads and predicts seconds of an iteration, [n]; the machine
     is `machine`, with the datasheet's constants of the cluster that the observations name, if any.

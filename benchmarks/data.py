@@ -399,11 +399,11 @@ def reference_search(ngrams: Ngrams) -> Callable[[str], list[tuple[int, str]]]:
 
 
 def decontamination(test_sets: tuple[Path, ...], words: int, min_words: int) -> StageRivals:
-    """Return a StageRivals, one object, whose two functions find every match of the test sets'
-    n-grams in each of a list of texts: a plain search in sets of strings, and this suite's. The
-    answer for a text is a list of matches with their positions. `test_sets` are files; `words` and
-    `min_words` are the numbers of words in the longest and in the shortest n-gram. Raises BadInput
-    if a file cannot be read."""
+    """Return a StageRivals whose two functions find every match of the test sets' n-grams in each
+    of a list of texts: a plain search in sets of strings, and this suite's. The answer for a text
+    is a list of matches with their positions. `test_sets` are files; `words` and `min_words` are
+    the numbers of words in the longest and in the shortest n-gram. Raises BadInput if a file cannot
+    be read or, a `.jsonl` one, has a line without `text`."""
     ngrams = ngrams_of_files(test_sets, words, min_words)
     plain = _each(reference_search(ngrams))
     ours = _each(lambda text: [*ngrams.search(text)])

@@ -20,9 +20,9 @@ CLOSE = 1e-3
 class LayoutFinding(Config):
     """A number of one layout that is not as required, found by the check `probe`: a tensor differs
     from the serial run's, copies or dropout masks on its ranks do not agree, parts begin alike, or
-    the gradient norm counts another number of elements. `value` is the number, `expected`
-    the required one or the largest allowed, `parameter` the tensor's name; `str` gives them as one
-    line."""
+    the gradient norm counts another number of elements. `value` is the number, `expected` the
+    required one or the largest allowed, `parameter` the name of the parameter, tensor or module;
+    `str` gives the finding as one line."""
 
     layout: str
     probe: str

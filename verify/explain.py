@@ -115,8 +115,8 @@ class Judged:
 
     @property
     def fault(self) -> Beyond | None:
-        """The Beyond of the earliest recorded number or tensor that rounding does not explain, of
-        the iterations that the method `iterate` has judged; None if there is no such value."""
+        """The Beyond of the earliest recorded number or tensor that rounding does not explain, as
+        far as the methods `iterate` and `end` have judged; None if there is no such value."""
         beyond = filter(None, (self.number, *self.tensors[:1]))
         return min(beyond, key=lambda first: first.iteration, default=None)
 

@@ -139,11 +139,12 @@ def plain_attention(self: Any, make: Any, *args: Any, v_channels: int = 0, **kwa
 
 
 def whole_attention(self: Any, attend: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """Attend over the whole sequence by `attend`, the own forward method of Megatron-Core's
-    attention `self`, and return its output at this rank's positions, [s/cp, b, …]. Each
-    context-parallel rank has the positions that `places_of` gives. Queries, keys and values, the
-    first arguments after `attend`, each [s/cp, b, heads, d], are gathered, so every rank of the
-    group calls it; other arguments pass unchanged. Gradients flow back to all ranks."""
+    """Attend over the whole sequence by `attend`, the forward method that the class of
+    Megatron-Core's attention `self` had, which this function replaces, and return its output at
+    this rank's positions, [s/cp, b, …]. Each context-parallel rank has the positions that
+    `places_of` gives. Queries, keys and values, the first arguments after `attend`, each [s/cp, b,
+    heads, d], are gathered, so every rank of the group calls it; other arguments pass unchanged.
+    Gradients flow back to all ranks."""
     group = core("parallel_state").get_context_parallel_group()
     if (ranks := group.size()) == 1:
         return attend(self, *args, **kwargs)

@@ -26,9 +26,9 @@ than a pattern of both."""
 
 @dataclass(frozen=True)
 class Ngrams:
-    """All n-grams of `words` words in `texts`, each given as lower-cased words joined by one space,
-    and the search for them in another text, which its method `matches` takes as it is written. A
-    text with fewer words is one n-gram as a whole."""
+    """All n-grams of `words` words in `texts`, each text given as lower-cased words joined by one
+    space, where a text with fewer words is one n-gram as a whole; and the search for them in
+    another text, which the method `matches` takes as it is written."""
 
     texts: tuple[str, ...]
     """Lower-cased words joined by one space, a word being a run of `\\w`. Each text has at least

@@ -67,10 +67,10 @@ class Workspace:
         `stage`/N in the workspace's `path`, with N in five digits, and one that is finished there
         is not done again. Tasks are begun only as the results are read.
 
-        At most `at_once` tasks, by default the executor's own number, are given to the executor at
-        a time. Progress of `total` tasks is shown under `title` on standard error; an empty title
-        shows none. Raises the errors of the tasks and of the executor, such as Interrupted if it
-        loses tasks.
+        The executor has at most `at_once` tasks in work at a time, by default its own number.
+        Progress of `total` tasks is shown under `title` on standard error; an empty title shows
+        none. Raises the errors of the tasks and of the executor, such as Interrupted if it loses
+        tasks.
         """
         folder = self.path / stage
         tasks = (
@@ -92,10 +92,10 @@ class Workspace:
     ) -> Finished:
         """Run `work` for each of the `jobs`, a pair of settings and inputs, as a task of the stage
         called `stage`, wait for all, and return a Finished with the digests and counts of the
-        tasks, in order; tasks that are finished already are not done again. At most `at_once`
-        tasks, by default the executor's own number, are given to the executor at a time. Progress
-        is shown under `title`, or the stage's name if it is None; an empty `title` shows none.
-        Raises the errors of the method `each`."""
+        tasks, in order; tasks that are finished already are not done again. The executor has at
+        most `at_once` tasks in work at a time, by default its own number. Progress is shown under
+        `title`, or the stage's name if it is None; an empty `title` shows none. Raises the errors
+        of the method `each`."""
         done = list(
             self.each(stage, work, jobs, stage if title is None else title, len(jobs), at_once)
         )

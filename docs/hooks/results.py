@@ -31,11 +31,11 @@ PRETRAINED_HEADS = ("here", "others' programs")
 
 
 def results(folder: Path) -> Iterator[str]:
-    """Yield Markdown texts, headings, sentences and tables without figures, that together are the
-    documentation's page of results: a pretrained model's scores, the reproduction, the verdicts on
-    published claims, other engines, benchmarks and faults. They are read from the folder `folder`,
-    `results` in the repository. Raises IntegrityFailure or FileNotFoundError if a file that a
-    section reads is missing there."""
+    """Yield Markdown texts, headings, sentences, tables and commands without figures, that together
+    are the documentation's page of results: a pretrained model's scores, the reproduction, the
+    verdicts on published claims, other engines, benchmarks and faults. They are read from the
+    folder `folder`, `results` in the repository. Raises BadInput, IntegrityFailure or
+    FileNotFoundError if a file that a section reads is missing there."""
     for section in (_pretrained, _reproduction, _verdicts, _engines, _benchmarks, _faults):
         yield from section(folder)
 

@@ -94,9 +94,9 @@ class DatasetFacts:
 
     def token_files(self, split: str) -> list[tuple[TokenFile, float]]:
         """Open the token files of a split, such as `train`, and return a list of (TokenFile,
-        weight), one for each shard, in the order of the datasets and their shards. The shards of a
-        dataset share its weight by the bytes of their `.bin`. Raises BadInput for a missing file,
-        IntegrityFailure for a damaged one."""
+        weight), one for each file, in the order of the datasets and their shards. The shards of a
+        dataset share its weight in proportion to the bytes of their `.bin`. Raises BadInput for a
+        missing file, IntegrityFailure for a damaged one."""
         return [(TokenFile(prefix), weight) for prefix, weight in self.prefixes(split)]
 
     @property

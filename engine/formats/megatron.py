@@ -345,9 +345,8 @@ def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, Tensor
 
 def flatten(values: dict[Any, Any], prefix: str = "", depth: int = 5) -> JSON:
     """Return nested dicts as one flat dict, dotted name → value, such as `encoder.layers.0.weight`,
-    without `module.`, `model.` and `language_model.` at the beginning. `prefix`, by default empty,
-    is put before every name, and loses these words too. A dict more than `depth` levels down, by
-    default 5, is a value itself."""
+    without `module.`, `model.` and `language_model.` at the beginning. `prefix` is put before every
+    name, and loses these words too. A dict more than `depth` levels down is a value itself."""
     named: JSON = {}
     for key, value in values.items():
         if isinstance(value, dict) and depth:

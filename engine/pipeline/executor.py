@@ -112,7 +112,7 @@ class PartitionedModel:
         them. Gradients go through `reducer`. Only for a mesh of one rank, a GPU, and a model
         without sentence pairs or memory, which the caller checks. Runs passes over zeros, which
         overwrite the gradients. An earlier pass must have used every dropout site. Raises torch's
-        RuntimeError if CUDA cannot capture them; the passes then stay without graphs."""
+        RuntimeError if CUDA cannot capture them; then no new graphs are replayed."""
         # A copy of the batch: the graphs read these very tensors at each replay.
         program = self._program(1, training=True)
         own = deepcopy(self.with_keys(batch))

@@ -33,10 +33,11 @@ def program_perplexity(
 ) -> PerplexityTask:
     """Return the PerplexityTask of scoring documents, as texts, by the recipe of `program`, one of
     `PROGRAMS`, in windows of `window` tokens; for nanochat and lm-evaluation-harness these are
-    inputs, and the last target comes after them. `text` is the RunningText of the same documents.
-    GPTQ and llama.cpp score them joined by blank lines, the others one after another. The words of
-    `text` divide the loss in lm-evaluation-harness's recipes, scored sub-words in the others. Bytes
-    are counted in `text`, for nanochat in the documents joined by nothing.
+    inputs, and the last target comes after them. `text` is the RunningText that the documents are
+    from. GPTQ and llama.cpp score them joined by blank lines, nanochat in one sequence, each after
+    a first token, and lm-evaluation-harness each by itself. The words of `text` divide the loss in
+    lm-evaluation-harness's recipes, scored sub-words in the others. Bytes are counted in `text`,
+    for nanochat in the documents joined by nothing.
 
     Raises BadInput for a text that is shorter than a window of GPTQ or llama.cpp, or in which
     nanochat has nothing to score.

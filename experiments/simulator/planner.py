@@ -37,8 +37,8 @@ it."""
 
 
 class Choice(NamedTuple):
-    """A layout, as a Workload, with its Prediction: time and memory, or in the field `reason` why
-    it cannot run or does not fit."""
+    """A layout, as a Workload, with its Prediction: time and memory, and in the field `reason` why
+    it cannot run or does not fit, empty if it runs. If it cannot run, the numbers are 0."""
 
     workload: Workload
     prediction: Prediction

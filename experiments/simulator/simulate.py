@@ -169,9 +169,9 @@ def simulate(
     that the engine refuses or the cost model does not cost gets a reason alone; one that lacks
     memory gets a reason beside its numbers.
 
-    The workloads are layouts of `run`, whose other settings count (`checked_config`), or without it
-    of a model with default settings; memory is computed for that run. A BERT is timed as a GPT-2.
-    With `only_fitting`, a workload that lacks memory gets no time. Shows progress.
+    The workloads are layouts of `run`, or without it of a model with default settings; memory is
+    computed for that run. A BERT is timed as a GPT-2. With `only_fitting`, a workload that lacks
+    memory gets no time. Shows progress.
     """
     predictions = [Prediction()] * len(workloads)
     runnable = []
