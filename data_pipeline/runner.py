@@ -212,8 +212,8 @@ def announce_cost(config: DataConfig, room: int = ROOM_OF_A_DATASET) -> tuple[Op
 
 class Promise(NamedTuple):
     """Predicted cost of building a dataset: the number of `documents`; `seconds` and `disk`, dicts
-    from the name of each stage to its seconds and to its bytes on disk; and `memory`, the peak
-    bytes of all processes together."""
+    from the name of a stage to its seconds and to its bytes on disk, where `seconds` has other work
+    under `REST`; and `memory`, the peak bytes of all processes together."""
 
     documents: int
     seconds: dict[str, float]
@@ -330,8 +330,9 @@ def forecast(config: DataConfig) -> None:
 
 class Built(NamedTuple):
     """Measured cost of building a dataset of one sample of a corpus: the sample's number of
-    documents; the processor seconds and the bytes on disk of each stage; what the comparison of
-    documents counted; and the bytes that are held in memory."""
+    documents; the processor seconds of each stage and, under `REST`, of other work; what the
+    comparison of documents counted; the bytes on disk of each stage; and the bytes of the sample's
+    slices, which are held in memory."""
 
     documents: int
     seconds: dict[str, float]

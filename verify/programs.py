@@ -176,8 +176,8 @@ class HeldTraining:
     """A training of a model, which is called like a function, with a Work and a layout, on each
     rank of the layout, and returns the Program of that rank. Its field `build` makes the model for
     a layout; `batch` is the whole batch, which is divided into `microbatches` on every rank, and
-    `loss` the function of the loss of a model and a microbatch. `tolerance` and `in_double` state
-    how exactly layouts are to agree."""
+    `loss` the function of the loss of a model and a microbatch. `tolerance` states how exactly
+    layouts are to agree, `in_double` whether operations in fp32 are done in float64."""
 
     build: Callable[[ParityLayout], Any]
     """Function that is given a layout and returns a model, a model and its optimizer, or a

@@ -169,9 +169,10 @@ def _filled(name: str, told: JSON) -> str:
 
 
 def _runs(report: LayoutsReport, layout: ParityLayout) -> str:
-    """Return the Python source text of a dict of three runs of the training that `report` tested,
-    with the keys `serial`, the name of `layout` and `again`, which is the serial run repeated. Each
-    value is a dict of Megatron-Core's settings for the run, with its number of `ranks`."""
+    """Return the Python source text of a dict of three runs of a small model with the `fields` of
+    `report`, with the keys `serial`, the name of `layout` and `again`, which is the serial run
+    repeated. Each value is a dict of Megatron-Core's settings for the run, with its number of
+    `ranks`."""
     work = small_work(report.seed, 2, core_fields(report.fields))
     # Serially twice, so that the program shows that its serial run is repeatable.
     runs = {}

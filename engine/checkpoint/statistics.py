@@ -104,10 +104,11 @@ def to_json(numbers: Numbers) -> dict[str, float | int]:
 
 
 def differs(measured: Numbers, stored: Mapping[str, Any]) -> str | None:
-    """Return a phrase that names the first difference of `measured`, a whole tensor's tuple from
-    `measure`, from `stored`, its entry in statistics.json; None if they agree. Norm, minimum,
-    maximum, number of elements that are not finite and checksum are compared, in this order. The
-    norm may differ by rounding, and a checksum that is not stored is not compared."""
+    """Return a phrase that names the first difference of `measured`, a tuple from `measure`, from
+    `stored`, an entry of statistics.json or a dict from `to_json`; None if they agree. Both are of
+    one tensor, or of the same part of it. Norm, minimum, maximum, number of elements that are not
+    finite and checksum are compared, in this order. The norm may differ by rounding, and a checksum
+    that is not stored is not compared."""
     values = to_json(measured)
     # Another layout adds squares in another order; minimum, maximum and counts are exact at any.
     if not math.isclose(values["norm"], stored["norm"], rel_tol=ROUNDING, abs_tol=1e-300):

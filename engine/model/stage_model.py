@@ -105,8 +105,9 @@ class StageModel(nn.Module, ABC):
     def batch_loss(self, hidden: Tensor, batch: PipelineInput) -> Tensor:
         """Return the mean loss of the sequences of the microbatch `batch` from `hidden`, the last
         stage's output, as a scalar tensor, differentiable; a subclass defines this. Every
-        tensor-parallel rank calls it and gets the same loss. A BERT divides by the attribute
-        `mean_targets` of `batch`, unless that is None, instead of its number of targets."""
+        tensor-parallel rank calls it and gets the same loss. A BERT in training divides the loss of
+        its masked tokens by the attribute `mean_targets` of `batch`, unless that is None, instead
+        of by its number of targets."""
 
 
 class CausalModel(StageModel):

@@ -156,9 +156,9 @@ class Embedding(nn.Module):
     0, and `dropout`, a Dropout or None for none, are arguments of the call. Every tensor-parallel
     rank calls it.
 
-    The constructor's `has_positions` is False for the last stage of a pipeline, which holds a copy
-    of the word embedding alone, for the output head, and does not call it. The parameters are not
-    initialized here.
+    The constructor's `has_positions` is False for a last stage of a pipeline that is not the first
+    too: it holds a copy of the word embedding alone, for the output head, and does not call it. The
+    parameters are not initialized here.
     """
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, has_positions: bool) -> None:

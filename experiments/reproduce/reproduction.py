@@ -240,8 +240,8 @@ def results_of(
     `reproduction` has of the models of `summary`: one for each model and protocol, whose names with
     a hyphen between them are the key.
 
-    Raises IntegrityFailure if a result is missing, is there twice or has another form than its
-    protocol's, or if a file of results is damaged.
+    Raises IntegrityFailure if a result is missing, is twice in evaluations.jsonl or has another
+    form than its protocol's, or if a file of results is damaged.
     """
     lines = read_evaluations(reproduction)
     results = {}

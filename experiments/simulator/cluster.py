@@ -74,10 +74,11 @@ class Hardware(Config, Generic[Number]):
 
 
 class SoftwareConstants(Config, Generic[Number]):
-    """Constants by which the cost model describes a training program, in seconds, shares or counts:
-    the host's time to start work, how far passes and collectives overlap, the shares of bandwidth
-    and peak that element-wise operations and fused attention reach, fusion, and stored bytes. In a
-    file each is a Constant, with its source; for computing, a plain number."""
+    """Constants by which the cost model describes a training program: the host's time to start
+    work, how far passes and collectives overlap or slow each other, the shares of bandwidth and
+    peak that element-wise operations and fused attention reach, whether attention is fused, what
+    gradients and ZeRO 3 take, and how uncertain the computed memory is. In a file each is a
+    Constant, with its source; for computing, a plain number."""
 
     memory_efficiency: Number
     """Share of the memory bandwidth that element-wise operations reach."""

@@ -150,9 +150,9 @@ def _smallest(cluster: Cluster, choices: Sequence[Choice]) -> str:
 def planned_run(run: ResolvedRun, cluster: Cluster, choice: Choice) -> RunConfig:
     """Return the RunConfig of `run` with the workload of `choice`, as `mlm-train`, its
     `to-megatron` and a job take it. The workload gives the layers, hidden size, heads and sequence
-    length, the batch and microbatch, and the layout with recomputation, ZeRO stage and sequence
-    parallelism; the precision is the cluster's, all else is `run`'s. Raises the errors of
-    `checked_config`."""
+    length, the batch and microbatch, and all settings of `parallel` but `recompute_layers`, such as
+    the layout, the schedule and the ZeRO stage; the precision is the cluster's, all else is
+    `run`'s. Raises the errors of `checked_config`."""
     return checked_config(choice.workload, cluster.precision, run.config)
 
 
