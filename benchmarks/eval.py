@@ -330,7 +330,7 @@ def transformers_loop(model: Any, requests: Sequence[Request], batch_size: int =
 def packed_pretrained(model: Any) -> Scorer:
     """Return a Scorer that scores by this suite's loop on `model`, one of transformers in fp32: a
     function (requests, batch size) → array [requests, 2], the negative log-likelihood in nats, and
-    1 where all tokens were the likeliest. Requests have at most `CONTEXT` inputs.
+    1 where all tokens were the likeliest. Requests must have at most `CONTEXT` inputs.
     `PretrainedModel.pack_weights` packs the model's weights where the CPU allows it, which changes
     the model."""
     mine = PretrainedModel(model)

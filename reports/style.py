@@ -93,7 +93,7 @@ def figure_style(salt: str) -> Iterator[None]:
 
 def powers(text: str) -> str:
     """Return the text with each `^number`, such as ^-3, in superscript digits, and with control
-    characters, other than line breaks and tabs, as visible symbols."""
+    characters below U+0020, other than line feeds and tabs, as visible symbols."""
     raised = str.maketrans("0123456789-.", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻·")
     return re.sub(r"\^(-?\d+(?:\.\d+)?)", lambda match: match[1].translate(raised), printable(text))
 

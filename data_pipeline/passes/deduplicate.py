@@ -347,9 +347,10 @@ def resolve_components(settings: Settings, inputs: list[Path], directory: Path) 
 def collect_decisions(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: write all decisions, also the ones about copies, to `decisions.npy`: a row for each
     dropped document, in order, with its number in the column `document`, the number of the document
-    kept for it in `survivor`, and the similarity of the two in `jaccard`. Write the number of each
-    shard's first document, and then that of all documents, to `starts.npy`. The numbers count all
-    documents of the corpus from 0.
+    kept for it in `survivor`, and in `jaccard` the similarity of the two, or under `megatron-2019`
+    the dropped document's largest similarity to any that it was compared with. Write the number of
+    each shard's first document, and then the number of all documents, to `starts.npy`. Documents
+    are numbered from 0 in the whole corpus.
 
     Settings: `tasks`, the number of resolve tasks, and `linked`, that of link tasks. Inputs: the
     decisions of the resolve tasks, the folder of `lay_side_by_side`, the copies and the forests.

@@ -129,8 +129,8 @@ class PairEncoder:
     ) -> Iterator[EncodedPair]:
         """Yield an EncodedPair for each window of the text `context`, in order: the text
         `question`, then the window, at most `length` tokens together with [CLS] and [SEP]. Windows
-        begin at most 128 tokens (STRIDE) apart, overlap, and end with the context. An empty context
-        gives one window.
+        begin at most 128 tokens (STRIDE) apart and overlap, and the last one ends with the context.
+        An empty context gives one window.
 
         The question is cut at `longest` tokens, 64 by default, or at half of the sequence if that
         is shorter.

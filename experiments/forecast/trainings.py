@@ -82,7 +82,8 @@ class Kept:
         """Read all trainings that `folder`, an ablation's, keeps, into the attribute `trained`, a
         dict from a configuration's name to its Trained, empty if there are none. A training
         counts as asked for only after the method `of` was given its configuration. Raises
-        IntegrityFailure if one is damaged or contradicts its seal."""
+        IntegrityFailure if one is damaged or contradicts its seal, and BadInput if the
+        configuration in its manifest is refused."""
         self.folder = folder
         trained = map(_read, read_runs(folder).values())
         self.trained = {each.config.name: each for each in trained}

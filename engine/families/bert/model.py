@@ -124,11 +124,11 @@ class BertEmbedding(Embedding):
 
 
 class MaskedHead(nn.Module):
-    """Prediction of masked tokens by a BERT's last stage. A call takes the last layer's states, the
-    word embedding and a mask of positions, and returns the logits at the masked positions alone:
-    dense layer, GeLU and layer norm of the states, then the product with the word embedding, plus a
-    bias. The word embedding and the bias are divided over the tensor-parallel axis, the rest is
-    whole on each rank. The bias is not initialized here."""
+    """Prediction of masked tokens by a BERT's last stage. A call takes the stage's output, the word
+    embedding and a mask of positions, and returns the logits at the masked positions alone: dense
+    layer, GeLU and layer norm of the output, then the product with the word embedding, plus a bias.
+    The word embedding and the bias are divided over the tensor-parallel axis, the rest is whole on
+    each rank. The bias is not initialized here."""
 
     shard_dims: ClassVar[dict[str, int]] = {"bias": 0}
     roles: ClassVar[Roles] = {"bias": Role.BIAS}
@@ -143,7 +143,7 @@ class MaskedHead(nn.Module):
     def forward(self, hidden: Tensor, words: Tensor, where: Tensor) -> Tensor:
         """Return this rank's logits [m, v/t] at the m positions where the mask `where` [s, b] is
         True, in the order of its elements: dense layer, GeLU and layer norm of the states, then the
-        product with the word embedding, plus the bias. `hidden` are the last layer's states
+        product with the word embedding, plus the bias. `hidden` are the last stage's output states
         [s, b, h], or this rank's part of the sequence [s/t, b, h] under sequence parallelism, and
         `words` is this rank's part of the word embedding, [v/t, h]. Every tensor-parallel rank
         calls it."""
