@@ -254,10 +254,11 @@ def measure(chosen: str, out: Path | None, deadline: float | None) -> Benchmark:
     """Measure the chosen items of the GPU benchmark, `all` or names with commas between them, in
     the order of its table, and return the Benchmark, the whole record. The record is kept in
     gpu.json of the folder `out`, which is made and written after each item, and items that it has
-    are skipped. A line of JSON is printed for each case, and for an item that fails or takes too
-    long, which gets nothing else; the lines are appended to the folder's gpu.jsonl too. If `out` is
-    None, nothing is written. At `deadline`, in seconds from now, the item in progress is stopped,
-    and no further one begins; None or 0 is for none.
+    are skipped. A line of JSON is printed for each case, and for an item that fails, takes too long
+    or has too little time left, which gets nothing else; the lines are appended to the folder's
+    gpu.jsonl too. If `out` is None, nothing is written. At `deadline`, in seconds from now, the
+    item in progress is stopped; in the last LEAST_SECONDS before it no item begins. None or 0 is
+    for no deadline.
 
     Raises BadInput for an unknown item or an unfit folder, IntegrityFailure if gpu.json cannot be
     read, HardwareMissing without a GPU or a torch with CUDA, UserError if the record has no case.

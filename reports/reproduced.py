@@ -165,8 +165,8 @@ def _labelled(records: Sequence[Record], reproduction: Reproduction) -> list[Lay
 
 def ends_of(curves: Sequence[Layer]) -> str:
     """Return a sentence on the last value of each of the curves, Layers of a figure, in order and
-    each with its series' name, such as `At the end: 345m: 3.1; published 8.3b: 2.9.` `curves` must
-    not be empty."""
+    each with its series' name, such as `At the end: 345m: 3.10; published 8.3b: 2.90.` `curves`
+    must not be empty."""
     ends = (
         f"{'published ' * (curve.kind == 'published')}{curve.series}: {show(curve.final)}"
         for curve in curves

@@ -63,8 +63,8 @@ class FileSource:
     """Source of the documents in the local or remote files that `name` gives: `jsonl:PATH`,
     `parquet:PATH`, `csv:PATH`, `documents:PATH` and so on. PATH is a file, a directory, a pattern,
     an address or, for standard input, `-`. The method `pieces` yields the files as Pieces, `sample`
-    yields the documents. Files are looked up at first use and not when it is made; then BadInput is
-    raised if there are none.
+    yields Items, such as documents. Files are looked up at first use and not when it is made; then
+    BadInput is raised if there are none.
 
     A directory stands for all files of that kind below it, in order of path; the number of its
     other files is printed to standard error. Of several splits only `train` is read, or the ones

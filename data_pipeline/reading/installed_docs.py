@@ -63,9 +63,8 @@ class InstalledDocs:
     descriptions and manuals, in order of distribution and path; Python's standard library comes
     last.
 
-    With a limit, files are read in the order of a hash of the seed and their
-    name until the limit is reached: a uniform sample of files, whose documents keep the order of
-    the whole.
+    With a limit, files are read in the order of a hash of the seed and their name until the limit
+    is reached: a uniform sample of files, whose documents keep the order of the whole.
     """
 
     name = INSTALLED_DOCS

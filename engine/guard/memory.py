@@ -31,10 +31,10 @@ class PeakMemory:
     """Meter of this process's peak memory on `device`, which the method `bytes` returns. It is made
     before the memory is used.
 
-    On a GPU torch's allocator counts the peak from then on, for which the constructor resets
-    torch's own peak. On a CPU, where torch keeps no count, it is the peak of the resident set since
-    the process began, less the resident set when the object was made: with freed buffers that are
-    kept for reuse and the libraries that torch loads at its first step (about 0.15 GB).
+    On a GPU torch's allocator counts the peak since the object was made, for which the constructor
+    resets torch's own peak. On a CPU, where torch keeps no count, it is the peak of the resident
+    set since the process began, less the resident set when the object was made: with freed buffers
+    that are kept for reuse and the libraries that torch loads at its first step (about 0.15 GB).
     """
 
     def __init__(self, device: torch.device) -> None:

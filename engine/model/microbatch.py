@@ -46,8 +46,8 @@ class SentencePairs:
 class PipelineInput:
     """One microbatch: token ids and targets, each an int64 tensor [b, s]; where the model has them,
     its source of dropout, memory of earlier segments and sentence pairs; its sequences' indices in
-    the global batch; and, for a BERT in training, the number that divides its loss. A BERT ignores
-    negative targets; other models have none."""
+    the global batch; and, if given, the number that divides a BERT's loss in place of the
+    microbatch's own number of targets. A BERT ignores negative targets; other models have none."""
 
     tokens: Tensor
     targets: Tensor

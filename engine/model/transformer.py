@@ -144,7 +144,8 @@ class TransformerLayer(nn.Module):
         """Return a pair: the bias [h] that the caller must add to the output of a branch of this
         layer, as the branch's last product leaves it out, and the DropoutMask for that output, None
         without dropout. The text `of` names the branch, `attention` or `mlp`. `rows` is the number
-        of positions that this rank has, s or, with sequence parallelism, s/t."""
+        of the output's positions on this rank: s or, with sequence parallelism, s/t; with a cache
+        it may be less."""
         # Not added by the product: with tensor parallelism it would be summed once for each rank.
         bias = (self.mlp.dense_4h_to_h if of == "mlp" else self.self_attention.dense).bias
         return bias, _mask(f"layers.{self.layer}.{of}_output", rows, dropout, self.mesh)

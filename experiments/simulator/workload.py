@@ -71,8 +71,8 @@ class Workload(NamedTuple):
     @classmethod
     def of_run(cls, config: RunConfig, gpus: int) -> "Workload":
         """Return the Workload of one iteration of the run `config` on this many GPUs, with dp =
-        gpus // (tp · pp); it is not checked, and `checked_config` refuses it if they do not divide.
-        Every family but Transformer-XL is taken for a GPT-2."""
+        gpus // (tp · pp). Nothing is checked here; `checked_config` refuses the Workload if tp · pp
+        does not divide `gpus`. Every family but Transformer-XL is taken for a GPT-2."""
         model = config.model
         train = config.train
         parallel = config.parallel
