@@ -94,7 +94,7 @@ def card(run: Path) -> Comparisons:
     if "sources" in config:  # of a recipe
         made_with = {name: config[name] for name in card.stages if name in config}
         yield Remade(f"{DATASET}: settings", card.settings, made_with, f"{MANIFEST} has")
-        yield from _banded(run, card.near_duplicates)
+        yield from _banded(run, card.near_duplicates, DATASET)
     for name, split in card.splits.items():
         of_tokens = np.zeros(2, np.int64)
         of_texts = np.zeros(2, np.int64)
@@ -149,7 +149,7 @@ def stages(run: Path) -> Comparisons:
     elif (run / LEDGER).is_file():
         ledger = read_document(run / LEDGER, Ledger)
         yield from _attrition(run, ledger)
-        yield from _banded(run, ledger.near_duplicates)
+        yield from _banded(run, ledger.near_duplicates, LEDGER)
         named = []
         for name, split in ledger.splits.items():
             folder = "" if name == UNSPLIT else f"{name}/"
@@ -245,13 +245,14 @@ def _asked(config: JSON, section: type[BaseModel], name: str) -> JSON:
     return {**section().model_dump(), **config.get(name, {})}
 
 
-def _banded(run: Path, alike: NearDuplicates | None) -> Comparisons:
-    """Yield a comparison, a Remade, of the ledger's near-duplicate rule, threshold and shingle
-    length with the settings in the run's manifest; nothing if `alike` is None."""
+def _banded(run: Path, alike: NearDuplicates | None, document: str) -> Comparisons:
+    """Yield a comparison, a Remade, of the near-duplicate rule, threshold and shingle length in
+    `alike`, an entry of the file called `document`, with the settings in the run's manifest;
+    nothing if `alike` is None."""
     if alike:
         asked = _asked(_config(run), DeduplicateConfig, "deduplicate")
         rule = {name: asked[name] for name in ("rule", "threshold", "shingle_characters")}
-        yield as_said(alike, rule, f"{LEDGER}: near_duplicates", f"{MANIFEST} has")
+        yield as_said(alike, rule, f"{document}: near_duplicates", f"{MANIFEST} has")
 
 
 def _config(run: Path) -> JSON:

@@ -401,6 +401,11 @@ MADE_AGAIN: list[tuple[str, Edit, str]] = [
     (f"{DATA}/dataset.json", put(vocab_size=299), "dataset.json: vocab_size is 299; "),
     (f"{DATA}/dataset.json", put(seed=0), "dataset.json: seed is 0; "),
     (f"{DATA}/dataset.json", put("tokenizer", kind="path"), "kind is path; "),
+    (
+        f"{DATA}/dataset.json",
+        put("near_duplicates", threshold=0.6),
+        "dataset.json: near_duplicates: threshold is 0.6; ",
+    ),
 ]
 """File, edit, part of the sentence that names it."""
 IN_SEVERAL: list[tuple[Callable[[Path], None], str]] = [
