@@ -74,8 +74,8 @@ class Dropout:
         )
 
     def on_device(self, device: torch.device, rows: dict[str, int]) -> "Dropout":
-        """Return a copy, a Dropout whose `table`, int64 [sites, sequences] on `device`, has the
-        keys of all sites in `rows`, in their order, and which shares the dict `rows`, site → row
-        number in the table. The host does not wait for a GPU."""
+        """Return a copy, a Dropout that shares the dict `rows`, site → number of its row in the
+        table. The copy's `table`, int64 [sites, sequences] on `device`, has the keys of these
+        sites, computed here, in the dict's order. The host does not wait for a GPU."""
         # One copy for all sites: before, each layer made three.
         return replace(self, rows=rows, table=keys_on([self.keys(site) for site in rows], device))

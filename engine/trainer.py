@@ -543,10 +543,10 @@ class Trainer:
 
     def _console(self, line: Step) -> str:
         """Return an iteration, given as its Step, as text for the progress line: mean loss,
-        gradient norm, learning rate, time and the speed of all ranks together; in fp16 the loss
-        scale, and the number of skipped iterations if there are any. The mean is over the last 20
-        iterations with a finite loss and norm, or over the last `record.log_interval` of them if
-        that is set, at most 128; if there are none it is this iteration's own loss."""
+        gradient norm, in fp16 the loss scale, in any precision the number of skipped iterations if
+        there are any, learning rate, time and the speed of all ranks together. The mean is over the
+        last 20 iterations with a finite loss and norm, or over the last `record.log_interval` of
+        them if that is set, at most 128; if there are none it is this iteration's own loss."""
         skipped = self.state.iteration - self.state.optimizer_steps
         norm = line.gradient_norm
         losses = [loss for loss, _ in self.recent.seen][

@@ -134,12 +134,12 @@ def _score_all(
     tasks: Sequence[Task], evaluated: EvaluatedCheckpoint, settings: Settings
 ) -> list[Scores]:
     """Score the tasks' requests and return a list with one Scores for each task, in order; the list
-    is the same on every rank. Tasks without memory share one pass over the model, in which the
-    tokens of the first task that bans any are banned for all; tasks with memory are scored one by
-    one. Every rank calls it. Raises the errors of `score_shared` and `score_with_memory`, such as
-    BadInput if there is no request or one is longer than the model's context, HardwareMissing if a
-    GPU's memory does not suffice, and NoMemory for a task with memory if the model has none or is
-    on several ranks."""
+    is the same on every rank. Tasks without memory, a Transformer-XL's states of earlier tokens,
+    share one pass over the model, in which the tokens of the first task that bans any are banned
+    for all; tasks with memory are scored one by one. Every rank calls it. Raises the errors of
+    `score_shared` and `score_with_memory`, such as BadInput if there is no request or one is longer
+    than the model's context, HardwareMissing if a GPU has too little room, and NoMemory for a task
+    with memory if the model has none or is on several ranks."""
     plain = [task for task in tasks if not task.with_memory]
     banned = next((task.banned for task in plain if task.banned is not None), None)
     if len(tasks) == 1:

@@ -128,9 +128,10 @@ def measure(experiment: Experiment, limit: int | None = None) -> list[Line]:
 
 
 def carry_out(plan: Plan, runs: Path, dry_run: bool = False) -> None:
-    """Print the plan of a reproduction, then make the reproduction below the folder `runs`. A dry
-    run only prints the plan; in quiet mode only a dry run prints it. Raises BadInput for an unfit
-    torch, StepFailed if a command fails, and Interrupted if the reproduction is stopped."""
+    """Print the plan of a reproduction, then make the reproduction below the folder `runs`, where
+    complete parts are found and not repeated. A dry run only prints the plan; in quiet mode only a
+    dry run prints it. Raises BadInput for an unfit torch, or if another process works on the
+    reproduction, StepFailed if a command fails, and Interrupted if the reproduction is stopped."""
     if dry_run or not is_quiet():
         print_plan(plan)
     if not dry_run:

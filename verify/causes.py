@@ -285,11 +285,11 @@ def _of_copies(ranks: Sequence[Sequence[TensorPart]], serial: Array) -> str:
 
 
 def _of_multiple(whole: Array, serial: Array, ratio: float) -> str:
-    """Return in words which multiple of the serial gradient `serial` the gradient `whole` is, and
-    the likely causes if the multiple is a positive whole number or the inverse of such a number.
-    For a gradient that is nearly the serial one, return in words the norm of the difference of the
-    two, divided by the serial one's norm; for a gradient that is no multiple, "". Both gradients
-    are arrays of one shape; `ratio` is what `ratio_of` returns for them."""
+    """Return in words how the gradient `whole` differs from the serial gradient `serial`: if it is
+    nearly the serial one, by the norm of their difference, divided by the serial one's norm; if it
+    is a multiple, whole, fractional or negative, by the multiple; else "". A positive whole
+    multiple, or the inverse of one, is followed by its likely causes. Both gradients are arrays of
+    one shape; `ratio` is what `ratio_of` returns for them."""
     if is_near(whole, serial):
         apart = norm(whole - serial) / norm(serial)
         return f"off by {apart:.1g} of its size"

@@ -174,7 +174,8 @@ class Engine:
     def buffers(self) -> Named:
         """Return pairs of name and buffer of floating-point numbers of this rank's model: by
         default the buffers of the attribute `module` that are in its state_dict. They are compared
-        with the serial run's as weights are, so their values must not depend on the layout."""
+        with the serial run's as weights are: a rank may hold a part of one, but the values of the
+        whole must not depend on the layout."""
         return saved_buffers(self.module)
 
     def shards(self, named: Mapping[str, Tensor]) -> list[Shard]:

@@ -300,8 +300,9 @@ def reason(sentence: str) -> str:
 
 
 class Serial(NamedTuple):
-    """The serial run that every layout is compared with: the program, its training, its tensors
-    with tolerances."""
+    """Serial run that every layout is compared with: `kind`, the function that builds the program's
+    engine; `work`, the training as it is given to an engine; and `reference`, the tensors of that
+    training on one rank, with the largest difference that each may have."""
 
     kind: Kind
     work: Work

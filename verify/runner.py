@@ -60,9 +60,10 @@ UNKNOWN = Reference({}, {})
 @dataclass
 class Computed:
     """Results of one rank in a check against a reference, all empty at first: `steps`, a StepResult
-    for each iteration; `differences` of the rank's recorded tensors from the reference, added by
-    the function that `take` returns; and `parts`, the tensors themselves, if there is no reference.
-    The function `probe` alone fills the other fields, such as the first output of each module."""
+    for each iteration; `differences` of the rank's recorded tensors from the reference; and
+    `parts`, the tensors themselves, if the reference is empty or the caller asks for them. The
+    function that `take` returns adds to the last two. The function `probe` alone fills the other
+    fields, such as the first output of each module."""
 
     steps: list[StepResult] = field(default_factory=list)
     parts: list[TensorPart] = field(default_factory=list)

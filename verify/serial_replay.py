@@ -61,8 +61,9 @@ class Start(NamedTuple):
 
 class RecordedRun:
     """A training as its directory records it, complete or not: its `config`; its starting point,
-    `begin`; and three dicts by iteration: `steps` gives the line of metrics, `validations` a list
-    of Validations, and `checkpoints` the path of the checkpoint."""
+    `begin`; and three dicts by iteration: `steps`, iteration → its line of metrics, `validations`,
+    iteration → list of the Validations after it, and `checkpoints`, iteration → path of the
+    checkpoint."""
 
     def __init__(self, path: Path) -> None:
         """Read the run at `path`. Raises BadInput for a directory that is not a training or was
@@ -327,7 +328,8 @@ def _reused(again: Callable[[Dropout], Dropout], replay: SerialReplay) -> None:
 
 
 class OneLayer(Dropout):
-    """Dropout that uses, in every layer, the masks of the first layer."""
+    """Dropout with a known fault, for a replay: it uses, in every layer, the masks of the first
+    layer."""
 
     def mask(self, site: str, first_row: int = 0) -> DropoutMask:
         """Return a DropoutMask for `site`, a point of any layer by name, as for the same point of

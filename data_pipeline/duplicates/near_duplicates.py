@@ -62,8 +62,9 @@ def _first(forest: Forest, document: int) -> int:
 
 @compiled
 def join(forest: Forest, left: int, right: int) -> None:
-    """Join the sets of the documents `left` and `right` in the union-find `forest`, in place; the
-    smaller of their roots becomes the root of both. Documents of one set stay as they are."""
+    """Join two sets of the union-find `forest`, in place: the one with document number `left` and
+    the one with document number `right`. The smaller of their roots becomes the root of both; if it
+    is one set already, nothing is joined."""
     left = _first(forest, left)
     right = _first(forest, right)
     forest[max(left, right)] = min(left, right)

@@ -131,10 +131,10 @@ def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -
 
 
 def _read_rows(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
-    """Yield the documents and malformed rows of the table, CSV file or archive of `piece`, in
-    order; a text of more than `max_line_bytes` bytes is malformed. Raises Damaged for content
-    that its library cannot read; errors of reading and decompressing the file, and UserErrors, are
-    passed on."""
+    """Yield the documents and malformed rows of `piece`, an Arrow table, a CSV file, a WARC archive
+    or row groups of a Parquet table, in order; a text of more than `max_line_bytes` bytes is
+    malformed. Raises Damaged for content that its library cannot read; errors of reading and
+    decompressing the file, and UserErrors, are passed on."""
     try:
         for number, row in {"csv": _csv_rows, "warc": _warc_rows}.get(piece.kind, _table_rows)(
             piece

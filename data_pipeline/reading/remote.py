@@ -78,8 +78,8 @@ class Remote:
                 # fsspec says so of an unknown protocol, and has no class of error for it.
                 if isinstance(error, ValueError) and "rotocol" in str(error):
                     raise BadInput(
-                        f"{self.url} is not an address that can be read, because of its protocol:"
-                        f" {error}"
+                        f"{self.url} is not an address that can be read, because a protocol in it,"
+                        f" such as s3 in s3://, cannot be used: {error}"
                     ) from error
                 # fsspec's HTTP client raises FileNotFoundError for any failure of a connection too,
                 # with the failure as its cause.

@@ -379,9 +379,11 @@ def _named_end(directory: Path) -> str | None:
 
 
 def _without_extras(content: JSON) -> Backend | None:
-    """Return a tokenizer of GPT-2's kind, given as `content`, the values of a tokenizer.json,
-    rebuilt as a Tokenizer of the library `tokenizers` from its vocabulary, its added tokens and its
-    merges alone, which decide its ids. Return None for a tokenizer of another kind."""
+    """Return the tokenizer of `content`, the values of a tokenizer.json, as a Tokenizer of the
+    library `tokenizers` that is rebuilt from vocabulary, added tokens and merges alone, so that
+    other settings, such as a post-processor, do not keep it from counting as GPT-2's kind. Return
+    None if a setting could change ids: a normalizer, another cutting of words than GPT-2's, another
+    model than BPE, one of OTHER_IDS, or an added token that is not special."""
     model = content["model"]
     before = content.get("pre_tokenizer") or {}
     added = content.get("added_tokens") or []
@@ -418,10 +420,10 @@ def _check_ids(backend: Backend, path: Path) -> None:
 
 
 def _growth(step: JSON) -> int:
-    """Return a factor by which a normalizer may lengthen a text: for each of its steps the length
-    of what the step puts in place of a match or before the text, at least 1, all multiplied.
-    Unicode forms such as NFKD, which may lengthen a text too, are not counted. `step` is the
-    normalizer as JSON, which may contain others."""
+    """Return roughly by what factor a normalizer may lengthen a text, not a bound: for each of its
+    steps the number of characters that the step puts in place of a match or before the text, at
+    least 1, all multiplied. Other steps, such as NFKD, count as 1, though they may lengthen a text
+    too. `step` is the normalizer as JSON, which may contain others."""
     factor = max(1, len(step.get("content", "")), len(step.get("prepend", "")))
     return factor * math.prod(map(_growth, step.get("normalizers", [])))
 
@@ -429,7 +431,7 @@ def _growth(step: JSON) -> int:
 def _kind(backend: Any) -> tuple[Any, ...]:
     """Return all settings and the added tokens of a tokenizer of the library `tokenizers`, without
     its vocabulary and merges, as a tuple that equals another tokenizer's if they are of the same
-    kind."""
+    kind. The tuple has lists in it and cannot be hashed."""
     # Compared part by part: serializing the whole tokenizer doubled the time to open GPT-2's.
     steps = backend.normalizer, backend.pre_tokenizer, backend.post_processor, backend.decoder
     model = [getattr(backend.model, name, None) for name in (*OTHER_IDS, "unk_token", "fuse_unk")]

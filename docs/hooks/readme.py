@@ -56,11 +56,12 @@ def published(kept: Reproduction, series: str, quantity: str) -> str:
 
 
 def results_block(kept: Reproduction) -> str:
-    """Return as one Markdown text the sentence on the order of the twins of the reproduction `kept`
-    over their seeds, with that on what models of their size can show; a table of the published
-    perplexities, the twins' numbers of parameters, and the twins' perplexities as means over their
-    seeds; and the result of the forecast of that order in other runs, which was sealed before they
-    were trained."""
+    """Return as one Markdown text three things. From the reproduction `kept`: a sentence on whether
+    its larger twins, the published models made small, end lower in perplexity in every seed, with
+    one on what models of their size can show; and a table of the models' published perplexities,
+    the twins' numbers of parameters, and the twins' perplexities as means over their seeds. From
+    the results kept below `results`: the outcome of the forecast of that order in other runs, which
+    was sealed before they were trained."""
     summary = kept.summary
     names = [*summary.labels]
     trained = {model.series: model.trained for model in summary.models}

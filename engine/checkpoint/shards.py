@@ -291,9 +291,9 @@ def _read_part(
     size, rest = divmod(parameter.global_shape[dim], len(files))
     if rest:
         raise IntegrityFailure(
-            f"{directory}: {INDEX} names {len(files)} files for tensor {name!r}, which cannot hold"
-            f" equal parts of its {parameter.global_shape[dim]} rows or columns: it was changed, so"
-            " copy or save the checkpoint again"
+            f"the index of the checkpoint {directory}, {INDEX}, was changed: it names {len(files)}"
+            f" files for the tensor {name!r}, whose {parameter.global_shape[dim]} rows or columns"
+            " do not divide into as many equal parts; copy or save the checkpoint again"
         )
     start, end, _ = cut[dim].indices(parameter.global_shape[dim])
     for number, source in enumerate(files):

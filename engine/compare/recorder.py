@@ -178,10 +178,10 @@ class Recorder:
         return hooks.close
 
     def loss(self, value: Tensor, first: int, microbatch_size: int) -> None:
-        """Record a microbatch's mean loss, a tensor of one element, as one element of the tensor
-        that is recorded as `loss`, [microbatches of the global batch]. `first` is the number of the
-        microbatch's first sequence in the global batch, and every microbatch has `microbatch_size`
-        sequences."""
+        """Pass a microbatch's mean loss, a tensor of one element, to the recorder's function `take`
+        as a TensorPart: the element at index `first` / `microbatch_size` of a whole tensor `loss`,
+        [microbatches of the global batch]. `first` is the number of the microbatch's first sequence
+        in the global batch, and every microbatch has `microbatch_size` sequences."""
         self.show("loss", value.view(1), (first // microbatch_size,))
 
     def _record(

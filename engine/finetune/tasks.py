@@ -182,7 +182,8 @@ def _read(path: Path) -> str:
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(
-            f"{path} cannot be read: {cause(error)}; put the task's published file there again"
+            f"{path} cannot be read: {cause(error)}; put the published file of the fine-tuning"
+            " task there again"
         ) from error
 
 

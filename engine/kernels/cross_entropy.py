@@ -93,8 +93,8 @@ def reference(
 ) -> Tensor:
     """Return the mean cross-entropy of targets [n], ids in the whole vocabulary, as a scalar in
     fp32 (fp64 stays fp64), from hidden states [n, h] and this rank's rows of the output weight,
-    [v/t, h]. Every target must be an id below `vocab_size`: a negative one is not ignored, and its
-    loss has no meaning.
+    [v/t, h], with all of this rank's logits in memory. Every target must be an id below
+    `vocab_size`: a negative one is not ignored, and its loss has no meaning.
 
     Every rank of `axis` calls it. Rows at or above `vocab_size`, counted over all ranks, are
     padding and are ignored. Backward can run only once. If the axis is divided, the gradient of

@@ -172,7 +172,8 @@ def _fill(keys: Array, first_row: int, bits: Array) -> None:
 
 def reference(x: Tensor, mask: DropoutMask) -> Tensor:
     """Return a new tensor, x [s, b, h] with the elements that `mask` drops set to zero and the
-    others multiplied by 1/(1 − p), p the mask's probability. Rows of the mask are positions."""
+    others multiplied by 1/(1 − p), p the mask's probability. The mask has a key for each of the b
+    sequences; row `mask.first_row` + i of a sequence's mask is for its position i in x."""
     s, _, h = x.shape
     return x * mask.factors(s, h, x.device, x.dtype).transpose(0, 1)
 

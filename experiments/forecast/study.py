@@ -221,8 +221,8 @@ def _bits_per_nat(datasets: Sequence[Path]) -> list[float]:
     if len(texts) > 1:
         raise BadInput(
             f"{' and '.join(map(str, datasets))} do not hold the same text: the splits in their"
-            " dataset.json have other numbers of documents or bytes; give datasets that were built"
-            " of one text, with the same splits"
+            " dataset.json have other names, or other numbers of documents or bytes; give datasets"
+            " that were built of one text, with the same splits"
         )
     return [card.splits["valid"].bits_per_nat if "valid" in card.splits else 0.0 for card in cards]
 
