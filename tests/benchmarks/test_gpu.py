@@ -39,7 +39,8 @@ def test_without_a_gpu_each_item_says_so(
         out = tmp_path / str(len(gpus))
         asked = ("--items", "all", "--deadline", "560", "--out", out, "--json", tmp_path / "a")
         done = command(main, "benchmarks", "gpu", *asked, ends=4)
-        assert f"{sentence}: nothing was measured; run this where" in done.error
+        remedy = "run this where a torch with CUDA has an NVIDIA GPU"
+        assert done.error.endswith(f"{sentence}: nothing was measured; {remedy}")
         lines = [json.loads(line) for line in done.out.splitlines()]
         assert [line["item"] for line in lines] == list(ITEMS)
         assert all(line["missing"].endswith(sentence) for line in lines)

@@ -216,6 +216,21 @@ def test_race_is_learnt_from_its_folders(checkpoint: Path, tmp_path: Path) -> No
     assert found.metrics["high"]["accuracy"] == 100.0
 
 
+def write_published(directory: Path, vocabulary: list[str], size: int) -> Path:
+    """A small BERT of transformers, untrained, whose model has `size` words, and its vocab.txt."""
+    config = BertConfig(
+        vocab_size=size,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=24,
+    )
+    BertForPreTraining(config).save_pretrained(directory)
+    (directory / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
+    return directory
+
+
 def test_a_published_bert_is_fine_tuned_with_its_own_tokenizer(tmp_path: Path) -> None:
     vocabulary = [
         "[PAD]",
@@ -230,17 +245,7 @@ def test_a_published_bert_is_fine_tuned_with_its_own_tokenizer(tmp_path: Path) -
         "hill",
         "##s",
     ]
-    theirs = tmp_path / "theirs"
-    config = BertConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=24,
-    )
-    BertForPreTraining(config).save_pretrained(theirs)
-    (theirs / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
+    theirs = write_published(tmp_path / "theirs", vocabulary, len(vocabulary))
     ours = import_checkpoint(theirs, tmp_path / "ours")
     tokenizer = BertTokenizerFast(str(theirs / "vocab.txt"))
     for first, second in (("The cat sat.", "unseen hills"), ("who", "green " * 30)):
@@ -259,21 +264,8 @@ def test_a_published_bert_is_fine_tuned_with_its_own_tokenizer(tmp_path: Path) -
 
 
 def test_a_special_token_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    from transformers import BertConfig, BertForPreTraining
-
     vocabulary = ["[PAD]", "[UNK]", "[MASK]", *WORDS, "[CLS]", "[SEP]"]
-    theirs = tmp_path / "theirs"
-    config = BertConfig(
-        vocab_size=len(vocabulary) - 1,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=24,
-    )
-    BertForPreTraining(config).save_pretrained(theirs)
-    (theirs / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
+    theirs = write_published(tmp_path / "theirs", vocabulary, len(vocabulary) - 1)
     ours = import_checkpoint(theirs, tmp_path / "ours")
     with pytest.raises(BadInput, match="an id beyond the model's vocabulary"):
         FineTuner("mnli", ours, RECIPE)
