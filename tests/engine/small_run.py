@@ -127,16 +127,6 @@ def ranks_of(launcher: int) -> list[int]:
     return [int(number) for number in text.split()]
 
 
-def is_running(process: int) -> bool:
-    """True if a process with this id is running."""
-    try:
-        return (
-            Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(") ")[2][0] != "Z"
-        )
-    except OSError:
-        return False
-
-
 def curve(run: Path) -> list[tuple[str, int, float]]:
     """Every loss a run wrote."""
     return [(line["kind"], line["iteration"], line["loss"]) for line in read_metrics(run)]

@@ -14,7 +14,6 @@ import pytest
 
 from tests.engine.small_run import (
     finish,
-    is_running,
     mlm_train,
     ranks_of,
     resolved,
@@ -23,6 +22,7 @@ from tests.engine.small_run import (
     wait_for_iteration,
     write_toml,
 )
+from tests.processes import is_running
 
 WAIT_SECONDS = 8
 SECONDS_TO_END = 15.0

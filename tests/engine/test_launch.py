@@ -24,7 +24,6 @@ from tests.commands import Program, call
 from tests.engine.small_run import (
     assert_same_training,
     finish,
-    is_running,
     ranks_of,
     resolved,
     small_config,
@@ -33,6 +32,7 @@ from tests.engine.small_run import (
     wait_for_iteration,
     write_toml,
 )
+from tests.processes import is_running
 from tests.ranks import run_ranks
 
 

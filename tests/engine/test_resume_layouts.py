@@ -17,13 +17,13 @@ from tests.engine.small_run import (
     assert_same_training,
     curve,
     finish,
-    is_running,
     mlm_train,
     ranks_of,
     start,
     wait_for_iteration,
     write_toml,
 )
+from tests.processes import is_running
 
 RECIPE = {
     "iterations": 30,

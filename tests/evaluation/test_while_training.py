@@ -34,7 +34,6 @@ from tests.engine.conftest import write_dataset
 from tests.engine.small_run import (
     assert_same_training,
     finish,
-    is_running,
     mlm_train,
     ranks_of,
     small_config,
@@ -43,6 +42,7 @@ from tests.engine.small_run import (
     write_toml,
 )
 from tests.made_data import lambada
+from tests.processes import is_running
 
 SHORT = {
     "iterations": 4,

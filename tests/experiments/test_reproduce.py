@@ -36,6 +36,7 @@ from tests.chaos.job import leave_figures_blank
 from tests.commands import ROOT, call
 from tests.experiments.machines import with_gpus
 from tests.experiments.quick_steps import take_quick_steps
+from tests.processes import hold, is_running, is_told, tell
 
 ARGUMENTS = ("reproduce", "355m", "--smoke", "--runs")
 NAMES = ("data-smoke", "355m-smoke", "reproduce-355m-smoke")
@@ -394,11 +395,36 @@ def test_a_further_seed_is_trained_beside_what_is_there(finished: Finished, tmp_
     assert any(seed.name in each for each in RunCheck(reproduction).broken)
 
 
+class Training(NamedTuple):
+    """A reproduction that stands still in its training."""
+
+    command: "subprocess.Popen[str]"
+    ranks: list[int]
+    """Processes of a session of their own, which no signal to the command's group reaches."""
+
+    def go_on(self) -> None:
+        """Let all go on, a rank when the stop has been passed on to it: it is near its end."""
+        os.killpg(self.command.pid, signal.SIGCONT)
+        deadline = time.monotonic() + 60
+        while not all(is_told(rank, signal.SIGTERM) for rank in self.ranks):
+            assert time.monotonic() < deadline, "the ranks were told nothing"
+            time.sleep(0.01)
+        tell(self.ranks, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kill the command's group, and wait until the ranks have gone with it."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.command.pid, signal.SIGKILL)
+        self.command.wait(300)
+        while any(map(is_running, self.ranks)):
+            time.sleep(0.01)
+
+
 @pytest.fixture
-def start(finished: Finished, with_data: Path) -> Iterator[Callable[[], "subprocess.Popen[str]"]]:
-    """Start the reproduction in a process group of its own, as a shell does, and stand it still
+def start(finished: Finished, with_data: Path) -> Iterator[Callable[[], Training]]:
+    """Start the reproduction in a process group of its own, as a shell does, and hold it still
     while it trains."""
-    processes = []
+    trainings = []
     steps = len(metrics(finished.directory("355m-smoke"), "train"))
 
     def trained() -> int:
@@ -407,7 +433,7 @@ def start(finished: Finished, with_data: Path) -> Iterator[Callable[[], "subproc
             for path in with_data.glob("355m-smoke-*/metrics.jsonl")
         )
 
-    def start() -> "subprocess.Popen[str]":
+    def start() -> Training:
         # So short a training may be near its end before this process has its turn.
         for _ in range(9):
             process = subprocess.Popen(
@@ -419,45 +445,35 @@ def start(finished: Finished, with_data: Path) -> Iterator[Callable[[], "subproc
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
             )
-            processes.append(process)
+            trainings.append(Training(process, []))
             deadline = time.monotonic() + 600
+            held: list[int] = []
             while not trained():
                 assert process.poll() is None, process.communicate()[0]
                 assert time.monotonic() < deadline
                 # In slices, so that no load of the machine hides its steps; not before all ranks
                 # have come, since a launcher in slices is starved on a busy machine.
                 if [*with_data.glob("355m-smoke-*/metrics.jsonl")]:
-                    os.killpg(process.pid, signal.SIGCONT)
+                    tell(held, signal.SIGCONT)
                     time.sleep(0.004)
-                    os.killpg(process.pid, signal.SIGSTOP)
+                    held = hold(process.pid)
                 else:
                     time.sleep(0.002)
-            os.killpg(process.pid, signal.SIGSTOP)
+            held = hold(process.pid)
+            ranks = [each for each in held if is_running(each) and os.getsid(each) != process.pid]
+            training = trainings[-1] = Training(process, ranks)
             if 2 * trained() < steps:
-                return process
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait(300)
+                assert training.ranks
+                return training
+            training.kill()
             for path in (*with_data.glob("355m-smoke*"), *with_data.glob("reproduce-*")):
                 path.unlink() if path.is_symlink() else shutil.rmtree(path)
         raise AssertionError("nine trainings were half over before they could be stopped")
 
     yield start
-    for process in processes:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
-def passed_on(group: int) -> bool:
-    """True if a stop waits for a process of the group, other than its first."""
-    stops = 1 << signal.SIGTERM - 1 | 1 << signal.SIGINT - 1
-    waiting = []
-    for status in Path("/proc").glob("[0-9]*/status"):
-        with suppress(OSError):
-            pid = int(status.parent.name)
-            if pid != group and os.getpgid(pid) == group:
-                waiting += re.findall(r"ShdPnd:\s*(\w+)", status.read_text())
-    return any(int(mask, 16) & stops for mask in waiting)
+    for training in trainings:
+        training.kill()
+        training.command.communicate()
 
 
 def unfinished(runs: Path) -> Path:
@@ -467,12 +483,11 @@ def unfinished(runs: Path) -> Path:
     return run
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
 def test_after_a_kill_in_training_the_same_command_finishes(
-    finished: Finished, with_data: Path, start: Callable[[], "subprocess.Popen[str]"]
+    finished: Finished, with_data: Path, start: Callable[[], Training]
 ) -> None:
-    process = start()
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait(300)
+    start().kill()
     run = unfinished(with_data)
     assert call(finished.machine, "mlm-verify", "run", run).code == 6
     call(
@@ -498,37 +513,34 @@ def test_after_a_kill_in_training_the_same_command_finishes(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a step outlives a killed parent")
 def test_a_step_does_not_outlive_the_job_and_leaves_a_checkpoint(
-    with_data: Path, start: Callable[[], "subprocess.Popen[str]"]
+    with_data: Path, start: Callable[[], Training]
 ) -> None:
-    process = start()
-    process.kill()
-    process.wait(300)
-    os.killpg(process.pid, signal.SIGCONT)
-    process.communicate(timeout=600)  # its output ends when all who write to it have ended
+    training = start()
+    training.command.kill()
+    training.command.wait(300)
+    training.go_on()
+    # Its output ends when all who write to it have ended.
+    training.command.communicate(timeout=600)
     checkpoints = list((unfinished(with_data) / "checkpoints").glob("iter_*"))
     assert checkpoints
     for checkpoint in checkpoints:
         check_seal(checkpoint)
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
 @pytest.mark.parametrize("how", ["ctrl-c", "sigterm"])
 def test_a_stop_in_training_leaves_a_checkpoint_and_exit_code_7(
-    with_data: Path, start: Callable[[], "subprocess.Popen[str]"], how: str
+    with_data: Path, start: Callable[[], Training], how: str
 ) -> None:
-    process = start()
+    training = start()
     if how == "ctrl-c":
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        os.killpg(training.command.pid, signal.SIGINT)  # as a terminal does
     else:
-        process.send_signal(signal.SIGTERM)
-        process.send_signal(signal.SIGCONT)
-        deadline = time.monotonic() + 60
-        # To the training, which still stands.
-        while not passed_on(process.pid) and time.monotonic() < deadline:
-            time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGCONT)
-    out, _ = process.communicate(timeout=600)
+        training.command.send_signal(signal.SIGTERM)
+    training.go_on()
+    out, _ = training.command.communicate(timeout=600)
     run = unfinished(with_data)
-    assert process.returncode == 7, out
+    assert training.command.returncode == 7, out
     assert "Traceback" not in out
     assert "ended with exit code 7" in out
     checkpoints = list((run / "checkpoints").glob("iter_*"))

@@ -9,7 +9,6 @@ import ast
 import socket
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from os import readlink
@@ -20,6 +19,7 @@ import pytest
 from tests.architecture.rooms import PACKAGE, ROOMS, module_name, modules
 from tests.commands import Program
 from tests.lineage.every_verb import ENDS, LONG, WORK, every_verb, prepare, start
+from tests.processes import tree
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="sockets of a process are read in /proc"
@@ -119,14 +119,6 @@ def test_every_verb_that_opens_a_socket_does_it_through_a_door_that_is_watched()
     assert set().union(*(doors for doors, _ in OPENING.values())) == {*DOORS}
     for verb, (doors, _) in OPENING.items():
         assert doors - {RAY} <= opening.get(verb, set()), verb
-
-
-def tree(process: int) -> Iterator[int]:
-    """A process and all below it."""
-    yield process
-    for task in Path(f"/proc/{process}/task").glob("*/children"):
-        for child in map(int, task.read_text().split()):
-            yield from tree(child)
 
 
 def listening(process: int) -> set[str]:
