@@ -59,7 +59,7 @@ class Asked(NamedTuple):
 
 @contextmanager
 def subject(asked: Asked, seed: int) -> Iterator[tuple[Kind, Work, str, str]]:
-    """Yield, as a context manager, a tuple of four values for the program that `asked` names:
+    """Context manager: yield a tuple of four values for the program that `asked` names:
 
     - the function that builds its engine from a Work and a layout;
     - its Work, which describes the training;
