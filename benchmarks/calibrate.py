@@ -692,12 +692,20 @@ def _left_out(fit: Fit, way: str) -> list[Observation]:
 def _errors(
     fit: Fit, machine: Machine, held: Mapping[str, HeldOut], span: Mapping[str, ErrorInterval]
 ) -> list[Series]:
-    """Return a list of Series of one number each, in percent. For each experiment's rows, left out
-    or apart, the numbers are the mean size, the median size and the bias of the relative errors
-    (predicted over measured time, less 1); for rows apart also the coverage, the share of rows
-    inside their interval; and for each interval in `span` the interval's own coverage, score and
-    baseline, where it has them. `held` has, by the way of leaving rows out, the HeldOut of these
-    rows, from fits without them; `machine` predicts the rows apart."""
+    """Return a list of Series of one number each, in percent. Relative errors (predicted over
+    measured time, less 1) come first: their mean size, median size and bias, which is their mean.
+    These are given for each experiment's rows that were left out, by each way of leaving rows out,
+    and for each experiment's rows apart, which `machine` predicts. Then comes, for each
+    experiment's rows apart, the coverage: the share of the rows whose measured over predicted time
+    lies in the row's interval. The last Series are the coverage, score and baseline of each
+    interval in `span`, where the interval has them.
+
+    `held` has, by the way of leaving rows out, the HeldOut of these rows, from fits without them.
+    `span` has, by name, the intervals that the function `intervals` returns, and `extrapolated`.
+    The interval of a row apart is `ratio` if its quantity is in RATIOS, else `one_node` if its run
+    has at most as many GPUs as a node of `machine`, else `several_nodes`. Raises KeyError if `span`
+    lacks the interval of a row apart.
+    """
     errors_of = defaultdict(list)
     inside = defaultdict(list)
     for way, fold in held.items():

@@ -116,12 +116,16 @@ def _is_too_large(value: object) -> bool:
 
 
 def read_toml(path: Path, seen: tuple[Path, ...] = ()) -> JSON:
-    """Return the values of the TOML file `path` as nested dicts, laid over the values of the file
-    that its key `extends` names: one beside it, or else one that this package ships. `seen` are the
-    files that extend this one.
+    """Return the values of the TOML file `path` as nested dicts, without its key `extends`. If the
+    file has that key, its values are merged over the values of the file that the key names, which
+    is read in the same way. Tables of one name are merged key by key, at every depth; any other
+    value replaces the extended file's. The name in `extends` is a path from the folder of `path`,
+    or else the path in a clone of a file that this package ships. `seen` has the resolved paths of
+    the files that extend this one; the function itself passes it, and other callers leave it out.
 
-    Raises BadInput for a file that is missing, unreadable, not TOML or nested too deeply, for an
-    `extends` that is no text, and for a chain of them that is too long or a circle.
+    Raises BadInput for a file that is missing, unreadable, too large, not TOML or nested too
+    deeply, for an `extends` that is not a text or has a NUL, and for a chain of `extends` that has
+    more than LONGEST_CHAIN (20) files or is a circle.
     """
     if len(seen) == LONGEST_CHAIN:
         raise BadInput(

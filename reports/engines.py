@@ -105,8 +105,9 @@ def engines_exhibit(*runs: Path) -> Exhibit:
 
 
 def _setting(result: Benchmark) -> list[str]:
-    """Return a list of three texts, the model, layout and precision that the record's title names
-    after its last colon; empty ones where it names fewer."""
+    """Return a list of three texts from the title of `result`, a comparison of engines: the model,
+    the layout and the precision. The title names them after its last ": ", with ", " between them.
+    A text is empty if the title does not name it."""
     return [*result.title.rpartition(": ")[2].split(", "), "", ""][:3]
 
 

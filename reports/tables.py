@@ -168,9 +168,13 @@ def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
 
 
 def attrition_table(ledger: Ledger) -> Table:
-    """Return a Table, for people, of the `ledger` of a dataset: for each stage, in order, a row of
-    the documents that it kept, then a row for each reason for dropping, each with their share of
-    the documents that came to the stage. Counts are in full, sizes in kB, MB or GB."""
+    """Return a Table, for people, of the `ledger` of a dataset. For each stage, in order, it has a
+    row of the documents that the stage kept, then a row for each reason for dropping. A row states
+    the stage, `kept` (with the stage's note, if any) or the reason, the number of documents, with a
+    minus sign if they were dropped, their share of the documents that came to the stage, their
+    bytes and their tokens. A row of kept documents also states how many documents the stage
+    changed. Counts are in full, sizes in B, kB, MB or GB. An em dash stands for a number that is
+    not known, and for a share if no document came."""
     rows = []
     for stage in ledger.stages:
         label = f"kept ({stage.note})" if stage.note else "kept"
@@ -382,9 +386,11 @@ def evaluations_tables(
 
 
 def evaluations_data(evaluations: Mapping[str, Result]) -> Table:
-    """Return a Table with a row for each of `evaluations`, a dict name → Result, in its order: the
-    name, and the fields in COLUMNS with numbers as recorded. A cell is empty where the result lacks
-    the column's field."""
+    """Return a Table with a row for each of `evaluations`, a dict name → Result, in its order. The
+    column `evaluation` has the name; the next columns have the fields in COLUMNS, under the fields'
+    names, with numbers as recorded. A cell is empty where the result lacks the field, or the field
+    is None. The first three columns, `evaluation`, `task` and `kind`, count as words, the others as
+    numbers."""
     rows = []
     for stem, evaluation in evaluations.items():
         values = [getattr(evaluation, field, None) for field in COLUMNS]

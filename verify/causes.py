@@ -325,8 +325,11 @@ def _of_microbatches(whole: Array, shares: Sequence[Array]) -> str:
 
 
 def _of_rows(whole: Array, serial: Array) -> str:
-    """Return in words the one contiguous range of rows in which alone a gradient differs from the
-    serial one, and the gradient's ratio to the serial one there; "" for any other gradient."""
+    """Return in words the contiguous range of rows in which the gradient `whole` differs from the
+    serial gradient `serial`, and the ratio of `whole` to `serial` in these rows, by least squares.
+    A row differs if one of its elements differs by more than CLOSE (0.001) times the largest
+    absolute value in `serial`. Return "" if no row differs, if all rows differ, or if the rows that
+    differ are not contiguous. Both gradients are arrays of one shape."""
     rows = np.flatnonzero(
         np.abs(whole - serial).reshape(len(serial), -1).max(1) > CLOSE * np.abs(serial).max()
     )

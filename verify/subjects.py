@@ -59,17 +59,22 @@ class Asked(NamedTuple):
 
 @contextmanager
 def subject(asked: Asked, seed: int) -> Iterator[tuple[Kind, Work, str, str]]:
-    """Context manager: yield a tuple of four values for the program that `asked`, an Asked, names:
-    the function that builds its engine from a Work and a layout; its Work, the training, for which
-    random numbers are drawn by `seed`, for transformers and torch the weights too; its name, with
-    the release of a package; and one string, the names, with commas between, of the layouts that
-    `all` stands for. Engines are built within the block alone, as files that they load may be
-    removed after it.
+    """Context manager: yield a tuple of four values for the program that `asked` names:
 
-    Imports the files and modules in `asked.imports` first. Raises BadInput if one of them, or the
-    program's package, module or function, is missing or cannot be imported, for fields that are
-    given twice, that the program does not have or that have no value or an unfit one, and for a
-    number of microbatches that does not divide 8.
+    - the function that builds its engine from a Work and a layout;
+    - its Work, which describes the training;
+    - its name, with the release if it is a package;
+    - the names of the layouts that `all` stands for, as one string with commas between them.
+
+    `seed` determines the training's random numbers and, for transformers and torch, the weights.
+    The caller builds engines within the block only, because files that they load may be removed
+    after it.
+
+    Imports the files and modules in `asked.imports` before the program. Raises BadInput if one of
+    them, or the program's package, module or function, is missing or cannot be imported, and for an
+    architecture that transformers does not have as a causal model or cannot build. Also raises
+    BadInput for a field that is given twice, that the program does not have, or that has no value
+    or an unfit one, and for a number of microbatches that does not divide 8.
     """
     name = asked.program
     given = asked.fields

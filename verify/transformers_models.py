@@ -146,9 +146,15 @@ class Loaded:
 
 
 def axes_of(layout: ParityLayout) -> dict[str, int]:
-    """Return `layout` as a dict of keyword arguments of transformers' DistributedConfig. The
-    layout's `dp` counts copies of what `fsdp` divides; only with `ep` above 1 and `fsdp` 1 `dp`
-    becomes the `fsdp_size` itself. Raises BadInput if such arguments cannot state the layout."""
+    """Return `layout` as a dict of keyword arguments of transformers' DistributedConfig. `tp_size`,
+    `fsdp_size` and `ep_size` are the layout's `tp`, `fsdp` and `ep`. The layout's `dp` counts
+    copies of the parts that `fsdp` makes: it becomes `dp_replicate_size`, which is left out if it
+    is 1, because transformers before 5.23 has no such argument. With `ep` above 1 and `fsdp` 1,
+    `dp` becomes `fsdp_size` instead, and `dp_replicate_size` is left out.
+
+    Raises BadInput for a layout with pp or cp above 1, sequence parallelism, a divided optimizer, a
+    schedule other than 1F1B, recomputation or a size of microbatches.
+    """
     if (
         layout.pp * layout.cp > 1
         or layout.sequence_parallel

@@ -189,10 +189,18 @@ class Feature(NamedTuple):
 
 class FineTuneModel(StageModel):
     """A BERT `body` with a new linear head of `outputs` outputs, whose weights the caller sets. The
-    output is scores. With `over_positions` they are [b, s, 2], for the start and the end of a span
-    at each position, and `outputs` is 2. Otherwise they are [b, c], a row for each example: for c
-    classes `outputs` is c; for c options it is 1, and the c sequences of an example, one for each
-    option, come one after the other in the input."""
+    output is scores of b examples. With `over_positions` they are [b, s, 2], for the start and the
+    end of a span at each position; an example is one sequence, and `outputs` is 2. Otherwise they
+    are [b, c]. For c classes, an example is one sequence, and `outputs` is c. For c options, an
+    example is c sequences, one for each option, which come one after the other in the input, and
+    `outputs` is 1.
+
+    The targets of a PipelineInput have a row for each example here: [b, 1], the index of the class
+    or option, or with `over_positions` [b, 2], the first and the last position of the span. Without
+    `over_positions`, the method `run_stage` takes b from their number of rows. The loss is the
+    examples' mean cross-entropy; for spans it is the mean of two such losses, for the start and for
+    the end.
+    """
 
     def __init__(self, body: BERT, outputs: int, over_positions: bool) -> None:
         super().__init__(body.config, body.mesh)

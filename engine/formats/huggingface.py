@@ -426,12 +426,16 @@ def read_weights(
     directory: Path, prefix: str, buffers: str
 ) -> tuple[dict[str, Tensor], list[Path]]:
     """Read all weights of a Hugging Face directory, from model.safetensors or, without it, from the
-    files that the index names. Return a pair: a dict name without `prefix` → tensor, on the CPU,
-    and the list of the paths read, the index first. A name that matches the regular expression
-    `buffers` from end to end, after the prefix is taken off, is left out.
+    files that the index names. Return a pair: a dict name → tensor, on the CPU, and the list of the
+    paths read. The list has model.safetensors alone, or the index and then its files, sorted by
+    name.
 
-    Raises IntegrityFailure if a file is missing, damaged or disagrees with the index, or if a name
-    comes twice.
+    A tensor's name is shortened. `_orig_mod.`, which torch.compile puts before every name, is
+    removed first, and then `prefix`; each is removed only where the name begins with it. A tensor
+    is left out if its shortened name matches the regular expression `buffers` from end to end.
+
+    Raises IntegrityFailure if a file is missing, damaged or disagrees with the index, or if two
+    tensors that are not left out get the same name.
     """
     tensors = {}
     single = directory / WEIGHTS

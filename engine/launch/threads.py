@@ -170,9 +170,10 @@ class World:
 
     def fail(self, error: BaseException, rank: int | None) -> None:
         """Record the exception `error` as the world's failure unless there is one already, and wake
-        all ranks, which end at their next check. `rank` is the number of the rank that raised it,
-        which a note on `error` then names, and None if no rank caused it. Nothing is raised; the
-        caller holds the lock."""
+        every rank that has not ended; each ends at its next check. `rank` is the number of the rank
+        that raised `error`, and None if no rank caused it. A note with that number is added to
+        `error` if `error` is recorded, `rank` is not None and the world has more than one rank.
+        Nothing is raised; the caller holds the lock."""
         if self.failure is None:
             self.failure = error
             if rank is not None and self.size > 1:

@@ -81,8 +81,12 @@ class PlainLayer(nn.Module):
         return self.layer(x)
 
     def layer(self, x: Tensor) -> Tensor:
-        """Return the layer's output for its input `x`, both [s, b, h], or [s/t, b, h] where the
-        sequence is divided; with the form "selective", backward recomputes the scores."""
+        """Return the output of the whole layer for its input `x`: attention and MLP, each with its
+        norm, its dropout and its residual sum. Input and output are [s, b, h], or [s/t, b, h] where
+        the sequence is divided. With the form "selective", backward computes the scores a second
+        time, by the method `attend`, if gradients are enabled. With "full", this method recomputes
+        nothing: the method `forward` calls it through torch's `checkpoint`, so that backward calls
+        it a second time. Every tensor-parallel rank calls this method."""
         qkv = self.qkv(self.norms[0](x))
         is_again = self.form == "selective" and torch.is_grad_enabled()
         scores = partial(checkpoint, self.attend, use_reentrant=True) if is_again else self.attend

@@ -174,9 +174,11 @@ def _draw(keys, bits, first_row, threshold, s, n, r: tl.constexpr):
 
 @triton.jit
 def _part(base, first, stride, s, r: tl.constexpr, d: tl.constexpr, w: tl.constexpr):
-    """Return a pair of tensors [r, w]: the addresses of `w` columns of one head's rows from `first`
-    on, in memory from `base`, with `stride` from row to row, and booleans, True for the addresses
-    whose row is below `s` and whose column is below `d`."""
+    """Return a pair of tensors [r, w] for `r` rows of one head, from row number `first` on, and
+    columns 0 to `w` - 1 of these rows. The first tensor has the elements' addresses: rows and
+    columns are numbered from `base`, the address of column 0 in row 0, and rows lie `stride`
+    elements apart. The second is boolean: True if the row's number is below `s` and the column's is
+    below `d`. From `base` on, the head has `s` rows and `d` columns."""
     row = tl.arange(0, r)[:, None]
     column = tl.arange(0, w)[None, :]
     return base + tl.cast(first, tl.int64) * stride + (row * stride + column), (row < s - first) & (
