@@ -241,15 +241,18 @@ def time_ratios(
     machine: Machine, observations: Sequence[Observation], rule: Rule = simulated_seconds
 ) -> Floats:
     """Return an array [n] with the measured over the predicted value of each observation of seconds
-    of an iteration or days of an epoch, and with the predicted over the measured value of any other
-    quantity, such as a speed; both are above 1 if it was slower than predicted. A quantity that is
-    relative refers to the first observation.
+    of an iteration, or of days or minutes of an epoch, and with the predicted over the measured
+    value of any other quantity, such as a speed; both are above 1 if it was slower than predicted.
+    A quantity that is relative refers to the first observation.
 
     `rule` is given a machine and workloads and predicts seconds of an iteration, [n]; the machine
     is `machine`, with the datasheet's constants of the cluster that the observations name, if any.
     """
     ratios = published_values(observations) / predicted(machine, observations, rule)
-    falls = [row.quantity not in ("iteration_seconds", "days_per_epoch") for row in observations]
+    falls = [
+        row.quantity not in ("iteration_seconds", "days_per_epoch", "epoch_minutes")
+        for row in observations
+    ]
     return np.where(falls, 1 / ratios, ratios)
 
 
