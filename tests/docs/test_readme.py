@@ -53,6 +53,13 @@ def test_the_pictures_are_what_their_command_draws(tmp_path: Path) -> None:
     assert all(label in picture for label in load_reproduction(RESULTS).summary.labels.values())
 
 
+def test_every_mark_of_a_generated_part_has_its_partner() -> None:
+    for page in (ROOT / "docs").rglob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        begun = re.findall("^<!-- generated: (.+) -->$", text, re.MULTILINE)
+        assert begun == re.findall("^<!-- end of (.+) -->$", text, re.MULTILINE), page.name
+
+
 def test_generated_parts_are_current() -> None:
     for page in pages():
         assert generated.rewrite(page.read_text(encoding="utf-8")) == page.read_text(
