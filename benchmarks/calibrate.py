@@ -281,10 +281,10 @@ def held_out(
     keys: Sequence[Hashable],
     refit: Callable[[Sequence[Observation]], Machine],
 ) -> HeldOut:
-    """Predict the rows of each key by the machine that `refit` returns for all other rows,
-    including the ones without a key, and return a structured array with a record of each row that
-    has a key, in the rows' order. `keys` has each row's key, None for none; `title` is shown with
-    the progress.
+    """Predict the Observations in `rows` that have a key, each by the machine that `refit` returns
+    for all rows with another key or none. Return a structured array with a record of each row that
+    has a key, in the rows' order. `keys` has the key of each row, several rows may have the same,
+    and None for a row without one; `title` is shown with the progress.
 
     The fields of a record are `fold`, the number of the key, from 0 in the order of `keys`;
     `ratio`, measured over predicted time; and `constant`, measured time over the time at the other
