@@ -561,12 +561,13 @@ def deepspeed_fit(a100: Machine) -> Fit:
 
 
 def intervals(fit: Fit, held: Mapping[str, HeldOut]) -> dict[str, ErrorInterval]:
-    """Return a dict of ErrorIntervals by name: `one_node` is over the rows of runs on one node of
-    the fit's cluster, `several_nodes` over all other rows, and `ratio` over rows with a quantity in
-    RATIOS, which count in the first two as well; without such rows `ratio` is left out. `held` is a
-    dict from a way of leaving rows out, a key of `fit.left_out`, to the HeldOut of these rows, from
-    fits without them; the intervals are made from its first entry alone. If `one_node` or
-    `several_nodes` would have fewer than FEW rows, or none in some fold, both are over all rows."""
+    """Return a dict of ErrorIntervals by name: `one_node` is over the rows of runs on no more GPUs
+    than one node of the fit's cluster has, `several_nodes` over all other rows, and `ratio` over
+    rows with a quantity in RATIOS, which count in the first two as well; without such rows `ratio`
+    is left out. `held` is a dict from a way of leaving rows out, a key of `fit.left_out`, to the
+    HeldOut of these rows, from fits without them; the intervals are made from its first entry
+    alone. If `one_node` or `several_nodes` would have fewer than FEW (20) rows, or none in some
+    fold, both are over all rows."""
     way, fold = next(iter(held.items()))
     rows = _left_out(fit, way)
     node = machine_of(load_cluster(fit.cluster)).gpus_per_node

@@ -50,7 +50,7 @@ def build(layout: Any) -> Model:
     share is the whole model if `layout.tp` is 1. Otherwise `layout.tp` ranks divide the words of
     the embedding and of the output head, the embedding gives each rank a part of the sequence, and
     the head gives every rank all logits. Every rank calls it. Seeds torch's generator, always with
-    the same number, so that every rank draws the same whole weights."""
+    the same number, so that every rank of every layout draws the same whole weights."""
     torch.manual_seed(1)
     model = Model()
     if layout.tp > 1:

@@ -391,8 +391,8 @@ class Pipeline:
         self, of_shards: list[str], prepared: Finished, measured: Finished, selected: Finished
     ) -> list[Job]:
         """Choose by a task the final order of the documents that the stage `selected` has left, and
-        return a list of the jobs, pairs of settings and inputs, each of which is to write a slice
-        of a split; the inputs are the order, `prepared`, `measured` and `selected`. Enter in the
+        return a list of the jobs, pairs of settings and inputs; each job is to write a slice of a
+        split, and its inputs are the order, `prepared`, `measured` and `selected`. Enter in the
         field `splits`, for each split and each of its files, a list of the indices of the jobs that
         write the file, and describe the split and the vocabulary in the ledger. `of_shards` is the
         split that the sources name for each shard, or ""; it counts only without the stage `split`.

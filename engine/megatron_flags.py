@@ -197,10 +197,10 @@ class _Given:
         return name in self.flags
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Return the value of the flag `name`, written without its dashes, as the string that was
-        given, or `default` if the flag is not given, and count the flag as read. Raises BadInput
-        unless there is exactly one value, so also if the flag is not given and `default` is None,
-        and for a value that begins with `$`, a shell variable."""
+        """Return the value of the flag `name`, written without its dashes, as text, or `default` if
+        the flag is not given, and count the flag as read. Raises BadInput unless there is exactly
+        one value, so also if the flag is not given and `default` is None, and for a value that
+        begins with `$`, a shell variable."""
         values = [] if default is None else [default]
         if self.has(name):
             values = self.flags[name]

@@ -99,13 +99,13 @@ SERIAL = ParityLayout()
 
 
 def parse_layout(text: str) -> ParityLayout:
-    """Return the ParityLayout whose name is `text`: `serial`, or parts with `-` between them, in
-    any order, such as `tp2-sp`. A part is tp, pp, dp, cp, ep, fsdp, chunks or mb with a number from
-    1 on after it, or a key of PARTS, such as sp, recompute or the name of a schedule. Without `dp`
-    or `fsdp` in the name, `ep` is the number of data-parallel ranks too; several chunks without a
-    schedule mean the interleaved one. Raises BadInput for an unknown part, for a part that sets
-    what an earlier one sets, such as gpipe after 1f1b, and for parts that ParityLayout refuses
-    together, such as chunks with a schedule that is not interleaved."""
+    """Return the ParityLayout that `text` names: `serial`, or parts with `-` between them, in any
+    order, such as `tp2-sp`. A part is tp, pp, dp, cp, ep, fsdp, chunks or mb with a number from 1
+    to 999999 after it, or a key of PARTS, such as sp, recompute or the name of a schedule. Without
+    `dp` or `fsdp` in the name, `ep` is the number of data-parallel ranks too; several chunks
+    without a schedule mean the interleaved one. Raises BadInput for an unknown part, for a part
+    that sets what an earlier one sets, such as gpipe after 1f1b, and for several chunks with a
+    schedule that is not interleaved."""
     if text == "serial":
         return SERIAL
     values: JSON = {}

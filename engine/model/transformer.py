@@ -30,10 +30,10 @@ from mlm_repro.engine.rng import Dropout, DropoutMask
 
 class SelfAttention(nn.Module):
     """Causal multi-head attention with heads divided over the tensor-parallel axis: [s, b, h] → [s,
-    b, h], without the bias of the output projection `dense`, which TransformerLayer adds. With
+    b, h], without the bias of the output projection `dense`; TransformerLayer adds this bias. With
     sequence parallelism s is this rank's part. With a cache, an argument of the call, the output is
     [q, b, h], of the q positions that the cache asks for. `dropout`, an argument of the call too,
-    draws which attention weights are dropped; without it, and with a cache, none are. With
+    decides which attention weights are dropped; without it, and with a cache, none are. With
     `recompute` the backward pass runs the reference kernel again, and its scores are not kept;
     other kernels never keep scores.
 

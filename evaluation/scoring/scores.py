@@ -415,7 +415,7 @@ def plan_batches(
 
     `rows` is a function from a width to the largest number, at least 1, of requests in a batch; the
     width is the number of inputs, one less than the tokens, of the batch's longest request.
-    Requests of at most `switch` inputs are not in a batch with longer ones.
+    Requests of at most `switch` inputs are not in a batch with requests of more than `switch`.
     """
     order = sorted(
         range(len(requests)), key=lambda i: (-len(requests[i].tokens), -requests[i].num_scored)
