@@ -284,10 +284,10 @@ def held_out(
     keys: Sequence[Hashable],
     refit: Callable[[Sequence[Observation]], Machine],
 ) -> HeldOut:
-    """Predict the rows of each key by the machine that `refit` returns for all other rows,
-    including the ones without a key, and return a structured array with a record of each row that
-    has a key, in the rows' order. `keys` has each row's key, None for none; `title` is shown with
-    the progress.
+    """Predict the Observations in `rows` that have a key, each by the machine that `refit` returns
+    for all rows with another key or none. Return a structured array with a record of each row that
+    has a key, in the rows' order. `keys` has the key of each row, which other rows may have too, or
+    None; `title` is shown with the progress.
 
     The fields of a record are `fold`, the number of the key, from 0 in the order of `keys`;
     `ratio`, measured over predicted time; and `constant`, measured time over the time at the other
@@ -564,11 +564,13 @@ def deepspeed_fit(a100: Machine) -> Fit:
 
 
 def intervals(fit: Fit, held: Mapping[str, HeldOut]) -> dict[str, ErrorInterval]:
-    """Return a dict by name of the ErrorIntervals of runs on one node (`one_node`) and on several
-    (`several_nodes`), and of ratios (`ratio`) if there are any. `held` is a dict from a way of
-    leaving rows out, a key of `fit.left_out`, to the HeldOut of these rows, from fits without them;
-    the intervals are made from its first entry alone. The intervals of both kinds of runs are over
-    all rows if one kind has few rows, or no rows in some fold."""
+    """Return a dict of ErrorIntervals by name: `one_node` is over the rows of runs on no more GPUs
+    than one node of the fit's cluster has, `several_nodes` over all other rows, and `ratio` over
+    rows with a quantity in RATIOS, which count in the first two as well; without such rows `ratio`
+    is left out. `held` is a dict from a way of leaving rows out, a key of `fit.left_out`, to the
+    HeldOut of these rows, from fits without them; the intervals are made from its first entry
+    alone. If `one_node` or `several_nodes` would have fewer than FEW (20) rows, or none in some
+    fold, both are over all rows."""
     way, fold = next(iter(held.items()))
     rows = _left_out(fit, way)
     node = machine_of(load_cluster(fit.cluster)).gpus_per_node

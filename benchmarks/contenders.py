@@ -240,8 +240,10 @@ class NanoGPTModel(nn.Module):
 
 @dataclass(frozen=True)
 class Peer:
-    """A contender in a timed training: nanoGPT's model on one rank, with the initial weights of
-    this suite's engine, in a plain loop of forward, backward, clipping and AdamW."""
+    """A contender, called `name`, in a timed training: a NanoGPTModel, nanoGPT's model in plain
+    torch, on one rank, with the initial weights of this suite's engine, and compiled by torch if
+    `is_compiled`. The method `build` returns the function that trains one iteration: forward,
+    backward, clipping and AdamW."""
 
     name: str
     is_tuned: bool = True

@@ -82,8 +82,8 @@ class Left(Config):
 
 
 class Cases(Config):
-    """The content of fixes.toml: the cases that are tested, and the published faults that are
-    not."""
+    """The content of fixes.toml: in `case` the cases that are tested, in `left` the published
+    faults that are not."""
 
     case: tuple[Case, ...]
     left: tuple[Left, ...] = ()

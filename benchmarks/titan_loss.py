@@ -46,9 +46,11 @@ def loss(model: Model, rows: Tensor) -> Tensor:
 
 
 def build(layout: Any) -> Model:
-    """Return this rank's share of the model, on the CPU: `layout.tp` ranks divide the words of the
-    embedding and of the output head, and the embedding gives each rank a part of the sequence. The
-    share is the whole model if `layout.tp` is 1. Every rank calls it. Seeds torch's generator."""
+    """Return this rank's share of a new Model, on the CPU; of `layout` it reads `tp` alone. The
+    share is the whole model if `layout.tp` is 1. Otherwise `layout.tp` ranks divide the words of
+    the embedding and of the output head, the embedding gives each rank a part of the sequence, and
+    the head gives every rank all logits. Every rank calls it. Seeds torch's generator, always with
+    the same number, so that every rank of every layout draws the same whole weights."""
     torch.manual_seed(1)
     model = Model()
     if layout.tp > 1:

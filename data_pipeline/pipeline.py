@@ -391,11 +391,12 @@ class Pipeline:
         self, of_shards: list[str], prepared: Finished, measured: Finished, selected: Finished
     ) -> list[Job]:
         """Choose by a task the final order of the documents that the stage `selected` has left, and
-        return a list of the jobs, pairs of settings and inputs, that are to write the slices of the
-        splits; their inputs are the order and the three finished stages. Enter the indices of the
-        jobs in the field `splits`, and describe the split and the vocabulary in the ledger.
-        `of_shards` is the split that the sources name for each shard, or ""; it counts only without
-        the stage `split`. Raises BadInput if fewer than two documents are left to split."""
+        return a list of the jobs, pairs of settings and inputs; each job is to write a slice of a
+        split, and its inputs are the order, `prepared`, `measured` and `selected`. Enter in the
+        field `splits`, for each split and each of its files, a list of the indices of the jobs that
+        write the file, and describe the split and the vocabulary in the ledger. `of_shards` is the
+        split that the sources name for each shard, or ""; it counts only without the stage `split`.
+        Raises BadInput if fewer than two documents are left to split."""
         config = self.config.split
         counts = [each["documents"] for each in selected.counts]
         is_split = "split" in self.stages

@@ -65,8 +65,8 @@ def records_bytes(records: Iterable[Record]) -> bytes:
 
 
 def write_records(path: Path, records: Iterable[Record]) -> None:
-    """Write a line of JSON for each of `records`, in order, to the file `path`: missing folders are
-    made, and an existing file is replaced whole."""
+    """Write the Records in `records` to the file `path`, in order, each as a line of JSON: missing
+    folders are made, and an existing file is replaced whole."""
     write_bytes(path, records_bytes(records))
 
 

@@ -50,8 +50,9 @@ def recall(name: str, made_of: str) -> bytes | None:
 
 
 def remember(name: str, made_of: str, answer: bytes) -> None:
-    """Store the bytes `answer` as the answer called `name` in this user's cache under the key
-    `made_of`, in place of an earlier one. Does nothing if the cache cannot be written."""
+    """Store the bytes `answer` in this user's cache as the only answer called `name`, in place of
+    an earlier one under any key. The function `recall` returns it for the same key `made_of` alone.
+    Does nothing if the cache cannot be written."""
     with suppress(OSError, RuntimeError):
         write_bytes(user_cache("answers") / name, _seal(made_of, answer) + answer)
 

@@ -70,7 +70,7 @@ def shell() -> JSON:
 
 
 def render_page(report: Report, drawings: dict[str, Drawing]) -> str:
-    """Return the HTML of a report's page as one text. `drawings` has the drawing of each exhibit
+    """Return the HTML of a report's page as one text. `drawings` has the Drawing of each exhibit
     with a figure, by the exhibit's name. Every value is escaped except our own drawings, style and
     script."""
     reproduction = report.reproduction

@@ -345,11 +345,12 @@ def explain(first: RecordedRun, second: RecordedRun) -> None:
 
 
 def _first_bits(first: RecordedRun, second: RecordedRun) -> int | None:
-    """Print, on one line, the first recorded number or tensor that differs at all between two runs,
-    and return its iteration. The iterations that both have are compared in order: first an
-    iteration's recorded numbers, then the tensors of its checkpoint, as far as both runs have them.
-    If all are equal, nothing is printed and None is returned. Raises BadInput if the runs have no
-    iteration in common, IntegrityFailure if a checkpoint of theirs cannot be read."""
+    """Print, on one line, the first recorded number, or the first tensor or memory file of a
+    checkpoint, that differs at all between the RecordedRuns `first` and `second`, with both values
+    of a number, and return its iteration. The iterations that both have are compared in order:
+    first the numbers that both recorded, then the checkpoints, if both have one. If all are equal,
+    nothing is printed and None is returned. Raises BadInput if the runs have no iteration in
+    common, IntegrityFailure if a checkpoint of theirs cannot be read."""
     common = [number for number in first.iterations if number in second.iterations]
     for number in common:
         mine = first.numbers(number)

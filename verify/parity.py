@@ -99,10 +99,12 @@ SERIAL = ParityLayout()
 
 
 def parse_layout(text: str) -> ParityLayout:
-    """Return the ParityLayout whose name is `text`: `serial`, or parts with `-` between them, such
-    as `tp2-sp`. Without `dp` or `fsdp` in the name, `ep` is the number of data-parallel ranks too;
-    several chunks without a schedule mean the interleaved one. Raises BadInput for an unknown part,
-    for a part that sets what an earlier one sets, such as gpipe after 1f1b, and for chunks with a
+    """Return the ParityLayout that `text` names: `serial`, or parts with `-` between them, in any
+    order, such as `tp2-sp`. A part is tp, pp, dp, cp, ep, fsdp, chunks or mb with a number from 1
+    to 999999 after it, or a key of PARTS, such as sp, recompute or the name of a schedule. Without
+    `dp` or `fsdp` in the name, `ep` is the number of data-parallel ranks too; several chunks
+    without a schedule mean the interleaved one. Raises BadInput for an unknown part, for a part
+    that sets what an earlier one sets, such as gpipe after 1f1b, and for several chunks with a
     schedule that is not interleaved."""
     if text == "serial":
         return SERIAL
@@ -204,10 +206,11 @@ def comparable_layout(config: RunConfig, layout: str) -> ParityLayout:
 def choose_layouts(
     names: str, ranks: int, config: RunConfig
 ) -> tuple[list[ParityLayout], dict[str, list[ParityLayout]]]:
-    """Return the layouts to compare, in order, and a dict from each reason why layouts do not fit
-    to the layouts left out for it. `names` is a text of layouts' names with commas between, kept in
-    that order, each once, and no named layout is left out; or `all`, which stands for those that
-    fit, fewest ranks first.
+    """Return a pair: a list of the layouts to compare, and a dict from each reason why layouts do
+    not fit `config` to a list of the layouts left out for it. `names` is `all` or a text of
+    layouts' names with commas between. With `all` the list has the layouts from `all_layouts`, of
+    at most `ranks` ranks, that fit, fewest ranks first. Otherwise it has the named layouts in the
+    order of the text, each once, and the dict is empty.
 
     Raises BadInput for a name that is no layout's, and if a layout that was named does not fit,
     needs more than `ranks`, or is the serial run.

@@ -30,15 +30,16 @@ from mlm_repro.engine.rng import Dropout, DropoutMask
 
 class SelfAttention(nn.Module):
     """Causal multi-head attention with heads divided over the tensor-parallel axis: [s, b, h] → [s,
-    b, h], without the bias of the output projection. With a cache, an argument of the call, the
-    output is [q, b, h], of the q positions that the cache asks for. With sequence parallelism s is
-    this rank's part. Attention weights are dropped by `dropout`, an argument of the call too;
-    without `dropout`, and with a cache, none are dropped. With `recompute` the backward pass runs
-    the reference kernel again, and its scores are not kept; other kernels never keep scores.
+    b, h], without the bias of the output projection `dense`; TransformerLayer adds this bias. With
+    sequence parallelism s is this rank's part. With a cache, an argument of the call, the output is
+    [q, b, h], of the q positions that the cache asks for. `dropout`, an argument of the call too,
+    decides which attention weights are dropped; without it, and with a cache, none are. With
+    `recompute` the backward pass runs the reference kernel again, and its scores are not kept;
+    other kernels never keep scores.
 
     The rows of `query_key_value` are ordered [n, 3, d] (Megatron checkpoint versions 2 and 3), so
-    that a contiguous slice holds whole heads. The layer adds the bias of `dense`. Positions are
-    learned and added by `Embedding`; rotary ones would turn queries and keys here, in `forward`.
+    that a contiguous slice holds whole heads. Positions are learned and added by `Embedding`;
+    rotary ones would turn queries and keys here, in `forward`.
     """
 
     def __init__(

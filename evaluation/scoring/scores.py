@@ -409,11 +409,13 @@ def _is_first_best(
 def plan_batches(
     requests: Sequence[Request], rows: Callable[[int], int], switch: int = 0
 ) -> Batches:
-    """Return a list of batches, each a list of indices of requests: requests of similar length and
-    similar number of scored tokens together, the longest first.
+    """Return a list of batches, each a list of indices of `requests`; every request is in one
+    batch. They are taken in order of length, the longest first, and at equal length the one with
+    the most scored tokens first.
 
-    `rows(width)` is the largest number, at least 1, of requests of at most `width` inputs in a
-    batch. Requests of at most `switch` inputs are not grouped with longer ones.
+    `rows` is a function from a width to the largest number, at least 1, of requests in a batch; the
+    width is the number of inputs, one less than the tokens, of the batch's longest request.
+    Requests of at most `switch` inputs are not in a batch with requests of more than `switch`.
     """
     order = sorted(
         range(len(requests)), key=lambda i: (-len(requests[i].tokens), -requests[i].num_scored)

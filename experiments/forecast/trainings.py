@@ -52,7 +52,8 @@ class Trained(NamedTuple):
 
     @property
     def is_diverged(self) -> bool:
-        """True if the loss became NaN or infinite, or ended above the untrained model's."""
+        """True if the training's loss became NaN or infinite, or if the last of the validation
+        losses in `losses` is above the first, the untrained model's."""
         losses = list(self.losses.values())
         return not self.is_finished or losses[-1] > losses[0]
 

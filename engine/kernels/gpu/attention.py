@@ -247,9 +247,10 @@ def _along(a, b, v: tl.constexpr):
 
 @triton.jit
 def _add(total, weights, tile, v: tl.constexpr):
-    """Return total + weights · tile as a pair. `total` and `tile` are pairs too, one tensor for
-    each part of the head; `weights` is one tensor. If v is 0, the second part of the result is that
-    of `total`."""
+    """Return total + weights @ tile as a pair. `total` and `tile` are pairs too, one tensor for
+    each part of the head; `weights` is one tensor, and its matrix product with each tensor of
+    `tile` is added to the tensor of `total` for the same part. If v, the number of columns in the
+    second part, is 0, the second tensor of `total` is returned unchanged."""
     first = tl.dot(weights, tile[0], total[0], input_precision="ieee")
     second = total[1]
     if v:
