@@ -17,8 +17,9 @@ ENGLISH = (
 
 
 class Language(TextFilter):
-    """Keep the documents in one language, or in several. Language detection with langdetect, its
-    seed fixed at 0."""
+    """Keep the documents in one language, or in several. Langdetect, its seed fixed at 0, detects
+    the language; a text without a detectable language is dropped, and one whose language has a
+    probability below `min_probability`."""
 
     name = verb = "language"
     examples = (

@@ -56,7 +56,7 @@ def read_model(model: str, overrides: Sequence[str] = ()) -> ResolvedRun:
             " shipped model or a TOML file"
         )
     if "llama" in model.lower() and not Path(model).is_file():
-        raise NotCosted(f"{model}: {NOT_COSTED}")
+        raise NotCosted(f"{model} is a llama by its name: name another model, as {NOT_COSTED}")
     try:
         return read_run(model, [*SERIAL, *overrides])
     except BadInput as error:
