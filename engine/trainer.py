@@ -58,8 +58,8 @@ POLL_SECONDS = 0.2
 
 class Trainer:
     """Trainer of a run on one rank. Every rank makes one and calls, with the others, first
-    `prepare`, which loads the checkpoint to begin from, if there is one, then `run_to_end`, which
-    iterates, validates, writes checkpoints and seals the run."""
+    `prepare`, which rehearses an iteration and loads the checkpoint to begin from, if there is one,
+    then `run_to_end`, which iterates, validates, writes checkpoints and seals the run."""
 
     def __init__(self, run: ResolvedRun, directory: RunDirectory, mesh: ParallelMesh) -> None:
         """Build model, optimizer, inputs, checkpoint writer and guards of this rank of `mesh` for

@@ -51,7 +51,7 @@ a late fault, as many are replayed as before it."""
 class Beyond(NamedTuple):
     """A recorded number or tensor of an iteration that rounding does not explain: its name, its
     distance from the replay in float64, and the largest distance that rounding explains. As text it
-    is a sentence about that."""
+    is a sentence that states them."""
 
     iteration: int
     what: str

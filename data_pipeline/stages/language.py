@@ -18,7 +18,7 @@ ENGLISH = (
 
 class Language(TextFilter):
     """Keep the documents in one language, or in several. Langdetect, its seed fixed at 0, detects
-    the language; a text without a detectable language is dropped, and one whose language has a
+    the language; a text is also dropped if no language is detectable, or if the detected one has a
     probability below `min_probability`."""
 
     name = verb = "language"

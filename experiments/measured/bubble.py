@@ -117,9 +117,9 @@ def run_schedule(name: ScheduleName, pp: int, chunks: int, counts: Sequence[int]
     """Run an iteration by the schedule `name` for each number of microbatches in `counts`, on this
     rank of a pipeline of `pp` ranks with `chunks` stages on each. Return a list of this rank's
     Clocks, one for each number, in that order: at the iteration's end, `units` is the rank's
-    logical time with waiting, `peak` its largest number of activations in flight, those of all its
-    stages together. The stages compute nothing; their passes advance the Clock. All `pp` ranks
-    call this."""
+    logical time with waiting, `peak` the largest number of activations that its stages together had
+    in flight. The stages compute nothing; their passes advance the Clock. All `pp` ranks call
+    this."""
     mesh = build_mesh(Layout(pp=pp))
     clocks = []
     for count in counts:
