@@ -150,9 +150,10 @@ class OurLayout:
         return self.steps(self.training(size), size)
 
     def training(self, size: TrainingSize) -> TrainingStep:
-        """Return the TrainingStep of this rank's part of a new model of `size` with its optimizer,
-        on this rank's device; if `is_separate`, of a whole model. Every rank calls it, in torch's
-        process group if there are several."""
+        """Return the TrainingStep of a new model of `size` with its optimizer, on this rank's
+        device: of this rank's part of it in the layout of the attributes `ranks` and `parallel` or,
+        if the attribute `is_separate` is true, of a whole model that this rank trains by itself.
+        Every rank calls it, in torch's process group if there are several."""
         tp, pp = self.parallel.tp, self.parallel.pp
         mesh = (
             serial_mesh(local_device())

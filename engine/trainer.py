@@ -57,8 +57,9 @@ POLL_SECONDS = 0.2
 
 
 class Trainer:
-    """Trainer of a run on one rank: it prepares, iterates, validates, writes checkpoints and seals
-    the run with the other ranks."""
+    """Trainer of a run on one rank. Every rank makes one and calls, with the others, first
+    `prepare`, which rehearses an iteration and loads the checkpoint to begin from, if there is one,
+    then `run_to_end`, which iterates, validates, writes checkpoints and seals the run."""
 
     def __init__(self, run: ResolvedRun, directory: RunDirectory, mesh: ParallelMesh) -> None:
         """Build model, optimizer, inputs, checkpoint writer and guards of this rank of `mesh` for

@@ -362,12 +362,13 @@ def asked_for(
 
 
 def identity_in(manifest: Mapping[str, Any]) -> str:
-    """Return the identity of the run of a manifest, given as a dict: the hexadecimal SHA-256 of the
-    manifest's kind, schema's version, settings and inputs, computed anew. Raises KeyError if the
-    manifest lacks one of these.
+    """Return the identity of the run of a manifest, given as a dict, computed anew: the hexadecimal
+    SHA-256 of the manifest's `kind`, `schema_version`, `settings` and `parents`, which are the
+    digests of the inputs. Raises KeyError if the manifest lacks a key that is needed.
 
     A manifest without a schema version is from the first release, where the identity covers the
-    whole configuration and the package's version.
+    kind, the inputs, the package's version and `config` without the sections that
+    `outside_identity` names.
     """
     if manifest.get("schema_version") is not None:
         names = {

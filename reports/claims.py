@@ -135,8 +135,9 @@ class Paper(NamedTuple):
 
 
 def described(claim: Claim) -> dict[str, str]:
-    """Return the facts of a claim as a dict label on the page → text: sentence, source, protocol,
-    tolerance, class and note. Empty ones and the class `exact` are left out."""
+    """Return the facts of a claim as a dict label on the page → text: the sentence in quotation
+    marks, the source with how it was read, the protocol, the tolerance with its reason, the class
+    and the note. Empty texts and the class `exact` are left out."""
     allowed = claim.allowed
     facts = {
         "Says": claim.sentence and f"“{claim.sentence}”",

@@ -49,8 +49,9 @@ a late fault, as many are replayed as before it."""
 
 
 class Beyond(NamedTuple):
-    """A recorded number or tensor that rounding does not explain, with its distance from float64
-    and the largest that rounding explains."""
+    """A recorded number or tensor of an iteration that rounding does not explain: its name, its
+    distance from the replay in float64, and the largest distance that rounding explains. As text it
+    is a sentence that states them."""
 
     iteration: int
     what: str

@@ -172,9 +172,10 @@ def clip(own: Mapping[str, nn.Parameter], stages: bool = False) -> Tensor:
 class Builder:
     """Function that is called on every rank with a layout alone, a ParityLayout, and returns a
     Program: this rank's part of the small model with its training step. The attributes `fields` and
-    `seed` decide the model and its weights; `batch`, the whole one, and the number of
-    `microbatches` are used for pipelines alone. The call raises BadInput for a layout that the
-    model cannot run."""
+    `seed` decide the model and its weights. The step of a pipeline runs the attribute `batch`, a
+    mapping with all `tokens` and `labels`, both [b, s], in `microbatches` microbatches or, if that
+    is more, 2 · pp; other layouts use neither attribute. The call raises BadInput for a layout that
+    the model cannot run."""
 
     fields: Fields
     seed: int

@@ -17,8 +17,9 @@ ENGLISH = (
 
 
 class Language(TextFilter):
-    """Keep the documents in one language, or in several. Language detection with langdetect, its
-    seed fixed at 0."""
+    """Keep the documents in one language, or in several. Langdetect, its seed fixed at 0, detects
+    the language; a text is also dropped if no language is detectable, or if the detected one has a
+    probability below `min_probability`."""
 
     name = verb = "language"
     examples = (

@@ -100,9 +100,11 @@ def read_published(
 
 
 def write_card(directory: Path, loaded: LoadedCheckpoint) -> None:
-    """Write README.md, a model card, into `directory`, an exported checkpoint: the fields that the
-    hub reads, the name and kind of the model in `loaded`, the checkpoint's digest and, for a twin,
-    that its numbers are scaled. Raises BadInput if the checkpoint states an invalid twin."""
+    """Write README.md, a model card, into `directory`, to which `loaded`, a GPT-2 or BERT, was
+    exported: the fields that the hub reads, the model's kind, its name in the config.json of
+    `loaded.directory` (or else its family), `loaded.digest` and, for a twin, that its numbers are
+    scaled. Raises IntegrityFailure if that config.json cannot be read, BadInput if it states an
+    invalid twin."""
     config = loaded.directory / "config.json"
     family = loaded.config.family
     name, twin = read_ours(read_object(config), family, config)

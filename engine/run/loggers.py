@@ -40,8 +40,9 @@ any error of its library."""
 
 def start_tensorboard(run: Path) -> Session:
     """Begin a session of TensorBoard in the run directory `run`: empty TensorBoard's folder there,
-    and return a Session, the functions that write numbers to a new event file and close it. Numbers
-    too large for fp32 and NaN are left out. Raises BadInput if tensorboard is missing."""
+    and return a Session. Its `write(iteration, numbers)` adds `numbers`, a dict name → number, to a
+    new event file, without NaN and numbers too large for fp32; its `close()` closes the file.
+    Raises BadInput if tensorboard is missing."""
     events = import_extra("tensorboard.compat.proto.event_pb2", "tensorboard")
     records = import_extra("tensorboard.summary.writer.record_writer", "tensorboard")
     if (folder := run / EVENTS.parent).exists():

@@ -79,11 +79,13 @@ class Probed:
 
 
 def is_repeatable(model: ScoringModel, probed: Probed) -> Outcome:
-    """Probe: check that two rows of tokens have the same log-probabilities, but for rounding,
-    before the first token that differs; if they do not, check that a second scoring gives the same
-    numbers. Return a pair: the model unchanged, and a sentence that it is repeatable.
+    """Probe: check that `model` gives the same tokens, scored twice, the same log-probabilities but
+    for rounding. Nothing is scored if the two rows in `probed` that differ in the last input alone
+    agree before it; else all rows of `probed` are scored a second time and compared. Every rank of
+    the model's mesh calls it. Return a pair: the model unchanged, and a sentence that it is
+    repeatable.
 
-    Raises BadInput for a model that answers otherwise the second time.
+    Raises BadInput if the second scoring differs by more than rounding, or if either has a NaN.
     """
     # Two rows with one beginning are two answers to it already. A second scoring is needed only if
     # they differ, which saves a pass for every other model.

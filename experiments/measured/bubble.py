@@ -115,9 +115,11 @@ class TimedStage(nn.Module):
 
 def run_schedule(name: ScheduleName, pp: int, chunks: int, counts: Sequence[int]) -> list[Clock]:
     """Run an iteration by the schedule `name` for each number of microbatches in `counts`, on this
-    rank of a pipeline of `pp` ranks with `chunks` stages on each, and return a list of this rank's
-    Clocks in the same order: logical time with waiting, and activations in flight. The stages
-    compute nothing; their passes advance the Clock. All `pp` ranks call this."""
+    rank of a pipeline of `pp` ranks with `chunks` stages on each. Return a list of this rank's
+    Clocks, one for each number, in that order: at the iteration's end, `units` is the rank's
+    logical time with waiting, `peak` the largest number of activations that its stages together had
+    in flight. The stages compute nothing; their passes advance the Clock. All `pp` ranks call
+    this."""
     mesh = build_mesh(Layout(pp=pp))
     clocks = []
     for count in counts:

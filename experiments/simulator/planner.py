@@ -56,7 +56,7 @@ def read_model(model: str, overrides: Sequence[str] = ()) -> ResolvedRun:
             " shipped model or a TOML file"
         )
     if "llama" in model.lower() and not Path(model).is_file():
-        raise NotCosted(f"{model}: {NOT_COSTED}")
+        raise NotCosted(f"{model} is a llama by its name: name another model, as {NOT_COSTED}")
     try:
         return read_run(model, [*SERIAL, *overrides])
     except BadInput as error:
@@ -190,9 +190,9 @@ def _nearest(template: Workload, cluster: Cluster, gpus: int) -> str:
 
 def reasons(choices: Sequence[Choice]) -> str:
     """Return as one line, for each of tp, pp, recompute, zero and micro_batch, its value in the
-    first of `choices` and in the best layout that has another value, with the ratio of the two
-    layouts' `expected_seconds`, or that no such layout fits. `choices` are in the order of
-    `ranked_layouts`."""
+    first of `choices` and in the next of them that has another value, with the latter's
+    `expected_seconds` divided by the first's, or that no other value fits. `choices` has at least
+    one Choice and the order of `ranked_layouts`, best first."""
     first = choices[0]
     comparisons = []
     for name in ("tp", "pp", "recompute", "zero", "micro_batch"):

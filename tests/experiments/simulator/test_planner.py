@@ -224,7 +224,9 @@ def test_a_llama_is_not_costed(tmp_path: Path) -> None:
     named = call(
         {}, "mlm-experiment", "plan", "llama3-70b", "--cluster", "h100", "--gpus", "64", ends=2
     )
-    assert named.err == f"error: llama3-70b: {NOT_COSTED}\n"
+    assert named.err == (
+        f"error: llama3-70b is a llama by its name: name another model, as {NOT_COSTED}\n"
+    )
 
 
 def test_a_plan_beyond_what_was_measured_says_so_and_is_less_sure() -> None:
