@@ -178,9 +178,9 @@ def shared_work(
 ) -> Iterator[tuple[Work, ParityLayout]]:
     """Context manager: yield a pair, the training of `iterations` that two engines are given, as
     Work with initial weights drawn from the recipe's seed, and the layout named `layout`. Raises
-    BadInput if the training cannot be compared with other engines or its datasets differ in
-    vocabulary, DataMissing or IntegrityFailure for a dataset that is missing or incomplete. The
-    Work's files are gone afterwards.
+    BadInput if the training cannot be compared with other engines, the layout is unknown or does
+    not fit, or the datasets differ in vocabulary; DataMissing or IntegrityFailure for a dataset
+    that is missing or incomplete. The Work's files are gone afterwards.
 
     Dropout is 0. The vocabulary's padding rows count as words, because other engines include them
     in the softmax. The schedule of 2019, which Megatron-Core no longer has, becomes a cosine. The
