@@ -55,9 +55,9 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
     measured on the other engine, are its `disagreements`. No run is written. Sets torch to one
     thread.
 
-    Raises BadInput for a configuration that cannot be compared or a missing package, Diverged if
-    ranks fail or one of the first three is not finite, DataMissing or IntegrityFailure for a
-    dataset that is missing or incomplete.
+    Raises BadInput for a configuration that cannot be compared, a layout that is unknown or does
+    not fit it, or a missing package; Diverged if ranks fail, or if a loss, a gradient norm or a
+    rate is not finite; DataMissing or IntegrityFailure for a dataset that is missing or incomplete.
     """
     kind = engine_class(theirs)
     layers = config.model.num_layers
