@@ -147,7 +147,7 @@ class OurLayout:
         """Build this rank's part of a new model of `size`, or the whole model if `is_separate`,
         with its optimizer on this rank's device. Return a function that is given an iteration's
         number and a dropout probability, trains that iteration and returns the mean loss of its
-        global batch, a float. Every rank calls both."""
+        global batch, a float. Every rank calls this method and that function."""
         return self.steps(self.training(size), size)
 
     def training(self, size: TrainingSize) -> TrainingStep:

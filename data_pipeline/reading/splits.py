@@ -33,7 +33,7 @@ def tell_splits(root: Path | None, names: Sequence[str]) -> list[str]:
     folder `root`; "" for a file whose split nothing tells. If `root` has a `dataset_dict.json` with
     splits, the first folder of the path is the split if it is listed there, else "" is returned for
     the file. Without these splits, a file whose name ends with a split that the `dataset_info.json`
-    beside it lists has that split, and any other file the one that words of its path tell, such as
+    beside it lists has that split, and any other file the one that its path tells, such as
     `validation` for `dev`. Raises BadInput if a list is unreadable.
 
     If `root` is None, as for remote files, the paths alone tell the split.

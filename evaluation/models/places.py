@@ -117,10 +117,7 @@ def _directory(path: Path) -> Path:
     try:
         return cached_model(str(path))
     except (BadInput, DataMissing) as error:
-        raise BadInput(
-            f"there is no checkpoint directory {path}, and no model of that name can be had from"
-            f" the hub: {error}"
-        ) from error
+        raise BadInput(f"there is no checkpoint directory {path}: {error}") from error
 
 
 def _is_native(directory: Path) -> bool:
