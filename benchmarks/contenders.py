@@ -144,9 +144,10 @@ class OurLayout:
     """True if every process trains the whole model by itself at the same time as the others."""
 
     def build(self, size: TrainingSize) -> Step:
-        """Build a new model of `size` with its optimizer on this rank's device. Return a function
-        that is given an iteration and a dropout probability, trains that iteration and returns its
-        mean loss."""
+        """Build this rank's part of a new model of `size`, or the whole model if `is_separate`,
+        with its optimizer on this rank's device. Return a function that is given an iteration's
+        number and a dropout probability, trains that iteration and returns the mean loss of its
+        global batch, a float. Every rank calls this method and that function."""
         return self.steps(self.training(size), size)
 
     def training(self, size: TrainingSize) -> TrainingStep:

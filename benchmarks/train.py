@@ -318,10 +318,11 @@ def pipeline_ideal(model: ModelConfig, stages: int) -> float:
 
 
 def measure_kernels(precision: Precision, rounds: int, shape: KernelShape) -> list[Case]:
-    """Time each kernel that has a gradient and is compiled for CPUs, on tensors of the sizes
-    `shape` in the number format `precision`, in `rounds` rounds beside its reference and, with a
-    C++ compiler, torch.compile; return a list of a Case for each kernel. It is for a process that
-    sees no GPU, such as one of `apart`."""
+    """Time each kernel that has a gradient and is compiled for CPUs, forward and backward together,
+    on tensors of the sizes `shape` in the number format `precision`, in `rounds` rounds beside its
+    reference and, with a C++ compiler, torch.compile. Return a list of a Case for each kernel, with
+    the times of one forward and backward in milliseconds. Call it in a process that sees no GPU,
+    such as one of `apart`."""
     dtype = DTYPES[precision]
     return [
         times_case(f"{name} {precision}", time_kernel(case, "cpu", rounds))

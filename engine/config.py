@@ -85,8 +85,8 @@ class BertConfig(FamilySection):
     """Number that layer norms add to the variance; the published BERT has 1e-12."""
 
     def check(self, model: "ModelConfig") -> None:
-        """Raise ValueError if the context is shorter than 5 tokens: a pair of texts needs [CLS],
-        two [SEP] and a token of each text."""
+        """Raise ValueError if the `seq_length` of `model`, the section `model` of a BERT, is less
+        than 5 tokens: a pair of texts needs [CLS], two [SEP] and a token of each text."""
         if model.seq_length < 5:
             raise ValueError(
                 f"seq_length = {model.seq_length} is too short for a BERT: [CLS], two [SEP] and a"

@@ -183,8 +183,10 @@ def from_megatron(words: Sequence[str]) -> Translation:
 
 class _Given:
     """Flags of a command line: `flags`, a dict from a name without dashes to its list of values,
-    and `taken`, the set of names that the methods `has`, `text` and `number` were asked for, so
-    that the other flags can be reported."""
+    and `taken`, the set of names that the methods were asked for, so that the other flags can be
+    reported. The method `has` returns True for a flag that is given; `text` and `number` return the
+    flag's value or the caller's default, as text and as a float, and raise BadInput unless there is
+    exactly one, which is no shell variable and, for `number`, a finite number."""
 
     def __init__(self, flags: dict[str, list[str]]) -> None:
         self.flags = dict(flags)

@@ -152,9 +152,13 @@ class EvaluatedCheckpoint:
 def open_checkpoint(
     place: Place, settings: Settings, row_by_row: bool = False
 ) -> EvaluatedCheckpoint:
-    """Load the checkpoint, of any format, that `place` states with the backend that `settings`
-    name, probe it, and return it as an EvaluatedCheckpoint. Every rank of the settings' layout
-    calls it. With `row_by_row` the weights are laid out for one row at a time.
+    """Load the checkpoint, of any format, that `place` states, with the backend, layout, device and
+    number format that `settings` name, and return it as an EvaluatedCheckpoint. Every rank of the
+    layout calls it. With `row_by_row` the weights are laid out for one row at a time.
+
+    Unless its context or vocabulary has fewer than 4 tokens, the model is probed by a few short
+    rows: one that is not repeatable or that sees later tokens raises BadInput, and one that reads a
+    row in a batch otherwise than alone is returned with `is_alone` set.
 
     Without a backend the engine computes checkpoints of this suite and of Megatron-LM, and in other
     formats each GPT-2 that it can; transformers computes every other model, after a warning on

@@ -53,9 +53,9 @@ class Request:
         """Return a list of Requests that together score each sub-word of a document once. A Request
         has token ids, and the number of ids at its end that are scored. The token `first` stands
         before the document. The windows are as `rolling_windows` gives them: each scores the next
-        `seq_length` sub-words, or the rest, after the one token before them, and the last of
-        several windows is extended to the left to full length. `document` has the sub-words' ids;
-        without any the list is empty."""
+        `seq_length` sub-words, or the rest, and begins with the one token before them; but if the
+        rest is shorter, the last of several windows begins earlier, so that it too has `seq_length`
+        + 1 ids. `document` has the sub-words' ids; without any the list is empty."""
         tokens = np.asarray([first, *document], dtype=np.int64)
         return [
             cls.of_window(tokens, window) for window in rolling_windows(len(tokens), seq_length)

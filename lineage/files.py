@@ -47,8 +47,8 @@ class FileSchema(BaseModel):
         return self.model_dump(mode="json", exclude_unset=True)
 
     def to_line(self) -> str:
-        """Return this document, as the method `to_json` has it, as the line of a `.jsonl` file,
-        newline included. Raises ValueError for a number that is not finite."""
+        """Return this document, as the method `to_json` has it, as a string, the line of a `.jsonl`
+        file, newline included. Raises ValueError for a number that is not finite."""
         return json.dumps(self.to_json(), ensure_ascii=False, allow_nan=False) + "\n"
 
 

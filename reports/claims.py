@@ -114,7 +114,8 @@ class PaperPart(NamedTuple):
 
     @property
     def shared(self) -> dict[str, str]:
-        """Dict label → text of the facts that all claims of this part have in common; the page
+        """Dict label → text of the facts, as the function `described` gives them (sentence, source,
+        protocol, tolerance, class, note), that all claims of this part have in common; the page
         shows them once. There must be a claim."""
         described_claims = [described(verdict.claim) for verdict in self.claims]
         return {

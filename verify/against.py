@@ -55,9 +55,9 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
     measured on the other engine, are its `disagreements`. No run is written. Sets torch to one
     thread.
 
-    Raises BadInput for a configuration that cannot be compared or a missing package, Diverged if
-    ranks fail or one of the first three is not finite, DataMissing or IntegrityFailure for a
-    dataset that is missing or incomplete.
+    Raises BadInput for a configuration that cannot be compared, a layout that is unknown or does
+    not fit it, or a missing package; Diverged if ranks fail, or if a loss, a gradient norm or a
+    rate is not finite; DataMissing or IntegrityFailure for a dataset that is missing or incomplete.
     """
     kind = engine_class(theirs)
     layers = config.model.num_layers
@@ -178,9 +178,9 @@ def shared_work(
 ) -> Iterator[tuple[Work, ParityLayout]]:
     """Context manager: yield a pair, the training of `iterations` that two engines are given, as
     Work with initial weights drawn from the recipe's seed, and the layout named `layout`. Raises
-    BadInput if the training cannot be compared with other engines or its datasets differ in
-    vocabulary, DataMissing or IntegrityFailure for a dataset that is missing or incomplete. The
-    Work's files are gone afterwards.
+    BadInput if the training cannot be compared with other engines, the layout is unknown or does
+    not fit, or the datasets differ in vocabulary; DataMissing or IntegrityFailure for a dataset
+    that is missing or incomplete. The Work's files are gone afterwards.
 
     Dropout is 0. The vocabulary's padding rows count as words, because other engines include them
     in the softmax. The schedule of 2019, which Megatron-Core no longer has, becomes a cosine. The

@@ -365,13 +365,14 @@ def resolve(
     Buckets lie in files in `scratch`, or in the system's temporary folder: a member takes about 90
     bytes of memory and, for each band, 10 of disk.
 
-    By the rule `verified`, a document is dropped if and only if its exact Jaccard similarity to an
-    earlier document that is kept, shares a bucket with it and agrees with it in `min_agreement`
-    minima is at least the threshold; its survivor is the first such document. If there are more
-    than MOST_COMPARED such documents, only the ones that agree in the most minima are compared, and
-    a bucket offers only its first MOST_OFFERED kept documents; the pairs that are not compared are
-    counted. Documents with a number below `held_before` are always kept. A member that no other
-    member agrees with changes nothing: it may be in the component or not.
+    By the rule `verified`, a document is compared, in input order, with the earlier documents that
+    are kept, share a bucket with it and agree with it in at least `min_agreement` minima. It is
+    dropped at the first whose exact Jaccard similarity to it is at least the threshold, and that
+    one is its survivor; without such a one it is kept. A bucket offers only its first MOST_OFFERED
+    kept documents, and of more than MOST_COMPARED that agree only the ones that agree in the most
+    minima are compared; the pairs that these limits leave out are counted. Documents with a number
+    below `held_before` are always kept. A member that no other member agrees with changes nothing:
+    it may be in the component or not.
 
     By the rule `megatron-2019`
     (tools/openwebtext/{find_duplicates,group_duplicate_url,remove_group_duplicates}.py of v2.6) one

@@ -31,10 +31,10 @@ CACHED = "dataset_info.json"
 def tell_splits(root: Path | None, names: Sequence[str]) -> list[str]:
     """Return a list with the name of the split of each file in `names`, which are paths below the
     folder `root`; "" for a file whose split nothing tells. If `root` has a `dataset_dict.json` with
-    splits, the first folder of the path is the split if it is listed there. Otherwise, if the
-    file's name ends with a split that the `dataset_info.json` beside the file lists, the file has
-    that split, else the one that words of the path tell, such as `validation` for `dev`. Raises
-    BadInput if a list is unreadable.
+    splits, the first folder of the path is the split if it is listed there, else "" is returned for
+    the file. Without these splits, a file whose name ends with a split that the `dataset_info.json`
+    beside it lists has that split, and any other file the one that its path tells, such as
+    `validation` for `dev`. Raises BadInput if a list is unreadable.
 
     If `root` is None, as for remote files, the paths alone tell the split.
     """

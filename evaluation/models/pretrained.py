@@ -569,7 +569,8 @@ class Pretrained:
         except Exception as error:  # the library raises errors of many kinds
             raise BadInput(
                 f"the adapter {self._adapter} cannot be scored, because peft cannot merge it into"
-                f" the model's weights: {one_line(error)}"
+                f" the model's weights: {one_line(error)}; take another adapter, or the model"
+                " without it"
             ) from error
         if not differs <= MERGED[beside.itemsize]:
             raise BadInput(

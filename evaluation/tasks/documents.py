@@ -24,7 +24,9 @@ _UNSTABLE = "@"
 
 @dataclass(frozen=True)
 class RunningText:
-    """Text on which perplexity is measured, published or a user's, with its articles."""
+    """Text on which perplexity is measured, published or a user's: its `source`, a SourceText; the
+    whole `text`; its `articles`, pairs of a title and the character offset in `text`, empty if it
+    has none; and `num_lm_eval_words`, its number of words as lm-evaluation-harness counts them."""
 
     source: SourceText
     text: str

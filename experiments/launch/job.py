@@ -406,11 +406,13 @@ def _mounted(job: Job, out: Path) -> list[Path]:
 
 
 def torchrun_script(job: Job, out: Path) -> str:
-    """Return the text of the job's script; `out` is the folder of its files. The script is to be
-    started on every node, on each of several with its number from 0 in NODE_RANK and the first
-    node's address in MASTER_ADDR (MASTER_PORT is 29500 by default); or once and without these
-    variables if the job names its hosts, which the script reaches by ssh. Nothing is written.
-    Raises BadInput if the job or its file of hosts is not valid.
+    """Return the text of the bash script torchrun.sh, which starts the job's ranks by torchrun,
+    attempt after attempt, until the training is complete or is stopped, or another attempt is of no
+    use; `out` is the folder of its files. The script is to be started on every node, on each of
+    several with its number from 0 in NODE_RANK and the first node's address in MASTER_ADDR
+    (MASTER_PORT is 29500 by default); or once and without these variables if the job names its
+    hosts, which the script reaches by ssh. Nothing is written. Raises BadInput if the job or its
+    file of hosts is not valid.
 
     SIGTERM and Ctrl-C stop the ranks after the iteration in progress, with a checkpoint.
     """
