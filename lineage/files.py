@@ -240,7 +240,10 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Environment(FileSchema):
-    """Command, software and machine of a run."""
+    """Record of what a run was made with: release, `mlm_repro`, and commit, in `source`, of this
+    package; `python`, other `packages` and environment `variables`; the command line, `argv`; and
+    the machine's processor, cores, memory and GPUs. A fact that was not recorded is empty, a number
+    None."""
 
     mlm_repro: str = ""
     source: JSON = Field(default_factory=dict)

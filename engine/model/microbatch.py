@@ -91,8 +91,8 @@ def to_input(
     and each predicts the next: the PipelineInput's tokens and targets are [b, s].
 
     With `pairs`, for a BERT, one PairSample a row, the ids are [b, s]. The PairSamples give the
-    targets and the PipelineInput's `pairs`: parts, padding and order of the parts. `recurrence` is then
-    not used.
+    targets and the PipelineInput's `pairs`: parts, padding and order of the parts. `recurrence` is
+    then not used.
     """
     rows = _on_device(tokens, mesh)
     if not pairs:
