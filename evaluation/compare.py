@@ -169,7 +169,8 @@ def rows(compared: Iterable[Compared]) -> list[list[str]]:
     `compared`, a result and its Difference from the first model or None, in order. A row has the
     result's model, task, perplexity, standard error of the perplexity and, for a last-word test,
     accuracy; then the Difference's ln perplexity, the two ends of its 95 % interval, its p value
-    and number of pairs. Numbers have six significant digits; a cell without a number is empty."""
+    and number of pairs. Numbers have at most six significant digits; a cell without a number is
+    empty."""
     table = [
         [
             "model",

@@ -53,8 +53,8 @@ class DocumentWriter:
 class DocumentShard:
     """The documents in a directory that a DocumentWriter wrote. A loop, one at a time, reads the
     Documents in order; `shard[number]` reads one by its number, from 0, which the caller keeps
-    below the number of documents. That number is one less than the length of the attribute
-    `starts`; there is no `len`."""
+    below the number of documents. The attribute `starts` has one entry more than there are
+    documents; there is no `len`."""
 
     def __init__(self, directory: Path) -> None:
         self.starts = np.asarray(np.load(directory / STARTS, mmap_mode="r"))

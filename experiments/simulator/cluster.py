@@ -127,7 +127,7 @@ class ErrorInterval(Config):
     """Range from `low` to `high`, two factors on the prediction, in which 90 % of measurements lie;
     `source` says in words what it was made from. `coverage` and `score` tell how well such an
     interval held measurements that it was made without, and `baseline` is a simple rule's score on
-    them; None if that was not tested."""
+    them; each is None if it was not tested."""
 
     low: FiniteFloat
     high: FiniteFloat
