@@ -594,10 +594,11 @@ def widest(
     a100: HeldOut, h100: HeldOut, v100: HeldOut, within: Iterable[ErrorInterval]
 ) -> ErrorInterval:
     """Return the ErrorInterval, as factors on the prediction, that spans the 90 % interval of each
-    source's measurements and every interval in `within`. The rows are already predicted.
+    source's measurements and every interval in `within`. `a100`, `h100` and `v100` are arrays as
+    `held_out` returns them: their field `ratio` has each row's measured over its predicted time.
 
-    In `a100` and `h100` a fold is a source, predicted by a fit on the other sources of its cluster;
-    `v100` counts as one source, each row of which was predicted by a fit of the software's
+    In `a100` and `h100` each `fold` is a source, predicted by a fit on the other sources of its
+    cluster; `v100` counts as one source, each row of which was predicted by a fit of the software's
     constants on the other rows, with the A100 fit's constants for the rest. The returned interval's
     coverage is the mean share of a source's rows that lie inside the range of the other sources.
     """

@@ -165,9 +165,12 @@ def _sign_test(better: int, worse: int) -> float:
 
 
 def rows(compared: Iterable[Compared]) -> list[list[str]]:
-    """Return a table as a list of rows of text: the headings first, then a row for each result, in
-    order, with its paired difference from the first model if it has one. Numbers have six digits; a
-    cell without a number is empty."""
+    """Return a table as a list of rows of text: the headings, then a row for each pair in
+    `compared`, a result and its Difference from the first model or None, in order. A row has the
+    result's model, task, perplexity, standard error of the perplexity and, for a last-word test,
+    accuracy; then the Difference's ln perplexity, the two ends of its 95 % interval, its p value
+    and number of pairs. Numbers have at most six significant digits; a cell without a number is
+    empty."""
     table = [
         [
             "model",

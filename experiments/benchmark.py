@@ -149,8 +149,9 @@ def write_benchmark(path: Path, result: Benchmark) -> None:
 
 
 def setting_lines(result: Benchmark) -> list[str]:
-    """Return a list with a line `key: value` for each setting of the record `result` that all its
-    cases share, in order; a dict is written as names and values."""
+    """Return a list with a line `key: value` for each item of `result.setting`, the settings that
+    all cases of a Benchmark share, in its order; a value that is a dict is written as names and
+    values."""
     return [
         f"{key}: {named(value) if isinstance(value, dict) else value}"
         for key, value in result.setting.items()

@@ -344,9 +344,9 @@ class Arm(Config):
 
 
 class Effect(Config):
-    """A claim about the difference between two arms of an ablation: the `quantity` of the arm `of`
-    minus the quantity of the arm `less`, at the fraction `share` of training, is greater than
-    `above` and less than `below`, as far as these are given."""
+    """A claim, whose id is `claim`, about the difference between two arms of an ablation: the
+    `quantity` of the arm `of` minus the quantity of the arm `less`, at the fraction `share` of
+    training, is greater than `above` and less than `below`, as far as these are given."""
 
     claim: str
     """Id of the published claim that it answers; a question of our own has an id that no claim

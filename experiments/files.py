@@ -136,9 +136,9 @@ def write_runs(study: Path, runs: Iterable[KeptRun]) -> None:
 
 
 class KeptEvaluation(FileSchema, extra="forbid"):
-    """A line of evaluations.jsonl of a reproduction: the name of an evaluation, its model and
-    protocol with a hyphen between them, and as `result` the JSON object that `mlm-eval --json`
-    wrote for it."""
+    """A line of evaluations.jsonl of a reproduction, about one evaluation: in `name` the names of
+    its model and protocol with a hyphen between them, and in `result` the JSON object that
+    `mlm-eval --json` wrote for it."""
 
     name: str
     """Names of the model and the protocol, with a hyphen between them."""

@@ -240,7 +240,10 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Environment(FileSchema):
-    """Command, software and machine of a run."""
+    """Record of the software, command and machine of a run: in `mlm_repro` the release of this
+    package, in `source` its commit; `python`, other `packages` and environment `variables`; in
+    `argv` the command line; and the machine's processor, cores, memory and GPUs. A fact that was
+    not recorded is empty, a number None."""
 
     mlm_repro: str = ""
     source: JSON = Field(default_factory=dict)

@@ -172,8 +172,11 @@ def paper_parts(
     elsewhere: Iterable[str],
 ) -> list[Paper]:
     """Return a list of a Paper, its section of the page, for each paper that has claims, in the
-    page's order. An exhibit belongs to the paper that most of its experiment's claims are from or,
-    without claims, to the one that begins the experiment's name.
+    page's order. The parts of a Paper are, in the order of `experiments`, one for each experiment
+    that has claims of the paper, apart from claims on numbers of others, or an exhibit that belongs
+    to the paper; then, each if there are such claims, one for claims without an experiment and one
+    for claims on numbers of others. An exhibit belongs to the paper that most of its experiment's
+    claims are from or, without claims, to the one that begins the experiment's name.
 
     `drawn` has exhibits by the experiment's name, `experiments` all experiments by name.
     `elsewhere` are the ids of exhibits in other parts of the page; a part whose exhibit is there

@@ -153,9 +153,11 @@ class HubSource:
 
     @cached_property
     def _location(self) -> Location:
-        """Location of the corpus, looked up at first access. A corpus that the user names is looked
-        up on the hub; without a revision in its name it has the revision that is newest today.
-        Raises DataMissing if the hub does not have it, Interrupted if it cannot be asked."""
+        """Location of the corpus on the hub: its repository, subset and revision. `wikipedia` and
+        `openwebtext` have the ones in LOCATIONS, without a look-up. A corpus that the user names is
+        looked up on the hub at first access; without a revision in its name it has the revision
+        that is newest today. Raises DataMissing if the hub does not have it, Interrupted if it
+        cannot be asked."""
         if self.name in LOCATIONS:
             return LOCATIONS[self.name]
         from huggingface_hub import HfApi

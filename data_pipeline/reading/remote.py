@@ -79,7 +79,7 @@ class Remote:
                 if isinstance(error, ValueError) and "rotocol" in str(error):
                     raise BadInput(
                         f"{self.url} is not an address that can be read, because a protocol in it,"
-                        f" such as s3 in s3://, cannot be used: {error}"
+                        f" such as s3 in s3://, cannot be used: {error}; correct the address"
                     ) from error
                 # fsspec's HTTP client raises FileNotFoundError for any failure of a connection too,
                 # with the failure as its cause.

@@ -51,8 +51,10 @@ class DocumentWriter:
 
 
 class DocumentShard:
-    """The documents in a directory that a DocumentWriter wrote: Documents, read in order by a loop,
-    one loop at a time, or by number, from 0, with `shard[number]`; there is no `len`."""
+    """The documents in a directory that a DocumentWriter wrote. A loop, one at a time, reads the
+    Documents in order; `shard[number]` reads one by its number, from 0, which the caller keeps
+    below the number of documents. The attribute `starts` has one entry more than there are
+    documents; there is no `len`."""
 
     def __init__(self, directory: Path) -> None:
         self.starts = np.asarray(np.load(directory / STARTS, mmap_mode="r"))

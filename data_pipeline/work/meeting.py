@@ -40,12 +40,13 @@ T = TypeVar("T")
 class Meeting:
     """Context manager of one part, `part` of `parts` from 1 on, of an array of jobs that build one
     dataset. In `folder`, which all parts share, a file that a thread rewrites shows the other parts
-    that this one lives and on which facts it works; a part that ends by an error says so in its
-    file.
+    that this one lives and on which facts it works. A part that ends by an error after `agree` says
+    so in its file. Any other end removes the file, and an end of part 1 without an error the files
+    of all parts.
 
     The method `agree` adds facts and raises BadInput if a living part has other values of them.
     `wait_for` waits for the result of another part, and raises Interrupted if that part has ended
-    or gives no sign of life for MLM_JOIN_SECONDS.
+    by an error or gives no sign of life for MLM_JOIN_SECONDS, BadInput if it works on other facts.
     """
 
     def __init__(self, folder: Path, part: int, parts: int) -> None:

@@ -125,7 +125,8 @@ class MemoryGuard(Guard):
 
 
 class OutOfMemory(HardwareMissing):
-    """Error that ends a run for which this machine has too little memory: exit code 4."""
+    """Error that ends a training when a rank fails to allocate memory, on its GPU or on the host:
+    exit code 4. `explaining_out_of_memory` raises it in place of the allocation's own error."""
 
 
 @contextmanager

@@ -85,12 +85,14 @@ def to_input(
     pairs: Sequence[PairSample] = (),
     places: tuple[int, ...] = (),
 ) -> PipelineInput:
-    """Return a PipelineInput, the microbatch of the token ids in the NumPy array `tokens`, on the
-    device of `mesh`; on a CPU it shares their memory. Without `pairs` the ids are [b, s + 1], and
-    each predicts the next: the PipelineInput's tokens and targets are [b, s].
+    """Return the PipelineInput of one microbatch, whose token ids are the NumPy array `tokens`, on
+    the device of `mesh`; on a CPU it shares their memory. `dropout`, `places` and `recurrence`, the
+    memory of a model that has one, are stored as they are. Without `pairs` the ids are [b, s + 1],
+    and each predicts the next: the PipelineInput's tokens and targets are [b, s].
 
-    With `pairs`, for a BERT, one PairSample a row, the tokens are [b, s], the pairs give targets,
-    parts and padding, and `recurrence` is not used. `dropout` and `places` are stored as they are.
+    With `pairs`, for a BERT, one PairSample a row, the ids are [b, s]. The PairSamples give the
+    targets and the PipelineInput's `pairs`: parts, padding and order of the parts. `recurrence` is
+    then not used.
     """
     rows = _on_device(tokens, mesh)
     if not pairs:

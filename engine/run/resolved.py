@@ -142,7 +142,8 @@ class ResolvedRun:
     @property
     def data(self) -> DatasetFacts:
         """The DatasetFacts of the dataset that the run trains on, such as its files, tokenizer and
-        digest. Raises BadInput if the configuration names no dataset."""
+        digest: the attribute `dataset`, already read. Raises BadInput if that is None, because the
+        configuration names no dataset."""
         if self.dataset is None:
             raise BadInput(
                 "data.dataset is not set: make a dataset with `mlm-data run` and name its"

@@ -124,7 +124,10 @@ class Constants(Hardware[Number], SoftwareConstants[Number], Generic[Number]):
 
 
 class ErrorInterval(Config):
-    """Range of 90 % of measurements, as factors on the prediction."""
+    """Range from `low` to `high`, two factors on the prediction, in which 90 % of measurements lie;
+    `source` says in words what it was made from. `coverage` and `score` tell how well such an
+    interval held measurements that it was made without, and `baseline` is a simple rule's score on
+    them; each is None if it was not tested."""
 
     low: FiniteFloat
     high: FiniteFloat

@@ -62,9 +62,11 @@ class TiedEmbedding(nn.Module):
         return linear(enter_tensor_parallel(hidden, self.axis), self.word_embeddings.weight)
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross-entropy [n], in nats, of each token id in `targets` [n] under the states
-        `hidden` [n, h], in fp32 (fp64 stays fp64). Every tensor-parallel rank calls it with the
-        same whole states and targets, and gets the same whole result."""
+        """Return the cross-entropy [n], in nats, of each token id in `targets` [n] under the logits
+        of the states `hidden` [n, h], their products with the word embedding without its padding
+        rows. The result is in fp32 (fp64 stays fp64). Every tensor-parallel rank calls it with the
+        same whole states and targets, and gets the same whole result. Backward can run only
+        once."""
         return vocab_parallel_cross_entropy(
             self.logits(hidden), targets, self.vocab_size, self.axis
         )
