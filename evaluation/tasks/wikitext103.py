@@ -144,7 +144,8 @@ def lm_eval_wikitext(
     token that begins a document, as releases up to 0.4.13 do.
 
     Raises BadInput if the file cannot be read, and IntegrityFailure if it is not the official one
-    or if GPT-2's tokenizer gives another number of WikiText-103's sub-words than the known one."""
+    or if GPT-2's tokenizer gives another number of WikiText-103's sub-words than the known one.
+    """
     text = read_wikitext(name, path, test_set)
     documents = list(lm_eval_documents(text.text))
     rewritten = list(map(detokenize_wikitext, documents))
