@@ -155,7 +155,7 @@ def find_duplicates(
 
 
 def find_copies(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write three arrays of numbers of documents in the corpus: `copies.npy`, with the fields
+    """Task: write three arrays of documents' numbers in the corpus: `copies.npy`, with the fields
     `document`, one whose text an earlier document has, and `first`, the first such document, in
     order of `document`; `firsts.npy`, these first documents, sorted, once for each copy; and
     `starts.npy`, the number of each shard's first document and the total.
