@@ -219,7 +219,7 @@ def _stages_of_ranks(model: ModelConfig, parallel: ParallelConfig) -> list[list[
 
 
 def _parameters(model: ModelConfig, parallel: ParallelConfig, stages: list[PipelineStage]) -> float:
-    """Return the number of parameters that one of `parallel.tp` tensor-parallel ranks holds of the
-    PipelineStages in `stages`, all together."""
+    """Return the number of parameters of `model` that one of `parallel.tp` tensor-parallel ranks
+    holds of the PipelineStages in `stages`, all together."""
     costs = family_of(model).closed_forms(model)
     return sum(costs.parameters(stage, parallel.tp) for stage in stages)

@@ -65,8 +65,8 @@ class Translation(NamedTuple):
 
 
 class MegatronFlags(NamedTuple):
-    """Megatron-LM's flags for a configuration, as words of a command line, and the settings that
-    they do not express."""
+    """Megatron-LM's flags for a configuration: `words`, a list of the words of a command line, and
+    `missing`, a list of sentences about the settings that the flags do not express."""
 
     words: list[str]
     missing: list[str]

@@ -408,7 +408,8 @@ class Ablation(Config):
 
 
 class Expected(Config):
-    """expected.toml: a list of the ids of the claims that an experiment answers."""
+    """expected.toml: a list of the ids of the claims that an experiment answers, in which `*`
+    stands for any characters."""
 
     claims: tuple[str, ...]
     """Ids of the claims; `*` stands for any characters."""

@@ -78,8 +78,8 @@ Rows = dict[tuple[str, str, Kind], list[Record]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """A published claim, the outcome of checking it here with the reason in words, and the number
-    that was compared with the claim."""
+    """A published claim, the outcome of checking it here with the reason in words, the way in which
+    it was tried, `scale`, and the Record of the number that was compared with it, or None."""
 
     experiment: str
     """Name of the experiment that answers the claim; empty if none does."""

@@ -343,7 +343,7 @@ def by_protocol(
     then by protocol and by the model's position in `order`. Models that `order` lacks come last, by
     name.
 
-    `evaluations` has results by file stem, which is the model's name and the task.
+    `evaluations` has results by file stem, MODEL-TASK, from which `-TASK` is taken off.
     """
     named = [(stem.removesuffix(f"-{result.task}"), result) for stem, result in evaluations.items()]
     models = [*order, *sorted(model for model, _ in named)]

@@ -602,9 +602,11 @@ def _planted(layout: str, ranks: Sequence[Computed], weights: Weights) -> Iterat
 
 
 def _masks(layout: ParityLayout, ranks: Sequence[Computed]) -> Iterator[LayoutFinding]:
-    """Yield a finding for each dropout mask of a rank that differs from the mask of its group's
-    first tensor-parallel rank although both dropouts have the same input, or that is the same
-    although their inputs differ."""
+    """Yield a LayoutFinding for each dropout mask of a rank that differs from the mask of the same
+    dropout on the first rank of its tensor-parallel group although both have the same input, or
+    that is the same although their inputs differ. `ranks` has a Computed of each rank of `layout`,
+    in rank order, whose `masks` has the digests of inputs and masks and is empty if none were
+    taken; dropouts are paired by their place in it."""
     for number, rank in enumerate(ranks):
         first = number - number % layout.tp
         for (name, x, mask), (_, other_x, other_mask) in zip(

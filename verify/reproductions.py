@@ -169,10 +169,11 @@ def _filled(name: str, told: JSON) -> str:
 
 
 def _runs(report: LayoutsReport, layout: ParityLayout) -> str:
-    """Return the Python source text of a dict of three runs of a small model with the `fields` of
-    `report`, with the keys `serial`, the name of `layout` and `again`, which is the serial run
-    repeated. Each value is a dict of Megatron-Core's settings for the run, with its number of
-    `ranks`."""
+    """Return the Python source text of a dict of three runs of Megatron-Core: `serial`, one under
+    the name of `layout`, and `again`, the serial run repeated. A run is a dict of its number of
+    `ranks` and of Megatron-Core's settings for its layout and a small model, as the `fields` of
+    `report` change them: `kind`, the name of the configuration's class, and the dicts `groups`,
+    `config`, `model`, `distributed` and `optimizer`."""
     work = small_work(report.seed, 2, core_fields(report.fields))
     # Serially twice, so that the program shows that its serial run is repeatable.
     runs = {}

@@ -155,8 +155,9 @@ def find_duplicates(
 
 
 def find_copies(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write `copies.npy`, each document whose text an earlier document has, with the first
-    such document, in order; `firsts.npy`, these first documents, sorted, once for each copy; and
+    """Task: write three arrays of documents' numbers in the corpus: `copies.npy`, with the fields
+    `document`, one whose text an earlier document has, and `first`, the first such document, in
+    order of `document`; `firsts.npy`, these first documents, sorted, once for each copy; and
     `starts.npy`, the number of each shard's first document and the total.
 
     The first `held` documents are not looked at. The rule `megatron-2019` compares equal texts like

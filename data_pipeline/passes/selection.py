@@ -68,9 +68,11 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
     after the token filters), `deduplicate` (True if it was done), `decontaminate` (section or
     None), `tokenizer` (digest or None), `keep_dropped` (True if dropped documents are written too,
     to `dropped.jsonl`).
-    Inputs: the shard after each pass, then decisions, n-grams and tokenizer if the recipe has them.
-    Returns `stages`, the stages' ledger entries, the number of remaining `documents`, where each
-    part counts, and `left_in`, the number of lines in `left_in.jsonl`.
+    Inputs: the shard's folder after the pass `prepare`, then after `measure`, then the folders of
+    the decisions, the n-grams and the tokenizer, as far as the recipe has them. Returns `stages`,
+    the stages' ledger entries, the number of remaining `documents`, where each part counts, and
+    `left_in`, the number of lines in `left_in.jsonl`; without `is_written`, an empty list and
+    zeros.
     """
     prepared, measured, *more = inputs
     section = settings["decontaminate"]

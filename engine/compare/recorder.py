@@ -75,9 +75,9 @@ class NameMap(Config):
         return value
 
     def in_their_order(self, ours: str, value: Tensor, heads: int) -> Tensor:
-        """Return `value`, our parameter named `ours`, with rows and dimensions in the other
-        engine's order, the inverse of `in_our_order`. `heads` is the number of attention heads in
-        `value`."""
+        """Return `value`, our parameter named `ours`, in the other engine's layout, the inverse of
+        `in_our_order`: rows [n, 3, d] become [3, n, d], and [out, in] becomes [in, out], if the map
+        says so for this name. `heads` is n, the number of attention heads in `value`."""
         if ours.endswith(self.grouped):
             value = value.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
         return value.T if ours.endswith(self.transposed) else value

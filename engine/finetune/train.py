@@ -155,8 +155,9 @@ class PairEncoder:
 @dataclass(frozen=True)
 class FineTuned:
     """Result of a fine-tuning: its task, the checkpoint's name and digest, the recipe, the sizes of
-    the sets, the seconds that it took, and the metrics in percent on each held-out set: each
-    training's, their medians, and the metrics of the trainings' mean scores."""
+    the sets, the seconds that it took, and three dicts of metrics in percent by held-out set:
+    `of_members`, each training's, `metrics`, their medians, and `ensemble`, the metrics of the
+    trainings' mean scores."""
 
     task: str
     checkpoint: str

@@ -304,7 +304,7 @@ def _read_config(
 
 
 def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, Tensor]:
-    """Join the tensors of all ranks' files, which come as lists [stage][tensor-parallel rank], and
+    """Join the tensors of all ranks' `files`, lists of RankFiles [stage][tensor-parallel rank], and
     return a dict our name, with the whole model's layer numbers, → whole tensor, its rows in our
     order. An undivided tensor is the first tensor-parallel rank's. `config` is the whole model's.
 

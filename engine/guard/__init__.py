@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 @dataclass
 class Iteration:
     """One training iteration as guards see it: its number, the size of its global batch, this
-    rank's microbatches, the loss and the norm of the gradient (a Gradient, not the tensors), and,
-    only once the update was made or skipped, its line of the metrics."""
+    rank's microbatches, the loss and the norm of the gradient (a Gradient, not the tensors), and
+    `line`, its line of the metrics, an attribute that is missing until the update was made or
+    skipped."""
 
     number: int
     """Number of this iteration in the training, counted from 0."""

@@ -147,10 +147,10 @@ class PretrainedModel(nn.Module):
     @torch.inference_mode()
     def pack_weights(self) -> None:
         """Put float32 weights of this model's plain linear layers, except the output layer, into
-        oneDNN's order, in place, and run the model once. Weights on a GPU, or on a CPU without
-        AVX-512 or oneDNN, keep their order. If the model then fails with a RuntimeError, because it
-        reads a weight itself, all weights stay as they were. Products of several rows get faster,
-        products of a single row slower. The last bits change."""
+        oneDNN's order, in place, and run the model once on test tokens. Weights on a GPU, or on a
+        CPU without AVX-512 or oneDNN, keep their order. If that run fails with a RuntimeError,
+        because the model reads a weight itself, all weights are put back. Products of several rows
+        get faster, products of a single row slower. The last bits change."""
         modules = [
             layer
             for layer in self.theirs.modules()

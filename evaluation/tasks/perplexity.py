@@ -170,11 +170,9 @@ def stretches(num_targets: int, num_words: int, window: int) -> list[Block]:
 def block_weights(blocks: Sequence[Block], normaliser: float, num_windows: int) -> Floats:
     """Return an array [blocks]: the share of `normaliser`, a result's divisor, that falls to each
     block. The shares add up to the divisor and are in proportion to the blocks' scored words, or to
-    their scored sub-words if the divisor counts these. `blocks` have their numbers of scored
-    sub-words.
-
-    A divisor by sub-words counts all that were scored, or one less in some of the `num_windows`
-    windows.
+    their scored sub-words if the divisor counts these. A divisor is taken to count them if it is
+    their number in all `blocks`, or less by at most one for each of the `num_windows` windows. Each
+    Block must have its `num_scored`, which is 0 by default.
     """
     scored = np.array([float(block.num_scored) for block in blocks])
     words = np.array(

@@ -136,12 +136,16 @@ def lm_eval_wikitext(
     is_double: bool = False,
     test_set: str = "wikitext103",
 ) -> PerplexityTask:
-    """Return the PerplexityTask on the official WikiText file of `test_set` at `path` as
-    lm-evaluation-harness's `wikitext` does on WikiText-2; the window is the whole context. `name`
-    is the protocol's, which the result states as its source. With `is_double` a tokenizer's first
-    tokens are scored too, after the token that begins a document, as releases up to 0.4.13 do.
+    """Return the PerplexityTask on the official WikiText file of `test_set`, `wikitext103` or
+    `wikitext2`, at `path`, which scores document by document as lm-evaluation-harness's `wikitext`
+    does, in windows of at most `context` inputs that score disjoint sub-words, and divides the loss
+    by the number of words as that program counts them. `name` is the protocol's, which the result
+    states as its source. With `is_double` a tokenizer's first tokens are scored too, after the
+    token that begins a document, as releases up to 0.4.13 do.
+
     Raises BadInput if the file cannot be read, and IntegrityFailure if it is not the official one
-    or if GPT-2's tokenizer gives another number of WikiText-103's sub-words than the known one."""
+    or if GPT-2's tokenizer gives another number of WikiText-103's sub-words than the known one.
+    """
     text = read_wikitext(name, path, test_set)
     documents = list(lm_eval_documents(text.text))
     rewritten = list(map(detokenize_wikitext, documents))

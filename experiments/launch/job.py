@@ -253,8 +253,8 @@ def saved_seconds(job: Job) -> float:
 
 def describe_job(job: Job) -> str:
     """Return a text on the job: ranks, layout, a checkpoint's size and time, the interval between
-    checkpoints and the share of time that failures leave; with a named cluster also the simulated
-    time and number of attempts.
+    checkpoints and the share of time that failures leave, these two unless the job's rate of
+    failures is 0; with a named cluster also the simulated time and number of attempts.
 
     Raises BadInput for a job that is not valid or does not fit its cluster, for a stated interval
     in which a rank fails on average, and if two checkpoints, with a cluster also an iteration, do

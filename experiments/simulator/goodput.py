@@ -58,9 +58,10 @@ class Failures(NamedTuple):
 
     @property
     def best_interval(self) -> float:
-        """The seconds of training between checkpoints that lose the least (Daly's Equation 37);
-        infinite without failures. They are at least the time to write a checkpoint, because only
-        one is written at a time."""
+        """The seconds of training between checkpoints that lose the least, computed from the
+        attributes `mean` and `copy` (Daly's Equation 37); infinite if `mean` is infinite. They are
+        at least `checkpoint`, the time to write one beside training, because only one is written at
+        a time."""
         if self.copy >= 2 * self.mean:
             return max(self.mean, self.checkpoint)
         ratio = self.copy / (2 * self.mean)

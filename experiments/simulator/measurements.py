@@ -224,9 +224,10 @@ def _parameters(workload: Workload) -> int:
 
 
 def _scaling_percent(row: Simulated) -> float:
-    """Return the throughput per GPU of the row's workload as a percentage of the throughput per GPU
-    of `first`, the row's other workload. Throughput is parameters × sequences of the global batch
-    over the simulated time: the normalisation that fits the 2019 paper's Figure 5."""
+    """Return the throughput per GPU of `workload` as a percentage of the throughput per GPU of
+    `first`, both workloads of the Simulated `row`. Throughput is parameters × sequences of the
+    global batch over the simulated seconds of an iteration: the normalisation that fits the 2019
+    paper's Figure 5."""
     work, first_work = (
         workload.global_batch / workload.gpus * _parameters(workload)
         for workload in (row.workload, row.first)

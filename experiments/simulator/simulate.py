@@ -68,7 +68,7 @@ class Prediction:
     the bytes of memory of its fullest rank and the probability that these bytes fit; `extrapolated`
     says how the workload lies outside the fitted rows. `reason` is empty if the workload runs. For
     a refused workload there are a reason and zeros; for a workload that only lacks memory, a reason
-    beside the numbers."""
+    beside the numbers; with `only_fitting`, `simulate` then gives only the two about memory."""
 
     reason: str = ""
     """Empty if it runs. If only memory is short, the numbers are given too; with `only_fitting`,

@@ -40,10 +40,11 @@ from mlm_repro.engine.rng import Dropout
 
 
 class BidirectionalAttention(SelfAttention):
-    """Attention from every position to every token that is not padding, with heads divided over the
-    tp axis: [s, b, h] → [s, b, h], where `is_token` [b, s], an argument of the call, is False at
-    padding. Under sequence parallelism input and output are this rank's positions, [s/t, b, h]. The
-    output is without the last product's bias."""
+    """Attention from every position to every token that is not padding, [s, b, h] → [s, b, h], with
+    heads divided over the tensor-parallel axis, each rank of which calls it. A call takes the
+    input, the Dropout or None for none, and `is_token` [b, s], which is False at padding. Under
+    sequence parallelism input and output are this rank's positions, [s/t, b, h]. The output is
+    without the last product's bias."""
 
     def forward(self, x: Tensor, dropout: Dropout | None, is_token: Tensor) -> Tensor:  # type: ignore[override]
         qkv = self.query_key_value(x).unflatten(

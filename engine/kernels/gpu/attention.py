@@ -46,11 +46,13 @@ HOPPER = 90
 
 def parts_of(d: int, dtype: torch.dtype) -> tuple[int, int]:
     """Return a pair of numbers, the columns of the two parts into which a head of `d` columns of
-    `dtype` is divided, powers of two: 64 and 32 for 96, so that products have less padding than
-    with one part. The second number is 0 if there is one part.
+    `dtype` is divided, powers of two: the largest that is not above `d`, and the smallest that has
+    room for the rest, 64 and 32 for 96, so that products have less padding than with one part. Each
+    is at least 16, as tensor cores demand; the second is 0 if there is no rest.
 
-    Tensor cores take at least 16. Before Hopper 16-bit heads have one part: with two, registers do
-    not suffice. For the same reason a head of 128 or more columns has two parts in fp32.
+    Before Hopper a 16-bit head has one part, the smallest power of two with room for it: with two,
+    registers do not suffice. For the same reason a head of 128 or more columns has two parts in
+    fp32, two halves if `d` is a power of two.
     """
     is_wide = dtype == torch.float32
     if compute_capability() < HOPPER and not is_wide:
