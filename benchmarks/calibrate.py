@@ -242,13 +242,12 @@ def time_ratios(
 ) -> Floats:
     """Return an array [n] with the measured over the predicted value of each observation of seconds
     of an iteration or days of an epoch, and with the predicted over the measured value of any other
-    quantity, such as a speed; both are above 1 if it was slower than predicted. Measured values are
-    taken as they are; the prediction of a relative quantity refers to that of the first
-    observation's workload.
+    quantity, such as a speed; both are above 1 if it was slower than predicted. A relative quantity
+    is predicted relative to the first observation's workload; its measured value is taken as it is.
 
-    `rule` is given a machine and workloads and predicts seconds of an iteration, one for each
-    workload; the machine is `machine`, for an observation that names a cluster with the constants
-    of that cluster's datasheet.
+    `rule` is given a machine and workloads and returns each workload's predicted seconds of an
+    iteration. The machine is `machine`; if an observation names a cluster, constants of that
+    cluster's datasheet replace the machine's.
     """
     ratios = published_values(observations) / predicted(machine, observations, rule)
     falls = [row.quantity not in ("iteration_seconds", "days_per_epoch") for row in observations]

@@ -250,9 +250,7 @@ def _device(name: str) -> torch.device:
     """Return the torch device called `name`. Raises BadInput for a kind of device other than `cpu`
     and `cuda`, or if this machine does not have the device."""
     if name.partition(":")[0] not in MAX_LOGIT_BYTES:
-        raise BadInput(
-            f"a model cannot be evaluated on device {name}: give {' or '.join(MAX_LOGIT_BYTES)}"
-        )
+        raise BadInput(f"device {name} is not supported: give {' or '.join(MAX_LOGIT_BYTES)}")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

@@ -533,7 +533,7 @@ class Erratum(Config):
 
 class Cleared(Quotation):
     """A sentence of a document that looks like an erratum but is right, a row `cleared` of
-    errata.toml: its `words`, its `place` and the `reason` that it is right."""
+    errata.toml: its `words`, its `place` and the `reason` why it is right."""
 
     reason: str
 

@@ -211,8 +211,8 @@ def _mean(steps: Sequence[Step]) -> Step:
 
 def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Record]:
     """Return a list of every Record of the reproduction in the directory `run`: the published ones
-    about the models of `summary`, and those that follow from `summary` and from the metrics and
-    evaluations in files of `run`. A model without kept metrics has none along its curve. Nothing is
+    about the models of `summary`, and the ones that follow from `summary` and from the metrics and
+    evaluations in that directory. A model without kept metrics has none along its curve. Nothing is
     written.
 
     A run of an earlier version, which has no scores.json, gets neither bits per byte nor

@@ -699,7 +699,7 @@ def test_what_a_device_cannot_do_is_said(
 
     directory = made(tmp_path / "model", "Qwen2Config")
     refused = mlm_eval("perplexity", text, "--ckpt", directory, "--set", "device=mps", ends=2)
-    assert "a model cannot be evaluated on device mps: give cpu or cuda" in refused.error
+    assert "device mps is not supported: give cpu or cuda" in refused.error
     asked = ("perplexity", text, "--ckpt", directory, "--window", 16, "--stride", 16)
     expected, plain, most = evaluated(*asked)["perplexity"], scores.score_batch, 4
 
