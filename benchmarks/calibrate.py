@@ -243,10 +243,12 @@ def time_ratios(
     """Return an array [n] with the measured over the predicted value of each observation of seconds
     of an iteration, or of days or minutes of an epoch, and with the predicted over the measured
     value of any other quantity, such as a speed; both are above 1 if it was slower than predicted.
-    A quantity that is relative refers to the first observation.
+    A relative quantity is predicted relative to the first observation's workload; its measured
+    value is taken as it is.
 
-    `rule` is given a machine and workloads and predicts seconds of an iteration, [n]; the machine
-    is `machine`, with the datasheet's constants of the cluster that the observations name, if any.
+    `rule` is given a machine and workloads and returns each workload's predicted seconds of an
+    iteration. The machine is `machine`; if an observation names a cluster, constants of that
+    cluster's datasheet replace the machine's.
     """
     ratios = published_values(observations) / predicted(machine, observations, rule)
     falls = [

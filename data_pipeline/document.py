@@ -46,9 +46,10 @@ class Drop:
 @dataclass(frozen=True, slots=True)
 class Malformed:
     """Record of a line, row or file that no document can be made of, or of a document that a filter
-    found unfit: its file or the document's id, its line, the reason, and an excerpt, its first
-    characters. It is no exception: readers yield it in the place of a document, and a build sets it
-    aside and goes on, unless the recipe allows fewer of them."""
+    found unfit: `source`, the file's name or the document's id; `line`, the number of the line or
+    row, 1 for a document, 0 for a damaged file; the reason; and `excerpt`, the first characters, if
+    there are any. It is no exception: readers yield it in the place of a document, and a build sets
+    it aside and goes on, unless the recipe allows fewer of them."""
 
     source: str
     line: int

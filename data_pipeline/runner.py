@@ -487,12 +487,12 @@ def _run_stages(
     meeting: Meeting | None = None,
 ) -> RunDirectory:
     """Open all input and print the cost to standard error, then run the stages of `config` in the
-    RunDirectory that `begin` makes from the digests of the input, and return it complete; one that
-    is sealed already is returned at once. `executor` is "local" or "ray". `room` is the disk space
-    that the work takes, as a multiple of the input. `shelf` is a folder that keeps the results of
-    slow stages for the next build. With a `meeting`, this process is one part of several. Raises
-    the errors of `_open`, `begin`, `Meeting.agree`, `_complete` and the stages, and BadInput for
-    "ray" if Ray is not installed."""
+    RunDirectory that `begin` makes, and return it complete; one that is sealed already is returned
+    at once. `begin` is given the dict about input, code and libraries that `_open` returns.
+    `executor` is "local" or "ray". `room` is the disk space that the work takes, as a multiple of
+    the input. `shelf` is a folder that keeps the results of slow stages for the next build. With a
+    `meeting`, this process is one part of several. Raises the errors of `_open`, `begin`,
+    `Meeting.agree`, `_complete` and the stages, and BadInput for "ray" if Ray is not installed."""
     workers = _workers(executor, config)
     sources, test_sets, parents, needed = _open(config, room)
     if meeting:

@@ -45,8 +45,8 @@ class Series(Config):
 
 class Ratio(Config):
     """A contender's quantity divided by another contender's, or by a limit: `value`, mostly the
-    median of the rounds; `rounds`, the ratio of each round; and `goal`, if there is one, a lower or
-    an upper bound."""
+    median of the rounds; `rounds`, the ratio of each round; and `goal`, if there is one, a lower
+    bound, or an upper one with `less_is_better`."""
 
     name: Name
     value: NotNegative

@@ -533,7 +533,8 @@ class Erratum(Config):
 
 
 class Cleared(Quotation):
-    """A sentence that looks like an erratum but is right, with the reason."""
+    """A sentence of a document that looks like an erratum but is right, a row `cleared` of
+    errata.toml: its `words`, its `place` and the `reason` why it is right."""
 
     reason: str
 

@@ -22,8 +22,9 @@ class Range:
 
     @classmethod
     def printed(cls, number: Decimal) -> Self:
-        """Return the Range of a printed number, a Decimal with the digits that were printed: half a
-        unit of its last digit either way."""
+        """Return the Range of a printed number, a Decimal with the digits that were printed: the
+        number as `value`, and `low` and `high` half a unit of its last digit below and above it,
+        all floats."""
         half = Decimal(1).scaleb(int(number.as_tuple().exponent)) / 2
         return cls(float(number), float(number - half), float(number + half))
 

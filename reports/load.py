@@ -18,8 +18,9 @@ from mlm_repro.lineage.run import MANIFEST, RunDirectory
 @dataclass(frozen=True)
 class Reproduction:
     """Complete reproduction, as `load_reproduction` reads it from its directory: its manifest,
-    summary and records, the `ledger` and the `card` of its data, its `evaluations`, results by
-    model and protocol, and `scores`, the differences between its models."""
+    summary and records; the `ledger` and the `card` of its data; `evaluations`, a dict of results
+    by model and protocol, such as `8.3b-lambada`; and `scores`, the differences between its models,
+    or None if an earlier version made the run."""
 
     directory: Path
     manifest: Manifest

@@ -45,7 +45,8 @@ def fingerprints(texts: Sequence[str], config: DeduplicateConfig) -> NDArray[np.
 
 def fingerprint_words(config: DeduplicateConfig) -> int:
     """Return the length of a fingerprint in 64-bit words under the settings `config`: one word for
-    each band, and the words of the sketch."""
+    each band, and one for every eight of the `num_permutations`, rounded up, because the sketch has
+    a byte for each permutation."""
     return config.banding[0] + -(-config.num_permutations // WORD_BYTES)
 
 

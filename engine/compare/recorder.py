@@ -262,10 +262,11 @@ def whole_gradients(optimizer: FlatOptimizer) -> Iterator[tuple[ShardedParameter
 
 
 def whole_state(optimizer: FlatOptimizer) -> Iterator[tuple[ShardedParameter, str, Tensor]]:
-    """Yield (parameter, name, tensor) for each parameter of this rank and each of its states:
-    `exp_avg`, `exp_avg_sq` and, in mixed precision, `master`. The tensor is gathered from the ranks
-    that share the optimizer, and has the parameter's local shape; a rank that shares with no other
-    gets a view, no copy. Collective: each of these ranks must iterate to the end."""
+    """Yield (parameter, name, tensor) for each parameter of this rank and each of its states in
+    `optimizer`: group by group, first `exp_avg` of all the group's parameters, then `exp_avg_sq`
+    and, in mixed precision, `master`. The tensor is gathered from the ranks that share the
+    optimizer, and has the parameter's local shape; a rank that shares with no other gets a view, no
+    copy. Collective: each of these ranks must iterate to the end."""
     for group in optimizer.groups:
         for name, part in group.state.items():
             for parameter, view in group.views(group.owners.all_gather(part, dim=0)):

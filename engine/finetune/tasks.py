@@ -27,8 +27,9 @@ MNLI_LABELS = ("contradiction", "entailment", "neutral")
 
 @dataclass(frozen=True)
 class LabelledExample:
-    """Example with one right answer, either of two kinds: one pair of texts and its class, or a
-    (question with option, passage) pair for each option and the right option's index."""
+    """Example with one right answer, either of two kinds: `pairs` has one pair of texts, and
+    `label` is the number of its class; or `pairs` has a pair (question with option, passage) for
+    each option, and `label` is the index of the right one."""
 
     pairs: tuple[tuple[str, str], ...]
     label: int

@@ -384,7 +384,7 @@ class Pretrained:
         it.
 
         With `with_weights` also config.json, all weights and the adapter's files, which replace
-        files of the same name. Digests of weights are cached.
+        files of the same name. All digests are cached.
         """
         files = [
             path

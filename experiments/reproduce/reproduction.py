@@ -210,9 +210,10 @@ def _mean(steps: Sequence[Step]) -> Step:
 
 
 def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Record]:
-    """Return a list of every Record of a reproduction: the published ones about its models, and
-    those that follow from its summary and from the metrics and evaluations that its run keeps. A
-    model without kept metrics has none along its curve. Nothing is written.
+    """Return a list of every Record of the reproduction in the directory `run`: the published ones
+    about the models of `summary`, and the ones that follow from `summary` and from the metrics and
+    evaluations in that directory. A model without kept metrics has none along its curve. Nothing is
+    written.
 
     A run of an earlier version, which has no scores.json, gets neither bits per byte nor
     log-likelihoods nor means over seeds. Raises IntegrityFailure if a result is missing or has

@@ -126,10 +126,10 @@ class BertEmbedding(Embedding):
 
 class MaskedHead(nn.Module):
     """Prediction of masked tokens by a BERT's last stage. A call takes the stage's output, the word
-    embedding and a mask of positions, and returns the logits at the masked positions alone: dense
-    layer, GeLU and layer norm of the output, then the product with the word embedding, plus a bias.
-    The word embedding and the bias are divided over the tensor-parallel axis, the rest is whole on
-    each rank. The bias is not initialized here."""
+    embedding and a mask of positions [s, b], and returns this rank's logits [m, v/t] at the m
+    masked positions alone: dense layer, GeLU and layer norm of the output, then the product with
+    the word embedding, plus a bias. The word embedding and the bias are divided over the
+    tensor-parallel axis, the rest is whole on each rank. The bias is not initialized here."""
 
     shard_dims: ClassVar[dict[str, int]] = {"bias": 0}
     roles: ClassVar[Roles] = {"bias": Role.BIAS}
