@@ -30,12 +30,13 @@ def is_running(process: int) -> bool:
     return state(process) != "Z"
 
 
-def is_told(process: int, number: int) -> bool:
-    """True if the signal waits for this process, which is stopped."""
+def is_told(process: int, *signals: int) -> bool:
+    """True if one of the signals waits for this process, which stands still."""
     with suppress(OSError):
         for line in Path(f"/proc/{process}/status").read_text().splitlines():
             if line.startswith("ShdPnd:"):
-                return bool(int(line.split()[1], 16) & 1 << number - 1)
+                waiting = int(line.split()[1], 16)
+                return any(waiting & 1 << number - 1 for number in signals)
     return False
 
 

@@ -36,7 +36,7 @@ from tests.chaos.job import leave_figures_blank
 from tests.commands import ROOT, call
 from tests.experiments.machines import with_gpus
 from tests.experiments.quick_steps import take_quick_steps
-from tests.processes import hold, is_running, is_told, tell
+from tests.processes import hold, is_running, is_told, tell, tree
 
 ARGUMENTS = ("reproduce", "355m", "--smoke", "--runs")
 NAMES = ("data-smoke", "355m-smoke", "reproduce-355m-smoke")
@@ -399,14 +399,17 @@ class Training(NamedTuple):
     """A reproduction that stands still in its training."""
 
     command: "subprocess.Popen[str]"
+    launchers: list[int]
+    """The command and, where there are several ranks, the process that started them."""
     ranks: list[int]
-    """Processes of a session of their own, which no signal to the command's group reaches."""
+    """Processes that train. Several lead sessions of their own, which no signal to the command's
+    group reaches."""
 
     def go_on(self) -> None:
         """Let all go on, a rank when the stop has been passed on to it: it is near its end."""
-        os.killpg(self.command.pid, signal.SIGCONT)
+        tell(self.launchers, signal.SIGCONT)
         deadline = time.monotonic() + 60
-        while not all(is_told(rank, signal.SIGTERM) for rank in self.ranks):
+        while not all(is_told(rank, signal.SIGTERM, signal.SIGINT) for rank in self.ranks):
             assert time.monotonic() < deadline, "the ranks were told nothing"
             time.sleep(0.01)
         tell(self.ranks, signal.SIGCONT)
@@ -445,7 +448,7 @@ def start(finished: Finished, with_data: Path) -> Iterator[Callable[[], Training
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
             )
-            trainings.append(Training(process, []))
+            trainings.append(Training(process, [], []))
             deadline = time.monotonic() + 600
             held: list[int] = []
             while not trained():
@@ -460,10 +463,10 @@ def start(finished: Finished, with_data: Path) -> Iterator[Callable[[], Training
                 else:
                     time.sleep(0.002)
             held = hold(process.pid)
-            ranks = [each for each in held if is_running(each) and os.getsid(each) != process.pid]
-            training = trainings[-1] = Training(process, ranks)
+            launchers = [each for each in held if len([*tree(each)]) > 1]
+            ranks = [each for each in held if is_running(each) and each not in launchers]
+            training = trainings[-1] = Training(process, launchers, ranks)
             if 2 * trained() < steps:
-                assert training.ranks
                 return training
             training.kill()
             for path in (*with_data.glob("355m-smoke*"), *with_data.glob("reproduce-*")):
