@@ -193,7 +193,7 @@ class Claim(Config):
 
         If `measured` is true, each end is the farther one of the range of the attribute `printed`
         and of the value with the claim's tolerance. If it is false, for a number computed from
-        other printed numbers, the ends are those of `printed`.
+        other printed numbers, the range of `printed` alone counts.
         """
         if self.is_direction:
             return (ulp(0.0), inf) if self.says == "at least" else (-inf, -ulp(0.0))

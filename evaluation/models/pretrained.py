@@ -286,8 +286,8 @@ class Pretrained:
     off. `context` is the number of inputs that its configuration states, UNLIMITED if it states
     none; if `is_open` is true, the model also takes longer inputs. `checked` is a dict from the
     subject of a check to a sentence for the user on its outcome; `warnings` is a list of sentences
-    on what is ignored or read in another way. `digest` is the hexadecimal SHA-256 of the files,
-    `loaded` the one of the configuration and tensors that were loaded."""
+    on what is ignored or read in another way. `digest` is the hexadecimal SHA-256 of the files, and
+    `loaded` that of the configuration and the tensors that were loaded."""
 
     def __init__(self, place: Place, dtype: torch.dtype, device: torch.device) -> None:
         """Load the model and tokenizer of `place`, which `Place.find` returned, with weights in
