@@ -116,7 +116,7 @@ class Meeting:
         and then, unless `--quiet` was given, and stands in the error for a silent part.
 
         Raises Interrupted if that part ends before the value is there or gives no sign of life for
-        MLM_JOIN_SECONDS, and BadInput if that part was given other facts, such as another recipe.
+        MLM_JOIN_SECONDS, and BadInput if that part works on other facts, such as another recipe.
         """
         began = heard = monotonic()
         told = SAID_AFTER_SECONDS

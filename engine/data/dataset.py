@@ -33,9 +33,9 @@ class DatasetFacts:
 
     @classmethod
     def read(cls, dataset: Path | Sequence[tuple[Path, float]]) -> "DatasetFacts":
-        """Return the DatasetFacts of `dataset`, the directory of one complete dataset, or pairs
-        (directory, weight) of several, in their order: directories, weights divided by their sum,
-        digests and sizes of the vocabulary. Token files are not read.
+        """Return the DatasetFacts of `dataset`: the directory of one complete dataset, or pairs
+        (directory, weight) of several, whose order stays and whose weights are divided by their
+        sum. Token files are not read.
 
         Raises DataMissing for a dataset that is missing or not split, IntegrityFailure for one that
         is incomplete, or if its dataset.json or its tokenizer cannot be read, BadInput for several

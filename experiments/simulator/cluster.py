@@ -120,8 +120,7 @@ class SoftwareConstants(Config, Generic[Number]):
 
 
 class Constants(Hardware[Number], SoftwareConstants[Number], Generic[Number]):
-    """All constants of the cost model in one object: a cluster's, the fields of Hardware, and its
-    software's, the fields of SoftwareConstants."""
+    """All constants of the cost model: a cluster's and its software's."""
 
 
 class ErrorInterval(Config):
