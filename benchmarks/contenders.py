@@ -164,13 +164,13 @@ class OurLayout:
         return build_step(size.model, size.train, self.parallel, mesh)[1]
 
     def steps(self, training: TrainingStep, size: TrainingSize) -> Step:
-        """Return a function that is given an iteration and a dropout probability, trains the
-        already built model of `training` for that iteration and returns its mean loss. `size` gives
-        the iteration's invented tokens, learning rate and seed; the iteration's batch may be
-        another than the model was built for, and this rank takes its share of that batch. If the
-        layout is captured, iteration 0 first captures the model's CUDA graphs, or goes on without
-        them, `training.model.graphs` being None, if they cannot be captured or give other
-        numbers."""
+        """Return a function that is given an iteration's number, from 0, and a dropout probability,
+        trains the already built model of `training` for that one iteration, with its update of the
+        weights, and returns the iteration's mean loss, a float. `size` gives the iteration's
+        invented tokens, learning rate and seed; the iteration's batch may be another than the model
+        was built for, and this rank takes its share of that batch. If the layout is captured,
+        iteration 0 first captures the model's CUDA graphs, or goes on without them,
+        `training.model.graphs` being None, if they cannot be captured or give other numbers."""
         train = size.train
         mesh = training.mesh
         share = train.global_batch_size // mesh.dp.size

@@ -45,7 +45,10 @@ class _Phase(NamedTuple):
 
 
 class BatchSchedule:
-    """Batch size of every iteration, and number of samples before it.
+    """Batch sizes of a training. The method `batch_size` returns the number of sequences in an
+    iteration's global batch, `samples_before` the number of samples in all iterations before it,
+    and `whole_iterations` how many iterations a number of samples fills. Iterations are counted
+    from 0.
 
     With `train.rampup_batch_size` = (start, increment, samples) the batch grows from start by
     increment, each time that an equal part of the samples has been taken; after all samples it is

@@ -50,9 +50,11 @@ class Generated:
 def generate_text(
     place: Place, prompt: str, max_new_tokens: int, sampling: Sampling | None, settings: Settings
 ) -> Generated:
-    """Continue a text with a checkpoint of any format by at most `max_new_tokens` tokens, or until
-    the end-of-text token, and return prompt and continuation as a Generated. An empty text begins a
-    document. Without `sampling` decoding is greedy.
+    """Continue the text `prompt` with the checkpoint at `place`, of any format, by at most
+    `max_new_tokens` tokens, or until the end-of-text token. Return a Generated: prompt,
+    continuation and the ids of its tokens, with the end-of-text token if it was generated, which
+    the continuation's text lacks. An empty `prompt` begins a document. Without `sampling` decoding
+    is greedy.
 
     Every rank of the settings' layout calls it. Raises BadInput for data-parallel ranks and for a
     checkpoint that is missing or cannot generate, IntegrityFailure for a damaged one,

@@ -86,9 +86,9 @@ def print_rows(rows: Sequence[Sequence[str]], box: Box = SIMPLE) -> None:
 
 
 def print_remarks(results: Sequence[Result]) -> None:
-    """Print the notes and then the warnings of results to standard output, each remark once and
-    after the word `warning:`. If one of the results is partial, a line that says so comes first.
-    If there are neither remarks nor partial results, nothing is printed."""
+    """Print the notes of all `results` and then their warnings to standard output, each remark once
+    and after the word `warning:`, even a note. If one of the results is partial, a line that says
+    so comes first. If there are neither remarks nor partial results, nothing is printed."""
     if any(result.partial for result in results):
         CONSOLE.print(
             "PARTIAL: only part of the test was scored; this is an estimate.", style="bold"

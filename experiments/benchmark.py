@@ -68,7 +68,7 @@ class Ratio(Config):
 
 class Case(Config):
     """Results of one task, such as the training of a model: series and ratios of the contenders,
-    and why others are missing."""
+    why others are missing, the losses of the first round, and the task's setting."""
 
     name: Name
     series: list[Series] = Field(default_factory=list)

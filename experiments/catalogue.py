@@ -191,8 +191,9 @@ class Claim(Config):
         the claim leaves open is infinite. A claim of a direction alone agrees with all numbers
         above zero, or with all below it.
 
-        If `measured` is true, the claim's tolerance counts; if it is false, for a number computed
-        from other printed numbers, only the range of the attribute `printed` does.
+        If `measured` is true, an end that is not open is the farther of two numbers: that end of
+        the range in the attribute `printed`, and the value less or plus the claim's tolerance. If
+        it is false, for a number computed from other printed numbers, that range alone counts.
         """
         if self.is_direction:
             return (ulp(0.0), inf) if self.says == "at least" else (-inf, -ulp(0.0))

@@ -6,9 +6,10 @@ MISSING = "—"
 
 
 def show(value: float | int | None) -> str:
-    """Return a number as readable text: an int in full, with commas as in `1,234`; a float with
-    three or four significant digits, such as `3.14` or `1.2e+08`, but zero and from 0.1 to 1 with
-    two decimals; an em dash for None."""
+    """Return a number as readable text: an int in full, with commas as in `1,234`; an em dash for
+    None. A float has, by its size, two decimals below 100, one below 1,000, none below 10,000, and
+    four significant digits below 10 million; commas stand as in `12,350`. From there on, and below
+    0.1 but for zero, it has up to three significant digits, such as `1.2e+08` or `0.0123`."""
     if value is None:
         return MISSING
     if isinstance(value, int):

@@ -121,10 +121,12 @@ def evaluations_exhibit(
     command: str = "",
     labels: Mapping[str, str] | None = None,
 ) -> Exhibit:
-    """Return the Exhibit of evaluation results, which are given by file stem: a table of
-    perplexities and one of last-word tests, each left out if it has no results. Rows are sorted by
-    protocol, then by the model's position in `order`; other models come last. A model stands under
-    its label in `labels`, by default its name. `command` is the one that makes the results."""
+    """Return the Exhibit of `evaluations`, a dict file stem → result. The attribute `data` has a
+    row for each result, in the dict's order; `tables` has a Table of perplexities and one of
+    last-word tests, each left out if it has no results. The rows of both are sorted by protocol,
+    then by the model's position in `order`; other models come last. A model stands there under its
+    label in `labels`, by default its name, which is the stem without `-TASK` at its end. `command`
+    is the command line that makes the results, empty if it is not known."""
     return Exhibit(
         "evaluations",
         "Evaluations by convention",

@@ -221,8 +221,8 @@ class Masks(TorchFunctionMode):
     """Context manager that replaces `F.dropout` inside its block, in which the caller runs the
     model of `engine`: a call that would drop, or any call if the engine's `drops_at_zero` is set,
     sets half of its tensor to zero by torch's generator, whatever its probability, and multiplies
-    the rest by 2. The list `seen` gets a tuple for each, in order: the name of the module that
-    calls, empty if none does, and the digests of input and mask."""
+    the rest by 2. The attribute `seen`, a list, gets a tuple for each such call, in order: the name
+    of the module that calls, empty if none does, and the SHA-256 of input and mask, as bytes."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()

@@ -242,10 +242,10 @@ class SerialReplay(Trainer, Guard):
         return self.now.skipped
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return a dict name → tensor: the weights as `updated NAME` and the moments as `exp_avg of
-        NAME` and `exp_avg_sq of NAME`, in the order of computation. If the optimizer has its own
-        copy of a weight, the dict has that copy. Every tensor is a view, which the next iteration
-        changes."""
+        """Return a dict name → tensor: the first moments of all parameters, as `exp_avg of NAME`,
+        then the second moments, as `exp_avg_sq of NAME`, then the weights, as `updated NAME`, each
+        time in the order of the model's parameters. If the optimizer has its own copy of a weight,
+        the dict has that copy. Every tensor is a view, which the next iteration changes."""
         state = {
             f"{what} of {p.name}": value for p, what, value in whole_state(self.step.optimizer)
         }

@@ -220,9 +220,10 @@ class Resolution(NamedTuple):
 
 class _Held:
     """The kept documents of the components `linked` in their buckets. The buckets are empty at
-    first; the method `hold` adds a kept document, and `candidates` returns the held documents that
-    a later one is to be compared with, and two counts. A document is given by its index among the
-    members of `linked`.
+    first; the method `hold` adds a kept document. `candidates` returns the held documents that a
+    later one is to be compared with, then an upper bound on the number of held ones that its limits
+    left out, and the number of all offers of its buckets. A document is given by its index among
+    the members of `linked`.
 
     The attribute `_buckets` [members, bands] has the position of each member's bucket in the
     attribute `_slots` [bands, 1.5 members], or -1 if the member is alone in its bucket. From that

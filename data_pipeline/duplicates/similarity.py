@@ -90,10 +90,11 @@ def compare(own: Keys, keys: Keys, spans: Integers, enough: float) -> NDArray[np
 
 
 class ShingledTexts:
-    """Cache of texts' shingles of `characters` characters; the method `similarities` returns the
-    Jaccard similarities of one text to others, all given by their numbers. The function `text_of`
-    is called with the number of a text that is not cached, and returns the text. A cache that would
-    exceed `most` shingles is emptied first."""
+    """Cache of texts' shingles of `characters` characters. The method `similarities` returns an
+    array of the Jaccard similarities of one text to others, all given by their numbers; it ends
+    with the first similarity that is at least the method's `enough`, if there is one. The function
+    `text_of` is called with the number of a text that is not cached, and returns the text. A cache
+    that would exceed `most` shingles is emptied first."""
 
     def __init__(
         self, text_of: Callable[[int], str], characters: int, most: int = MOST_REMEMBERED

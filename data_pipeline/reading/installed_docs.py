@@ -276,9 +276,9 @@ def _paragraphs_in_python(code: str) -> Iterator[str]:
 
 
 def _topics(name: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Yield a pair, id and text, for each entry of the language reference that `help()` shows, by
-    topic, from `tree`, the syntax tree of the module that holds the entries as a dict. An id is
-    `name:TOPIC`, where `name` is the name of the module's file."""
+    """Yield a pair, id and text, for each entry of the language reference that `help()` shows,
+    sorted by topic, from `tree`, the syntax tree of the module that holds the entries as a dict
+    topic → text. An id is `name:TOPIC`, where `name` is the name of the module's file."""
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
             for topic, text in sorted(ast.literal_eval(node.value).items()):

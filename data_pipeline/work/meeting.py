@@ -111,12 +111,13 @@ class Meeting:
                 )
 
     def wait_for(self, ready: Callable[[], T | None], part: int, state: Callable[[], str]) -> T:
-        """Wait until `ready` returns another value than None, which the work of part number `part`
-        of the job array makes possible, and return the value. `state` describes how far the work
-        is, in a line that is printed to standard error now and then, unless `--quiet` was given.
+        """Call the function `ready` again and again until it returns another value than None, which
+        the work of part number `part` of the job array makes possible, and return that value. The
+        function `state` returns a text on how far the work is; it is printed to standard error now
+        and then, unless `--quiet` was given, and stands in the error for a silent part.
 
         Raises Interrupted if that part ends before the value is there or gives no sign of life for
-        MLM_JOIN_SECONDS, and BadInput if that part works on other facts.
+        MLM_JOIN_SECONDS, and BadInput if that part works on other facts, such as another recipe.
         """
         began = heard = monotonic()
         told = SAID_AFTER_SECONDS

@@ -33,8 +33,9 @@ class DatasetFacts:
 
     @classmethod
     def read(cls, dataset: Path | Sequence[tuple[Path, float]]) -> "DatasetFacts":
-        """Return the DatasetFacts of one complete dataset's directory, or of several datasets,
-        given as pairs (directory, weight), without reading token files.
+        """Return the DatasetFacts of `dataset`: the directory of one complete dataset, or pairs
+        (directory, weight) of several, whose order stays and whose weights are divided by their
+        sum. Token files are not read.
 
         Raises DataMissing for a dataset that is missing or not split, IntegrityFailure for one that
         is incomplete, or if its dataset.json or its tokenizer cannot be read, BadInput for several

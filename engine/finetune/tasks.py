@@ -37,9 +37,9 @@ class LabelledExample:
 
 @dataclass(frozen=True)
 class SpanExample:
-    """Question about a context, with the texts of its answers, which are spans of the context, and
-    the index of each answer's first character there; `answers` is empty if the context does not
-    answer it."""
+    """Question about a context. The tuple `answers` has the texts of its answers, which are spans
+    of the context, and the tuple `starts` the index of each answer's first character there, in the
+    same order; both are empty if the context does not answer it."""
 
     question: str
     context: str

@@ -144,8 +144,9 @@ class Format(NameMap):
         self, tensors: Mapping[str, Tensor], config: ModelConfig
     ) -> dict[str, Tensor]:
         """Return a dict Hugging Face name, without this format's `prefix`, → tensor, made of
-        `tensors`, whole tensors by our names of the model that `config` describes. Padding rows of
-        the vocabulary are left out. Raises KeyError for a tensor that the format does not have."""
+        `tensors`, whole tensors by our names of the model that `config` describes. A tensor of
+        query, key and value becomes three if the format has three. Padding rows of the vocabulary
+        are left out. Raises KeyError for a tensor that the format does not have."""
         made: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
             made |= dict(

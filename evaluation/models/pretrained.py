@@ -284,9 +284,10 @@ class Pretrained:
     """A transformers model and its tokenizer, loaded from a checkpoint's place and checked. The
     attributes `model` and `tokenizer` are ready to score: the model is on its device, with dropout
     off. `context` is the number of inputs that its configuration states, UNLIMITED if it states
-    none; if `is_open` is true, the model also takes longer inputs. `checked` and `warnings` have
-    sentences for the user on what was checked, and on what is ignored or read in another way;
-    `digest` is the digest of the files."""
+    none; if `is_open` is true, the model also takes longer inputs. `checked` is a dict from the
+    subject of a check to a sentence for the user on its outcome; `warnings` is a list of sentences
+    on what is ignored or read in another way. `digest` is the hexadecimal SHA-256 of the files, and
+    `loaded` that of the configuration and the tensors that were loaded."""
 
     def __init__(self, place: Place, dtype: torch.dtype, device: torch.device) -> None:
         """Load the model and tokenizer of `place`, which `Place.find` returned, with weights in

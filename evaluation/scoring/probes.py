@@ -174,7 +174,8 @@ def probe(model: ScoringModel, weights: str) -> tuple[ScoringModel, dict[str, st
 
 def _difference(rows: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float:
     """Return the largest absolute difference between log-probabilities of two scorings of the same
-    rows, each a list of an array for each row; NaN if any log-probability is NaN."""
+    rows, each a list of an array for each row; NaN if any log-probability is NaN. The caller gives
+    at least one row, and no empty one."""
     # numpy's maximum, because Python's loses a NaN in any row but the first.
     return float(
         np.max([np.abs(row - other).max() for row, other in zip(rows, others, strict=True)])

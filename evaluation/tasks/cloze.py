@@ -247,9 +247,9 @@ def cloze_numbers(losses: Floats, correct: Flags) -> JSON:
 
 def accuracy_numbers(num_correct: int, num_examples: int) -> JSON:
     """Return a dict name of a result's field → number, for `num_correct` right answers to
-    `num_examples` examples, at least 1: both arguments under their own names, the share of right
-    answers, from 0 to 1, under `accuracy`, and that share's standard error under
-    `standard_error`."""
+    `num_examples` examples, at least 1: both arguments under their own names, the share p of right
+    answers, from 0 to 1, under `accuracy`, and its standard error, √(p(1 − p)/(n − 1)) for n
+    examples and 0 for one, under `standard_error`."""
     accuracy = num_correct / num_examples
     error = math.sqrt(accuracy * (1 - accuracy) / max(1, num_examples - 1))
     return {

@@ -181,9 +181,10 @@ def cut_passages(text: str) -> Iterator[str]:
 
 
 def read_texts(path: Path) -> tuple[list[str], tuple[str, ...]]:
-    """Return a pair: a list of the documents of a .jsonl or .json file, or of the whole text of any
-    other file; and a tuple of a sentence on each oddity of the file. A byte order mark is left out,
-    and a lone surrogate is read as U+FFFD.
+    """Return a pair: a list of the documents of a .jsonl file, one in each line that is not blank,
+    or of the array in a .json file, or of the whole text of any other file; and a tuple of a
+    sentence on each oddity of the file. In JSON a document is a string, or an object with a string
+    `text`. A byte order mark is left out, and a lone surrogate is read as U+FFFD.
 
     Raises BadInput for a file that cannot be read, has more than MOST_BYTES (64 MiB), is not UTF-8
     or has another form, and if there is no document or all are empty. White space counts as text.

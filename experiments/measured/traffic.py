@@ -221,8 +221,9 @@ def _pipeline() -> list[Line]:
 
 
 def _interleaved() -> list[Line]:
-    """Return a list of lines, dicts with a record's fields, with the traffic of an inner stage's
-    rank with two and with four chunks, relative to its traffic with one chunk. Starts processes."""
+    """Return a list of two lines, dicts with a record's fields, for two and for four chunks: what
+    an inner one of four pipeline ranks sends to the others for a microbatch, divided by what it
+    sends with one chunk. Starts processes."""
     model = MODEL.model_copy(update={"num_layers": 16})
     numbers = []
     plain = _passed_on(ParallelConfig(pp=4), model)[1]

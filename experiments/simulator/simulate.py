@@ -254,10 +254,12 @@ def _pipeline_seconds(
     walks: Sequence[Walk], layer: Passes, head: Passes, message_seconds: Floats
 ) -> Floats:
     """Return an array [n] with the seconds, for each workload, from the first forward to the last
-    backward pass. `layer` and `head`, pairs of arrays [n], are the seconds of one layer and of the
-    output head on a microbatch, `message_seconds` [n] those of one message between stages. A
-    stage's pass includes its message to the stage that comes after it in that pass, forward or
-    backward; both passes of the last stage include the output head. `walks` has all workloads."""
+    backward pass. `layer` and `head`, pairs of arrays [n], are the seconds that one layer and the
+    output head take on a microbatch, forward and backward, `message_seconds` [n] the seconds of one
+    message between stages. A stage's pass includes its message to the stage that comes after it in
+    that pass, forward or backward; both passes of the last stage include the output head. Each Walk
+    in `walks` has the indices of its workloads, the order of their passes and the number of layers
+    of each stage; every workload is in exactly one Walk."""
     seconds = np.empty(len(message_seconds))
     for indices, order, layers in walks:
         forward, backward = (np.multiply.outer(times[indices], layers) for times in layer)
