@@ -114,7 +114,7 @@ def literal(text: str) -> Any:
     returned as it is."""
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, TypeError, SyntaxError):
         return text
 
 

@@ -159,7 +159,7 @@ def parse_claim(claimed: str) -> Decimal:
     percentage becomes a share, `12.5 %` 0.125. Raises BadInput unless it is a finite number of at
     least 0 whose comma has one meaning."""
     try:
-        printed = Decimal(_with_point(claimed.rstrip(" %"))).scaleb(-2 * claimed.endswith("%"))
+        printed = Decimal(_with_point(claimed.rstrip(" %"))).scaleb(-2 * ("%" in claimed))
         number = float(printed)
     except (ArithmeticError, ValueError) as error:
         raise BadInput(f"the claim {claimed!r} is not a number") from error

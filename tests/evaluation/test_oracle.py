@@ -9,6 +9,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -21,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from mlm_repro.evaluation.conventions.identify import find
+from mlm_repro.evaluation.conventions.identify import find, parse_claim
 from mlm_repro.evaluation.conventions.oracle import read_table
 from mlm_repro.evaluation.tasks.detokenize import detokenize_wikitext
 from tests.commands import Command
@@ -729,6 +730,11 @@ def test_a_number_may_have_commas(oracle: Path) -> None:
         ("0,375", "0.375"),
     ):
         assert find(written, conventions).matches == find(plain, conventions).matches
+
+
+@pytest.mark.parametrize("written", ["12.5%", "12.5 %", "12.5 % ", "12,5 %"])
+def test_a_percentage_is_a_share_however_it_is_spaced(written: str) -> None:
+    assert parse_claim(written) == Decimal("0.125")
 
 
 def test_rounding_and_changed_files(

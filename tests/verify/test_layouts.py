@@ -166,6 +166,10 @@ def test_a_healthy_program_raises_no_alarm(verify: Command) -> None:
             "num_layers=many in --with: the field must be int, not 'many'",
         ),
         (
+            ["--with", "num_layers={[]: 1}"],
+            "num_layers={[]: 1} in --with: the field must be int, not '{[]: 1}'",
+        ),
+        (
             ["--with", "activation_func=silo"],
             "activation_func=silo in --with: torch.nn.functional has no such function; name one",
         ),
