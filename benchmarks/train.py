@@ -243,13 +243,17 @@ def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
 
 
 def summarize(row: Row, size: TrainingSize, measured: Measured, gflops: Sequence[float]) -> Case:
-    """Return the Case of `row` from the rounds of each contender, `measured`, which trained at
-    `size`, and the speed of matrix products in each round, `gflops` in GFLOP/s. It has each
-    contender's rates in tokens per processor second and peak memory in bytes, and the limit, the
-    rate at which training would do the operations of its own products, without the masked half of
-    attention, at the speed `gflops`. Its ratios, with the row's goals, are our rate to stock and
-    tuned nanoGPT's and to the limit, and our memory to stock nanoGPT's. Its losses are the first
-    round's."""
+    """Return the Case of `row` from `measured`, the rounds of each contender by its name, all
+    trained at `size`, and `gflops`, the speed of matrix products in each round, in GFLOP/s. Each
+    contender has a series of its rates in tokens per processor second and one of its peak memory in
+    bytes, and `gflops` is a series too, each with a number for each round. One more series has a
+    single number, the limit: the rate at which training would do the operations of its own
+    products, without the masked half of attention, at the median of `gflops`.
+
+    Its ratios, round by round, with the row's goals, are our rate to stock and tuned nanoGPT's and
+    to the limit at that round's `gflops`, and our memory to stock nanoGPT's. Its losses are the
+    first round's.
+    """
     speed = rates(size, measured)
     operations = flops_per_token(size.model, causal=True)
     limits = [rate * 1e9 / operations for rate in gflops]

@@ -56,8 +56,10 @@ class DroppedSample(FileSchema):
 
 class StageAttrition(FileSchema, frozen=False):
     """The ledger's entry for one stage: how many documents, bytes and tokens came in and came out,
-    how many were dropped for each reason, with samples, how many were changed, the seconds and a
-    note."""
+    how many were dropped for each reason, with samples of these documents, how many documents were
+    changed, the seconds and a note. Bytes and tokens are None where they were not counted. Its
+    methods `enter`, `keep` and `drop` add documents to its own counts, and `merge` adds another
+    task's entry for the same stage."""
 
     name: str
     documents_in: int

@@ -573,8 +573,9 @@ def erratum_of(claim: Claim) -> Erratum | None:
 
 
 def group_of(claim: Claim, groups: Mapping[str, Iterable[str]]) -> str | None:
-    """Return the name of the first group in which a pattern matches the claim's id; None if there
-    is none. `groups` has the patterns by the group's name, as `FACTS` and `NEEDS` have."""
+    """Return the name of the first group with a pattern that matches the claim's whole id, as
+    `matches` decides; None if there is none. `groups` has a list of patterns, in which `*` stands
+    for any characters, by the group's name, as `FACTS` and `NEEDS` have."""
     return next((group for group, patterns in groups.items() if matches(claim, patterns)), None)
 
 

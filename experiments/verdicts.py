@@ -436,9 +436,10 @@ def _skill(values: Sequence[float], ranges: Sequence[Range]) -> Skill:
 
 
 def skill_sentence(skill: Mapping[str, Skill]) -> str:
-    """Return a sentence that compares the predictions of the cost model with those of simpler
-    rules. `skill` has each rule's Skill by name, as `skills` returns it, and must have the cost
-    model's."""
+    """Return a sentence on the predictions of the cost model: how many published numbers it
+    predicts, how many of them lie in its 90 % interval, its mean error in percent and its mean
+    interval score; for each simpler rule the last three follow in brackets, by its name. `skill`
+    has each rule's Skill by name, as `skills` returns it, and must have the cost model's."""
     ours = skill[COST_MODEL]
     beside = "; ".join(
         f"{name} {rule.inside}, {rule.error:.0f} %, {rule.score:.0f}"

@@ -38,8 +38,10 @@ TAILS = (0.05, 0.95)
 
 
 class Worked(NamedTuple):
-    """A number that was computed or simulated from published numbers, as a Record, with its range
-    and the predictions of simpler rules by their names."""
+    """A number that was computed or simulated from published numbers. `record` is its Record.
+    `range` is the Range in which the rounding of the printed digits leaves a computed number; a
+    simulated number's has no width. `baselines` has the Range that each simpler rule predicts, by
+    the rule's name; it is empty if no rule predicts the number, as for every computed one."""
 
     record: Record
     """The digest of a simulated number is of what it was worked out of: numbers of one workload are

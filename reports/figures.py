@@ -253,8 +253,9 @@ def _plot(axes: "Axes", panel: Panel) -> None:
 
 
 def _plain_log_ticks(axes: "Axes") -> None:
-    """Set the y axis of the chart `axes` to be logarithmic, with ticks at 1, 2 and 5 of each decade
-    as plain numbers."""
+    """Set the y axis of the chart `axes` to be logarithmic, with ticks at 1, 2 and 5 times each
+    power of ten and no minor ticks. Labels are numbers as the function `compact` writes them, such
+    as `2,000` and `200k`."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axes.set_yscale("log")

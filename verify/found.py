@@ -41,7 +41,12 @@ PROBES = {
 
 
 class LayoutsReport(Config):
-    """Results of all probes on every layout, as `mlm-verify layouts --json` writes them."""
+    """Results of all probes on every layout, as `mlm-verify layouts --json` writes them. `subject`
+    is the program's name, with its release if it is a package. `findings` has the LayoutFindings of
+    all layouts. By layout, `compared` has the number of compared tensors, for every layout that was
+    tried, `cannot_run` the reason that it cannot run, `not_asked` the reason that its checkpoints
+    were not compared, and `lost` how a rank was lost; a layout without such a reason is missing in
+    these three. The other fields repeat what was asked for."""
 
     subject: str
     program: str

@@ -61,10 +61,12 @@ disk."""
 class InstalledDocs:
     """Source of the documentation that is installed: strings and comments in Python, package
     descriptions and manuals, in order of distribution and path; Python's standard library comes
-    last.
+    last. The method `pieces` writes it to a file of the build's workspace and yields Pieces of that
+    file.
 
-    With a limit, files are read in the order of a hash of the seed and their name until the limit
-    is reached: a uniform sample of files, whose documents keep the order of the whole.
+    If `config` has `max_documents` or `max_bytes`, files are read in the order of a hash of the
+    seed and their name until a document would exceed one of the two: a random sample of files,
+    whose documents keep the order of the whole.
     """
 
     name = INSTALLED_DOCS

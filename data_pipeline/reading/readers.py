@@ -434,8 +434,10 @@ def _table_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
 
 
 def table_bytes(path: str) -> Any:
-    """Return the file of a table, at a path or an address, opened as a binary file; a local file is
-    mapped into memory."""
+    """Open the file of a table for reading, and return it as a binary file, which the caller
+    closes. `path` is the text of a path, whose file is mapped into memory, or an address with
+    `://`. Raises OSError if a local file cannot be opened; a remote file raises the errors of
+    Remote, when it is opened or read."""
     import pyarrow
 
     file = place_of(path)

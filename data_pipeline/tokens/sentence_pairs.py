@@ -137,7 +137,8 @@ class PairSamples:
         self._order: tuple[int, Integers] = (-1, np.empty(0, np.int64))
 
     def __len__(self) -> int:
-        """Return the number of samples in one pass over the file."""
+        """Return the number of samples, each a pair of runs of sentences, in one pass over the
+        token file."""
         return len(self.index)
 
     def sample(self, number: int) -> PairSample:

@@ -419,11 +419,12 @@ def divide(model: nn.Module, plan: TensorPlan, axis: Axis, seed: int = 0) -> nn.
 
 
 class _Region:
-    """Region of the divided layers in one rank's part of a transformers model. The method `divide`
-    changes a layer in place to be one of them. Where activations enter layers by columns, torch's
-    random state of the CPU is exchanged for the region's own, which `seed` and the rank determine,
-    and where the ranks' sum leaves, it is exchanged back, so that dropout inside differs by
-    rank."""
+    """Region of the divided layers in one rank's part of a transformers model, one object for all
+    of them. The caller puts this rank's parameters into a layer and gives it to the method
+    `divide`, which changes the layer's pass in place. Where a pass goes from undivided layers to a
+    layer by columns, torch's random state of the CPU is exchanged for the region's own, which
+    `seed` and the rank in `axis` determine; at the layer by rows, which sums the ranks' results, it
+    is exchanged back, so that dropout inside differs by rank."""
 
     def __init__(self, axis: Axis, seed: int) -> None:
         self.axis = axis

@@ -145,9 +145,11 @@ class World:
         self._ended = set[int]()
 
     def wait(self, rank: int, is_ready: Callable[[], bool]) -> None:
-        """Let other ranks compute until the calling rank, number `rank`, is woken and the function
-        `is_ready` returns True; return at once if it does already. After each waking it calls the
-        method `check`, whose error, raised if the world has a failure, ends this rank."""
+        """Let other ranks compute until the calling rank, number `rank`, is woken by the method
+        `wake` and the function `is_ready` returns True; return at once if it does already. The
+        caller, this rank's thread, holds the lock, which is free for other ranks meanwhile. If no
+        other rank can compute, a deadlock is recorded as the world's failure. After each waking it
+        calls the method `check`, whose error, raised if the world has a failure, ends this rank."""
         while not is_ready():
             self._fall_asleep(rank)
             while rank not in self._awake:

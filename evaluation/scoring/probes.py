@@ -148,13 +148,16 @@ PROBES: dict[str, Callable[[ScoringModel, Probed], Outcome]] = {
 
 
 def probe(model: ScoringModel, weights: str) -> tuple[ScoringModel, dict[str, str]]:
-    """Probe a model in a few short forward passes. Return a pair: the ScoringModel as it will be
-    scored, and a dict probe's title → sentence on its outcome. Every rank of the model's mesh calls
-    it. Raises the probes' BadInput.
+    """Check by a few short forward passes that a model is repeatable and causal, and that it gives
+    a row in a batch the scores of the row alone. Return a pair: the ScoringModel, with `is_alone`
+    True if the last check fails, so that one row at a time is scored; and a dict from the title of
+    each check to a sentence on its outcome. Every rank of the model's mesh calls it. Raises
+    BadInput for a model that is not repeatable or not causal.
 
-    The outcomes are cached under the digest `weights` and everything else on which scores depend;
-    rank 0's cache decides for all ranks. A model with a context or a vocabulary of fewer than
-    SHORTEST tokens is not probed and has no outcomes.
+    The outcomes are cached under `weights`, a digest of the model's weights, and everything else on
+    which scores depend; rank 0's cache decides for all ranks. A model with a context or a
+    vocabulary of fewer than SHORTEST (4) tokens is not checked: it is returned as it is, with an
+    empty dict.
     """
     checked: dict[str, str] = {}
     if min(model.seq_length, model.vocab_size) < SHORTEST:

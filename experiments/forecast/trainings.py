@@ -67,9 +67,11 @@ def kept(training: Path) -> KeptRun:
 
 
 def keep(training: Path, study: Path) -> None:
-    """Add a line for the training in a run's directory to runs.jsonl in the folder `study`, which
-    need not have that file yet, in place of a line with the same name. Of the training's metrics
-    the line has the validations alone."""
+    """Add a line for the training in the run directory `training`, under the name of that
+    directory, to runs.jsonl in the folder `study`, in place of a line of the same name; without the
+    file, create it. The line has the run's manifest, completion marker and summary, as far as they
+    exist, and of its metrics the validations alone. Raises IntegrityFailure if a file of the run or
+    runs.jsonl is damaged."""
     write_runs(study, (read_runs(study) | {training.name: kept(training)}).values())
 
 

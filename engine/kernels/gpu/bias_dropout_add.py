@@ -125,8 +125,9 @@ dropped."""
 
 def dropout(x: Tensor, mask: DropoutMask) -> Tensor:
     """Return a new tensor in the dtype of x [s, b, h], a tensor on a GPU: the elements that `mask`
-    drops are zero, and the others are multiplied by 1/(1 − p), p the mask's probability. Rows of
-    the mask are positions. Differentiable."""
+    drops are zero, and the others are multiplied by 1/(1 − p), p the mask's probability. `mask`, a
+    DropoutMask, has a key for each of the b sequences; its rows from `first_row` on are the s
+    positions. Differentiable."""
     output: Tensor = _AddNorm.apply(x, None, None, mask)
     return output
 
