@@ -207,8 +207,8 @@ def _features(
 ) -> Words:
     """Return the keys of a text's n-grams, of one to three characters, that a profile has,
     [n-grams], in order, repetitions included, as langdetect's Detector extracts them (`append`,
-    `cleaning_text` and `_extract_ngrams`): spaces in a row are merged, and Latin letters dropped
-    where characters from U+0300 on are more than twice as many.
+    `cleaning_text` and `_extract_ngrams`): spaces in a row are merged, and the characters from `A`
+    to `z` are dropped if the characters from U+0300 on are more than twice as many.
 
     `characters` are the code points of a text from `without_addresses`. `classes`, by code point,
     and `upper`, by class, are the arrays of `_character_classes`; `known` and `entries` are the

@@ -67,10 +67,11 @@ class FileSource:
     BadInput is raised if there are none, or if a split or a link is wrong.
 
     A directory stands for all files of that kind below it, in order of path; the number of its
-    other files is printed to standard error. Of several splits only `train` is read, or the ones in
-    the `split` of `config`, a SourcesConfig, which is printed too. `config` also names the keys of
-    a line's text, id and metadata. It is not used for `text` and `documents`, where all splits are
-    read.
+    other files is printed to standard error. Of several splits only `train` is read, or the ones
+    that `split` in `config`, a SourcesConfig, names; the number of files of other splits is printed
+    too. `config` also has the keys of the text, the id and the metadata in a line or a row. It is
+    not used for `text` and `documents`, where all splits are read.
+
     Each JSON line, each row of a table and each record of plain text in an archive is a document; a
     text file is one document. `documents` is a directory that a verb wrote, whose documents keep
     their ids, with PATH before them if `is_compared`; IntegrityFailure is raised if it is not

@@ -21,8 +21,8 @@ class Cache(ABC):
     given to a model's forward pass. The model numbers the positions of its inputs from `length`, by
     default 0. A layer gets from the method `rows` its inputs at the positions where it computes its
     output, by default all, and from the method `attend`, which a subclass must define, the
-    attention's outputs at these positions. A cache cannot be used with sequence parallelism, which
-    the caller must see to."""
+    attention's outputs at these positions. A cache cannot be used with sequence parallelism; this
+    is not checked."""
 
     @property
     def length(self) -> int:
