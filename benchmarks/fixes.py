@@ -47,7 +47,8 @@ class Case(Config):
     """A row of fixes.toml: an upstream commit that mends a silent fault, how `mlm-verify layouts`
     is asked to find that fault (`program`, `fields`, each a FIELD=VALUE, `layouts` and
     `microbatches`, 0 for the program's default), and in `named` the regular expression that the
-    finding must match. The faulty code is the commit's parent or, with `edits`, the fixed code with
+    finding must match. The code after the fix is `tree`, a later commit, or without it `commit`
+    itself. The faulty code is the parent of `commit` or, with `edits`, the code after the fix with
     the old lines put back. `why`, if not empty, explains a miss or an alarm after the fix."""
 
     name: str

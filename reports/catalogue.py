@@ -93,11 +93,12 @@ def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
 
 
 def drawn_layers(numbers: ExperimentNumbers, quantity: str) -> list[Layer]:
-    """Return a list of chart layers, one for each series and kind, of the numbers of `quantity`
-    that have an x: first the published ones, then the others. In both groups the models of the 2019
-    paper come first, and then the other series in the numbers' order. The 2019 paper's models have
-    the same colours in every figure. Several of our numbers at one x become their mean with an
-    interval; of several published ones the first counts."""
+    """Return a list of chart Layers, one for each series and kind, of the numbers in
+    `numbers.every` that are of `quantity` and have an x: first the published ones, then the others.
+    In both groups the models of the 2019 paper come first, and then the other series in the
+    numbers' order. The 2019 paper's models have the same colours in every figure. Several of our
+    numbers at one x become their mean, with the least and the greatest of them as its interval; of
+    several published ones the first counts. The list is empty without such numbers."""
     rows = [row for row in numbers.every if row.quantity == quantity and row.x is not None]
     series = dict.fromkeys(row.series for row in rows)
     models = () if {*MODELS}.isdisjoint(series) else MODELS

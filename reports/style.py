@@ -58,8 +58,10 @@ def look(rank: int) -> tuple[str, str]:
 
 
 def theme_css() -> str:
-    """Return CSS as text that sets the palette of both themes: on screens the system's choice,
-    unless the page's switch sets `data-theme`; in print the light one."""
+    """Return CSS as text that defines a custom property `--NAME` for each colour of PALETTE, with
+    its value in the light or the dark theme, and sets `color-scheme`. On screens the theme is the
+    system's choice, unless the page's switch sets `data-theme` on the root; in print it is the
+    light one."""
     light, dark = (
         "".join(f"--{name}:{pair[index]};" for name, pair in PALETTE.items()) for index in (0, 1)
     )

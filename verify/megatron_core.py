@@ -597,8 +597,10 @@ class MegatronCore(Engine):
         return float(sums[0] / sums[1])
 
     def gradients(self) -> Named:
-        """Yield pairs of name and gradient for this rank's parameters, gathered by a collective
-        where a distributed optimizer has only parts."""
+        """Yield a pair of name and gradient for each of this rank's parameters, after `backward`.
+        The gradient is reduced, not yet clipped, and has the shape of this rank's parameter. With
+        a distributed optimizer, whose ranks have only parts of it, a collective gathers each one:
+        every rank must then take all pairs."""
         for name, parameter in self.gpt.named_parameters():
             yield (
                 name,

@@ -205,10 +205,14 @@ def _lookup(key: np.uint64, entries: Words) -> np.uint64:
 def _features(
     characters: Bytes4, classes: Classes, upper: Flags, known: Words, entries: Words
 ) -> Words:
-    """Return the keys of the text's n-grams that a profile has, [n-grams], in order, repetitions
-    included, after spaces in a row were merged (`append`, `cleaning_text` and `_extract_ngrams` of
-    langdetect's Detector). `characters` are the code points of a text from `without_addresses`;
-    `classes` and `upper` are by code point and class, and the rest are the tables of n-grams.
+    """Return the keys of a text's n-grams, of one to three characters, that a profile has,
+    [n-grams], in order, repetitions included, as langdetect's Detector extracts them (`append`,
+    `cleaning_text` and `_extract_ngrams`): spaces in a row are merged, and the characters from `A`
+    to `z` are dropped if the characters from U+0300 on are more than twice as many.
+
+    `characters` are the code points of a text from `without_addresses`. `classes`, by code point,
+    and `upper`, by class, are the arrays of `_character_classes`; `known` and `entries` are the
+    tables of `_gram_tables`.
 
     langdetect means to count Latin Extended Additional as Latin and does not: it compares a number
     with a name.

@@ -64,11 +64,14 @@ class FileSource:
     `parquet:PATH`, `csv:PATH`, `documents:PATH` and so on. PATH is a file, a directory, a pattern,
     an address or, for standard input, `-`. The method `pieces` yields the files as Pieces, `sample`
     yields Items, such as documents. Files are looked up at first use and not when it is made; then
-    BadInput is raised if there are none.
+    BadInput is raised if there are none, or if a split or a link is wrong.
 
     A directory stands for all files of that kind below it, in order of path; the number of its
     other files is printed to standard error. Of several splits only `train` is read, or the ones
-    that `sources.split` names, which is printed too; of `text` and `documents` all splits are read.
+    that `split` in `config`, a SourcesConfig, names; the number of files of other splits is printed
+    too. `config` also has the keys of the text, the id and the metadata in a line or a row. It is
+    not used for `text` and `documents`, where all splits are read.
+
     Each JSON line, each row of a table and each record of plain text in an archive is a document; a
     text file is one document. `documents` is a directory that a verb wrote, whose documents keep
     their ids, with PATH before them if `is_compared`; IntegrityFailure is raised if it is not

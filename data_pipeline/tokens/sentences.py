@@ -46,9 +46,11 @@ class Vocabulary:
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self:
         """Return the Vocabulary of a tokenizer: flags of each of its tokens, found by decoding it
-        alone, the id of end-of-text and the ids of [CLS], [SEP], [MASK] and [PAD] in this order.
-        The flags say that the token's text begins or ends in a word, begins with white space, ends
-        a sentence or ends a line; all are False for a token without text."""
+        alone, the id of end-of-text and the ids of [CLS], [SEP], [MASK] and [PAD] in this order:
+        the tokenizer's own if it has all four, else the four ids after its last. The flags say that
+        the token's text begins or ends with a letter, a digit or a part of a character, begins with
+        white space, ends in `.`, `!` or `?`, closing quotes and brackets aside, or ends in a line
+        break; all are False for a token without text."""
         texts = [tokenizer.text_of(token) for token in range(tokenizer.vocab_size)]
 
         def flags(test: Any) -> Flags:

@@ -57,8 +57,9 @@ class TrainingOrder:
 
     def microbatches(self, iteration: int, dp_rank: int, dp: int) -> Iterator[Microbatch]:
         """Yield the Microbatches of `iteration` (from 0) for the data-parallel rank `dp_rank` of
-        `dp`: in order, its contiguous share of that iteration's global batch, which `dp` times the
-        microbatch size must divide."""
+        `dp`: in order, its contiguous share of that iteration's global batch, `microbatch_size`
+        sequences in each. The caller makes sure that `dp` times this size divides the global batch:
+        nothing is checked here."""
         for places in place_groups(
             self.schedule.batch_size(iteration), self.microbatch_size, dp_rank, dp
         ):

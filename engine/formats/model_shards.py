@@ -434,10 +434,12 @@ class _Region:
         is among undivided ones, and the undivided layers' while it is among divided ones."""
 
     def divide(self, module: Any, how: str, rows: int) -> None:
-        """Change `module` in place to compute this rank's part, divided as `how` says: by
-        `columns`, by `rows` or by `vocabulary`, where a table and an output head still give the
-        whole result; `heads` needs no change. The module's parameters are this rank's already; the
-        argument `rows` is the number of rows of its whole weight."""
+        """Change `module` in place so that it computes with this rank's part of its parameters,
+        which it has already. `how` says how they are divided. By `columns`, its input is whole, and
+        its output is this rank's columns. By `rows`, its input is this rank's part, and its output
+        is the ranks' sum, whole on every rank. By `vocabulary`, an embedding table or an output
+        head gives the whole result on every rank. `heads` needs no change. The argument `rows` is
+        the number of rows of its whole weight."""
         if how == "columns":
             if hasattr(module, "nf"):
                 module.nf = module.weight.shape[1]

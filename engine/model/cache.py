@@ -18,9 +18,11 @@ from mlm_repro.engine.kernels.registry import kernel
 
 class Cache(ABC):
     """Base class of the caches for generation (`KeyValueCache`) and scoring (`ScoredPositions`),
-    given to a model's forward pass. A layer asks its cache at which positions to compute the
-    output (`rows`), and for the attention of these (`attend`, which a subclass must define). It
-    cannot be used with sequence parallelism."""
+    given to a model's forward pass. The model numbers the positions of its inputs from `length`, by
+    default 0. A layer gets from the method `rows` its inputs at the positions where it computes its
+    output, by default all, and from the method `attend`, which a subclass must define, the
+    attention's outputs at these positions. A cache cannot be used with sequence parallelism; this
+    is not checked."""
 
     @property
     def length(self) -> int:

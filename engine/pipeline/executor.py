@@ -76,8 +76,10 @@ class PartitionedModel:
     ) -> Tensor:
         """Run forward and backward over this rank's microbatches in training mode and return this
         rank's sum of (loss × sequences), without the loss scale, a float64 scalar tensor, zero off
-        the last stage. The gradients of loss × `loss_scale`, 1 by default, go to the reducer, whose
-        `begin` is called here and whose `finish` the caller has to call. Every rank calls it."""
+        the last stage. The reducer adds up the gradients of each microbatch's loss × `loss_scale`,
+        1 by default. Its `begin` is called here; the caller has to call its `finish` with the
+        divisor of this sum: for the mean loss the number of microbatches times `loss_scale`. Every
+        rank calls it."""
         for chunk in self.chunks:
             # Asked first, because the flag is set on every module, which takes time.
             if not chunk.training:

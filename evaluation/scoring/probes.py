@@ -66,9 +66,10 @@ class Probed:
         )
 
     def scored(self, model: ScoringModel, batch_size: int) -> list[np.ndarray]:
-        """Score the probe's four rows with `model` now, `batch_size` at a time, and return a list
-        of an array of log-probabilities, [targets], for each row. Every rank of the model's mesh
-        calls it."""
+        """Score the probe's four rows with `model` now, at most `batch_size` rows in a forward
+        pass. Return a list of an array of natural log-probabilities, [targets], for each row, in
+        the order in which the class names the rows. Every rank of the model's mesh calls it and
+        gets the whole list."""
         scores = score(
             model,
             self._requests,

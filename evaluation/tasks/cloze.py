@@ -139,8 +139,10 @@ LM_EVAL = ClozeRule(
 
 
 class ClozeTask(Task):
-    """Task of predicting the last words of passages by a ClozeRule. Each passage is a request,
-    scored by accuracy and perplexity."""
+    """Task of predicting the last word, or the last sub-word, of each of `passages`, texts, as
+    `rule`, a ClozeRule, says. Each passage is a request and loses its beginning if it has more than
+    `seq_length` inputs. The result has the accuracy over passages and the perplexity of their
+    targets."""
 
     unit = "examples"
 
