@@ -189,8 +189,10 @@ def _workers(model: ScoringModel, workers: int | None) -> int:
 
 
 def describe(model: ScoringModel) -> dict[str, Any]:
-    """Return a dict of plain values by name: everything besides weights, requests and banned tokens
-    on which the bits of the model's scores depend."""
+    """Return a dict name → plain value of all that the bits of the model's scores depend on, such
+    as this suite's code, the number format, the number of tensor-parallel ranks, the versions of
+    packages, the processor and, if the model is on one, the GPU. The weights, the requests, their
+    batches and the banned tokens are left out, for the caller to add."""
     on_cpu = model.mesh.device.type == "cpu"
     return {
         "code": _code_digest(),
