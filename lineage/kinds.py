@@ -65,8 +65,9 @@ class Kind(NamedTuple):
 def differing(model: type[BaseModel], values: JSON) -> JSON:
     """Return as a dict of plain values, nested as the configuration is, the fields of the
     configuration `values` that differ from their default in the pydantic class `model`, or have no
-    default. A section is left out if it equals its default; else it has only its own such fields.
-    Raises pydantic's ValidationError if `model` refuses `values`."""
+    default. A section that equals its default is left out; another has the fields that differ from
+    the defaults of the section's own class. Raises pydantic's ValidationError if `model` refuses
+    `values`."""
     return model.model_validate(values).model_dump(mode="json", exclude_defaults=True)
 
 
