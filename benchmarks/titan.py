@@ -136,7 +136,9 @@ def build(layout: Any, score_before_experts: bool = True) -> nn.Module:
 
 
 def build_late(layout: Any) -> nn.Module:
-    """Return this rank's share of a small language model, divided over `layout.tp` ranks by a call
-    of the function `build`, with scores that multiply the experts' outputs, not their inputs. Every
-    rank calls it. Seeds torch's generator."""
+    """Return what the function `build` of this file returns for `layout` with
+    `score_before_experts` = False: this rank's share of a small model with torchtitan's experts,
+    divided over `layout.tp` ranks, where the router's scores multiply the experts' outputs, not
+    their inputs. A case of fixes.toml names this function as its program. Every rank calls it.
+    Seeds torch's generator."""
     return build(layout, score_before_experts=False)

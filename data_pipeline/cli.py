@@ -289,6 +289,7 @@ def _open(dataset: Path) -> Path:
 
 
 def main() -> None:
-    """Run the program `mlm-data` on the arguments of this process, with `run` as its default verb,
-    and exit."""
+    """Run the command line of `mlm-data` with this process's arguments, and exit with its exit
+    code. A first argument that is neither a verb nor an option becomes the argument of the verb
+    `run`."""
     run_command(app, "run")

@@ -206,9 +206,10 @@ def score_shared(
 
 
 def _shown(directory: Path, place: Place) -> str:
-    """Return a checkpoint's name for readers as text: `RUN/CHECKPOINT` for one of this suite whose
-    `directory` lies at or below the path that was asked for, else the name of the file or directory
-    that was asked for, or the hub's name as it was given."""
+    """Return as text the name for readers of the checkpoint that lies in `directory` and was asked
+    for as `place.asked`: `RUN/CHECKPOINT` for one of this suite that lies at or below that path;
+    else the last name of that path, resolved; or, where no such path exists, the text that was
+    asked for, such as the hub's name."""
     asked = place.asked
     if place.format == "native" and asked.exists() and directory.is_relative_to(asked.resolve()):
         return f"{directory.parent.parent.name}/{directory.name}"

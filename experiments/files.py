@@ -288,11 +288,10 @@ class ReproductionScores(FileSchema):
         return f"{self.text.removesuffix('-perplexity')}_bits_per_byte"
 
     def sentences(self, labels: Mapping[str, str]) -> list[str]:
-        """Return a list with a sentence for each paired difference, and one on the numbers of
-        articles and seeds that the intervals are over. `labels` has the names to show, by model.
-
-        Empty if nothing is compared.
-        """
+        """Return a list of a sentence for each of this object's `comparisons`, in order, and, last,
+        one on the numbers of articles and seeds that their intervals are over; an empty list
+        without comparisons. `labels` is a dict model's name → name to show; a model that it lacks
+        keeps its own name."""
         if not self.comparisons:
             return []
         names = [labels.get(name, name) for name in self.models]

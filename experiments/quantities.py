@@ -142,8 +142,9 @@ def _state_gigabytes(row: Row, first: Row) -> float:
     a rank, from three values of the dict `row`: `parameters`, the whole model's, `gpus`, its ranks,
     which are all data-parallel, and `stage`, of ZeRO. `first` is not used.
 
-    ZeRO stage 1 divides the optimizer state over the ranks, stage 2 also gradients, stage 3 also
-    parameters.
+    As in MEGATRON_BYTES, a parameter takes 2 bytes, its gradient 2 and its optimizer state, two
+    moments and a copy, 12. ZeRO stage 1 divides the optimizer state over the ranks, stage 2 also
+    gradients, stage 3 also parameters; stage 0 divides nothing.
     """
     stage = int(row["stage"])
     ranks = int(row["gpus"])

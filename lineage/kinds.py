@@ -63,8 +63,11 @@ class Kind(NamedTuple):
 
 
 def differing(model: type[BaseModel], values: JSON) -> JSON:
-    """Return a dict of the plain values of a configuration that differ from the defaults of
-    `model`, which validates `values`. Raises pydantic's ValidationError if they do not fit."""
+    """Return as a dict of plain values, nested as the configuration is, the fields of the
+    configuration `values` that differ from their default in the pydantic class `model`, or have no
+    default. A section that equals its default is left out; another has the fields that differ from
+    the defaults of the section's own class. Raises pydantic's ValidationError if `model` refuses
+    `values`."""
     return model.model_validate(values).model_dump(mode="json", exclude_defaults=True)
 
 

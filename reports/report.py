@@ -211,7 +211,7 @@ def assemble(inputs: Inputs) -> Report:
     if twice := [name for name, count in names.items() if count > 1]:
         raise Fault(
             f"two exhibits of the page have the name {twice[0]}, and the files of one would replace"
-            " those of the other: no page was written"
+            " the other's, so that no page was written: please report it"
         )
     return report
 

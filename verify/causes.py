@@ -265,8 +265,11 @@ def is_near(value: Array, serial: Array) -> bool:
 
 
 def _of_copies(ranks: Sequence[Sequence[TensorPart]], serial: Array) -> str:
-    """Return in words how whole copies of a gradient differ between ranks, and what their sum or
-    mean says of it; "" for equal copies, for parts and for a single rank."""
+    """Return in words how the copies of a whole gradient that the ranks hold differ: not reduced,
+    if their sum is near the `serial` gradient; not averaged, if their mean is; else only that they
+    differ. `ranks` has a list of TensorParts for each rank. Return "" for a single rank, for copies
+    that are equal but for rounding, and if a rank holds anything but one part of the shape of
+    `serial`."""
     copies = [
         parts[0].value
         for parts in ranks

@@ -288,11 +288,16 @@ class Judged:
 
 
 def explain(first: RecordedRun, second: RecordedRun) -> None:
-    """Print where two trainings begin to differ and why, by a replay of both in float64. If all
-    that both have recorded is equal to the bit, print this, and replay nothing. Raises Diverged if
-    a replayed run differs from the computation that its settings describe, BadInput if the
-    trainings have no iteration in common, IntegrityFailure if a checkpoint that is compared or
-    begins a replay is damaged."""
+    """Print where the trainings `first` and `second` begin to differ and why: both runs, the
+    settings that differ, the first bits that differ, and what a replay of each run in float64
+    finds, a fault or none; without faults also the reason for the difference. The replays begin at
+    the newest checkpoint that both have before these bits, or at the beginning. If all that both
+    have recorded is equal to the bit, print this after the settings, and replay nothing.
+
+    Raises Diverged, after the findings are printed, if a run has a fault: its records differ from
+    what its settings compute by more than rounding explains. Raises BadInput if the trainings have
+    no iteration in common, IntegrityFailure if a checkpoint that is compared or begins a replay is
+    damaged."""
     for run in (first, second):
         layout = run.run.layout
         train = run.config.train

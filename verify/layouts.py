@@ -348,9 +348,9 @@ def _serially(kind: Kind, work: Work, reference: Reference = UNKNOWN, draw: int 
 
 
 def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examined]:
-    """Yield an Examined, with the findings of all probes, for the serial run, repeated, and then
-    for each layout. A layout that cannot run gives one too; a rank that is not done within SECONDS
-    counts as lost.
+    """Yield an Examined, with the findings of all probes, first for the run of `serial`, which the
+    function `run_serial` made and which is repeated here, and then for each of `layouts`, in order.
+    A layout that cannot run gives one too; a rank that is not done within SECONDS counts as lost.
 
     Raises BadInput if the serial run, when it is repeated, cannot run, gives other bits or gives
     numbers that are not finite.

@@ -242,8 +242,9 @@ def check_agreement(config: dict[str, Any]) -> None:
 
 
 def local_device() -> torch.device:
-    """Return the torch device of this rank: its own GPU, the one numbered by `local_rank`, or the
-    CPU if the machine has no GPU or ranks are threads."""
+    """Return the torch device of the calling rank: the GPU whose number the function `local_rank`
+    returns, or the CPU if the machine has no GPU or ranks are threads. Raises BadInput as that
+    function does."""
     if current_rank() or not cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", local_rank())

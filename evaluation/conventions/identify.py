@@ -203,7 +203,9 @@ def find(claimed: str, conventions: Sequence[Convention], unit: str | None = Non
     claims = parse_claims(claimed)
     for _, name in claims:
         if name not in (None, *known):
-            raise BadInput(f"there is no text {name}: give one of {', '.join(known)}")
+            raise BadInput(
+                f"the claim names the text {name}, which is unknown: name one of {', '.join(known)}"
+            )
     numbers = np.array([float(printed) for printed, _ in claims])
     halves = np.array(
         [float(Decimal(1).scaleb(int(printed.as_tuple().exponent))) / 2 for printed, _ in claims]

@@ -111,14 +111,18 @@ def score(
     model `is_alone`. Token ids that are `banned` are ignored where the column `greedy_allowed`
     looks for the likeliest token.
 
-    Scores in the store are read, new ones are added. `on_progress` gets the number of requests of
-    each batch that this rank has scored, `on_resumed`, called once, the number of requests in the
-    store. On a mesh of several ranks every rank calls it and gets all scores; batches are dealt to
-    the data-parallel ranks. Otherwise, on a CPU, batches are dealt to `workers` processes of one
-    thread each (by default all available cores). Raises BadInput if there is no request, for a
-    request longer than the model's context, an unknown token, or several workers on a GPU or beside
-    several ranks, and UserError if a worker ends early. On a GPU it raises HardwareMissing if a row
-    does not fit into memory or, where ranks divide the model, if a batch does not.
+    `store`, if given, is a function that is called with a dict of all that decides the scores' bits
+    besides the checkpoint and its tokenizer; it returns a context manager of the StoredScores from
+    which scores are read and to which new ones are added. `on_progress` gets the number of requests
+    of each batch that this rank has scored, `on_resumed`, called once, the number of requests whose
+    scores were stored.
+
+    On a mesh of several ranks every rank calls it and gets all scores; batches are dealt to the
+    data-parallel ranks. Otherwise, on a CPU, batches are dealt to `workers` processes of one thread
+    each (by default all available cores). Raises BadInput if there is no request, for a request
+    longer than the model's context, an unknown token, or several workers on a GPU or beside several
+    ranks, and UserError if a worker ends early. On a GPU it raises HardwareMissing if a row does
+    not fit into memory or, where ranks divide the model, if a batch does not.
     """
     mesh = model.mesh
     if not requests:
@@ -189,8 +193,11 @@ def _workers(model: ScoringModel, workers: int | None) -> int:
 
 
 def describe(model: ScoringModel) -> dict[str, Any]:
-    """Return a dict of plain values by name: everything besides weights, requests and banned tokens
-    on which the bits of the model's scores depend."""
+    """Return a dict name → plain value of all that the bits of the model's scores depend on, such
+    as this suite's code, the number format, the number of tensor-parallel ranks, the versions of
+    packages, the processor and, if the model is on one, the GPU. The weights, the requests, their
+    batches and the banned tokens are left out, and must be added where scores are kept by this
+    dict."""
     on_cpu = model.mesh.device.type == "cpu"
     return {
         "code": _code_digest(),

@@ -61,13 +61,14 @@ def name_rank(environment: MutableMapping[str, str]) -> None:
 
 
 def note_failure(failed: Path, code: int, cause: BaseException | None) -> None:
-    """Write the exit code and the cause of this rank's end into a file beside the scripts, in place
-    of an earlier one.
+    """Write why this rank ended into a file, in place of an earlier one. Its first line is the exit
+    `code` alone, which the job's script reads; its second line has the rank, the node, and the type
+    and message of `cause`.
 
     The file is the path `failed` if another attempt is useless, as it is for a code in FINAL unless
     the cause is a HardwareFault; else it is `last-failure` beside it; after an interruption neither
-    is written. A message that means a failed GPU also leaves `bad-node-NAME` there. Raises OSError
-    if a file cannot be written.
+    is written. If the message means a failed GPU, it is written, whatever the code, to
+    `bad-node-NAME` there too, where NAME is the node. Raises OSError if a file cannot be written.
     """
     text = " ".join(str(cause).split())
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()

@@ -181,10 +181,13 @@ def bytes_per_sbh(shape: str, sequence_parallel: bool) -> list[float]:
 
 
 def measure_activations() -> list[Line]:
-    """Return a list of lines, dicts with a record's fields: the bytes that a layer keeps for
-    backward for each element of [s, b, h], and their ratios (2022 paper, Table 2 and text); the
-    FLOPs of an iteration and of a layer, as the papers' coefficients, with the overhead of
-    recomputation; and the terabytes of a checkpoint. Starts processes."""
+    """Return a list of lines, dicts with a record's fields. For each of the two models in `SHAPES`
+    these are the bytes that a layer keeps for backward for each element of [s, b, h] (2022 paper,
+    Table 2), measured in small layers on 1 and on 8 ranks, and numbers that follow from them, such
+    as ratios and the layers for each checkpoint; and the FLOPs of an iteration and of a layer as
+    the papers' coefficients, with the percentage that selective recomputation adds, counted
+    without computing. The last line has the terabytes of a checkpoint of a model of a trillion
+    parameters. Starts processes."""
     announce(f"a layer on 1 and {TENSOR_RANKS} processes, and models without their values")
     numbers = []
     for shape in SHAPES:

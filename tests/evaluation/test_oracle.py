@@ -710,7 +710,7 @@ def test_programs_of_others_are_identified(oracle: Path) -> None:
         (["--identify", "many"], "is not a number"),
         (["--identify", "-3"], "is negative or not finite"),
         (["--identify", "1,234"], "can be 1234 or 1.234"),
-        (["--identify", "verse=3"], "there is no text verse"),
+        (["--identify", "verse=3"], "names the text verse, which is unknown"),
         ([], "--identify NUMBER"),
     ],
 )
