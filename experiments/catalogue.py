@@ -497,7 +497,8 @@ def every_tolerance() -> tuple[Tolerance, ...]:
 
 
 class Quotation(Config):
-    """A quotation from a document, with the page or section that has it."""
+    """A quotation from a document: `words`, the quoted text, and `place`, the table, section or
+    page that has it, such as `Table 5`."""
 
     words: str
     place: str

@@ -148,11 +148,11 @@ def fix_text(normalization: Normalization, *left_out: str) -> Callable[[str], st
 
 
 def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str], str]:
-    """Return a function equal to `ftfy.fix_text` with the Unicode normalization `normalization`;
-    time and memory are linear in the text.
+    """Return a function, text → text, equal to `ftfy.fix_text` with the Unicode normalization
+    `normalization`, `NFC` or `NFKC`; time and memory are linear in the text.
 
-    `left_out` names the repairs that are not made, by default none: any of `unescape_html`,
-    `fix_character_width` and `uncurl_quotes`.
+    `left_out`, the further arguments, are the names of repairs that are not made, by default none:
+    any of `unescape_html`, `fix_character_width` and `uncurl_quotes`.
 
     The function raises Unfit for a text whose repair would not be linear. Raises RuntimeError for a
     version of ftfy that this was not derived from; `fix_text` warns of it and uses ftfy's own
