@@ -237,9 +237,10 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
         return text
 
     def repaired_with(text: str, entities: bool) -> str:
-        """Return the text with all repairs, as `ftfy.fix_and_explain` makes them; HTML entities are
-        repaired only if `entities` is True. Raises Unfit if that takes too many passes, or for too
-        many combining marks in a row."""
+        """Return the text with the repairs that `ftfy.fix_and_explain` makes, except those in
+        `left_out`, and in the chosen normalization; HTML entities are repaired only if `entities`
+        is True. Raises Unfit if that takes too many passes, or for too many combining marks in a
+        row."""
         passes = _passes()
         before = ""
         while text != before:
