@@ -578,11 +578,10 @@ def _complete(
     meeting: Meeting | None = None,
 ) -> RunDirectory:
     """Complete `run`, a run that has begun, and return it. Lock its directory; call `build` with a
-    Workspace there, whose tasks run on the executor `workers`; call the function that `build`
-    returns with the path of the directory, which it fills; seal the run. That function returns the
-    digests of files that sealing need not read, or None. A run that is sealed already is returned
-    at once, with a note on standard error. `room` is the disk space in bytes that the work may
-    take.
+    Workspace there, whose tasks run on the executor `workers`; give the path of the directory to
+    the function that `build` returns, which fills it and returns the digests of files that sealing
+    need not read, or None; seal the run. A run that is sealed already is returned at once, with a
+    note on standard error. `room` is the disk space in bytes that the work may take.
 
     `shelf` is a folder that keeps the results of slow stages from one build to the next. With a
     `meeting`, each part of the array of jobs except the first works in the directory without its

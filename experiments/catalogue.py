@@ -497,8 +497,8 @@ def every_tolerance() -> tuple[Tolerance, ...]:
 
 
 class Quotation(Config):
-    """A quotation from a document: `words`, the quoted text, and `place`, the table, section or
-    page that has it, such as `Table 5`."""
+    """A quotation from a document: `words`, the quoted text, and `place`, where it stands, such as
+    `Section 5` or `Table 5, caption`."""
 
     words: str
     place: str

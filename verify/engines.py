@@ -44,8 +44,9 @@ Weights = dict[str, Tensor]
 class Work:
     """The training that every engine is given: its `config`, its number of `iterations`, the token
     files with their weights in the blend, `tokens`, from which the method `inputs` makes a rank's
-    microbatches, and the initial weights, `initial`; if these are None, the engine draws them from
-    the seed. `fields` has values of the other program's settings, by that program's own names."""
+    microbatches, and the initial weights, `initial`; if `initial` is None, the engine draws them
+    from the seed. `fields` has values of the other program's settings, by that program's own names.
+    """
 
     config: RunConfig
     iterations: int

@@ -125,9 +125,8 @@ def tiers_block(kept: Reproduction) -> str:
 
 def engines_block(_: Reproduction) -> str:
     """Return a sentence on the largest difference, in nats, between the losses of another engine
-    and of ours, on each layout, in the comparisons kept below `results/against`, of which one at
-    least must be there; the argument is not used. Raises IntegrityFailure or BadInput for a
-    comparison that cannot be read."""
+    and of ours, on each layout, in the comparisons kept below `results/against`. There must be at
+    least one; the argument is not used. Raises the errors of `read_engines`."""
     return apart([read_engines(run) for run in sorted((KEPT / "against").glob("against-*"))])
 
 

@@ -153,7 +153,7 @@ et al. 2022, arXiv 2205.14135).
 
 def _by_head(qkv: Tensor) -> Tensor:
     """Return a view [3, b·n, s, d] of `qkv` [s, b, n, 3, d]: the queries, the keys and the values,
-    each as the n heads of the first sequence, then those of the next."""
+    each with the n heads of the first sequence, then the n heads of the second, and so on."""
     return qkv.flatten(1, 2).permute(2, 1, 0, 3)
 
 

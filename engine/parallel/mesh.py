@@ -262,9 +262,9 @@ class ParallelMesh:
 
     @property
     def waiting(self) -> Waiting:
-        """The Waiting of this rank, one object for all axes: a context manager that adds the
-        seconds of wall time inside its block, which is communication, to its attribute `seconds`.
-        The axes enter it in their collectives; a caller enters it around the `wait` of
+        """The Waiting of this rank, which all axes of several ranks share: a context manager that
+        adds the wall time inside its block, which is communication, to its attribute `seconds`. The
+        axes enter it in their collectives of tensors; a caller enters it around the `wait` of
         communication that it started. On GPUs this time is little more than the time to queue the
         communication."""
         # Whoever builds the mesh gives all its axes one clock.

@@ -255,7 +255,7 @@ def _text_of(value: object, where: str) -> str:
     if not isinstance(text, str):
         raise BadInput(
             f'{where} has no "text" that is a string, so the file is not a file of documents:'
-            " correct or replace it"
+            " put an undamaged copy of it there, or take another text"
         )
     return text
 

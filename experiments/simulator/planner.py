@@ -38,8 +38,8 @@ it."""
 
 class Choice(NamedTuple):
     """A `workload` on one layout, and its `prediction`, of time and memory. The prediction's
-    `reason` says why the workload cannot run or does not fit into memory; it is empty if it runs.
-    If it cannot run, the prediction's numbers are 0."""
+    `reason` says why the workload cannot run or does not fit into memory, and is empty if it can
+    run and fits. If the workload cannot run, the prediction's numbers are 0."""
 
     workload: Workload
     prediction: Prediction
