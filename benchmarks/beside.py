@@ -86,13 +86,13 @@ def _waited_for_a_core() -> float:
 
 
 def _ends_of_iterations(iterations: int) -> list[tuple[float, float, float, float]]:
-    """Train the small model on random letters for `iterations` iterations, and return a list with
-    four readings in seconds at the end of each iteration: processor time of this thread, time of
-    the wall, the time of the wall without waits for a core, and the processor time that saving has
-    taken so far.
+    """Train the small model on random letters for `iterations` iterations, and return a list with a
+    tuple for each iteration: four readings, in seconds, at its end. They are the processor time of
+    this thread, the time of the wall, the time of the wall without waits for a core, and the
+    processor time that saving has taken so far.
 
-    Every twentieth iteration ends in a save. Memory is kept as `mlm-train` keeps it. For a process
-    of its own: the trainer's class is changed.
+    Every twentieth iteration ends in a save. Memory is kept as `mlm-train` keeps it. Call it in a
+    process of its own, because it changes the trainer's class.
     """
     keep_large_buffers()
     torch.set_num_threads(1)

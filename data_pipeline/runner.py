@@ -577,10 +577,11 @@ def _complete(
     shelf: Path | None = None,
     meeting: Meeting | None = None,
 ) -> RunDirectory:
-    """Lock the directory of `run`, a run that has begun; call `build` with a Workspace there, whose
-    tasks run on the executor `workers`; give the directory to the function that `build` returns,
-    which fills it; seal the run and return it. A run that is sealed already is returned at once,
-    with a note on standard error. `room` is the disk space in bytes that the work may take.
+    """Complete `run`, a run that has begun, and return it. Lock its directory; call `build` with a
+    Workspace there, whose tasks run on the executor `workers`; give the path of the directory to
+    the function that `build` returns, which fills it and returns the digests of files that sealing
+    need not read, or None; seal the run. A run that is sealed already is returned at once, with a
+    note on standard error. `room` is the disk space in bytes that the work may take.
 
     `shelf` is a folder that keeps the results of slow stages from one build to the next. With a
     `meeting`, each part of the array of jobs except the first works in the directory without its

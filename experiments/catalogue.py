@@ -498,7 +498,8 @@ def every_tolerance() -> tuple[Tolerance, ...]:
 
 
 class Quotation(Config):
-    """A quotation from a document, with the page or section that has it."""
+    """A quotation from a document: `words`, the quoted text, and `place`, where it stands, such as
+    `Section 5` or `Table 5, caption`."""
 
     words: str
     place: str

@@ -82,11 +82,13 @@ def hidden_beside(path: Path, word: str) -> Path:
 
 
 def write_bytes(path: Path, data: bytes, replaces: bool = True) -> bool:
-    """Put `data` at `path` and make its missing folders; a reader sees the old content or the new,
-    never a mixture. Data that were written outlast a power cut once this returns.
+    """Write the bytes `data` to the file `path` and make its missing folders; a reader sees the old
+    content or the new, never a mixture. Data that were written outlast a power cut once this
+    returns.
 
-    With `replaces=False` an existing file stays. Returns True if the data were written. A device, a
-    pipe or a link to a file is written to in any case, in place, without these promises.
+    Return True if the data were written; with `replaces=False` an existing file stays, and the
+    answer is False. A device, a pipe or a link to a file is written to in any case, in place,
+    without these promises. Raises OSError if the file cannot be written.
     """
     if is_stream(path):
         path.write_bytes(data)

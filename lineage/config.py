@@ -38,7 +38,8 @@ ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 def load_config(path: Path, model: type[ConfigT], overrides: Sequence[str] = ()) -> ConfigT:
     """Return the configuration in the TOML file `path`, read over the file that it extends, with
-    `section.key=value` overrides applied, as a validated instance of the class `model`. Later
+    the `overrides` applied, as a validated instance of the class `model`. An override is a text
+    `section.key=value`; the value is read as TOML, or taken as text if it is not TOML. Later
     overrides win.
 
     Raises BadInput as `read_toml` does, for an override of another form, and for a value that

@@ -195,9 +195,11 @@ def attrition_table(ledger: Ledger) -> Table:
 
 
 def records_data(records: Iterable[Record], printed: Sequence[str] = ()) -> Table:
-    """Return a Table with a row for each record and a column for each of its fields, with numbers
-    as recorded. `printed` has one text for each of the first rows, which stands there in the column
-    `value`; by default it has none."""
+    """Return a Table with a row for each of `records`, in order, and a column for each field of a
+    Record, headed by its name, with numbers as recorded. A cell is empty where the field is None.
+    The first four columns, `experiment`, `series`, `quantity` and `kind`, count as words. `printed`
+    has one text for each of the first rows, which stands there in the column `value`; by default it
+    has none."""
     rows = [
         [(exact if field in EXACT else _plain)(getattr(record, field)) for field in RECORD_FIELDS]
         for record in records

@@ -42,10 +42,11 @@ Weights = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Work:
-    """The training that every engine is given: configuration, number of iterations, token files
-    with their weights, from which the method `inputs` makes the microbatches, and initial weights,
-    by default drawn from the seed; and values of the other program's settings, by that program's
-    own names."""
+    """The training that every engine is given: its `config`, its number of `iterations`, the token
+    files with their weights in the blend, `tokens`, from which the method `inputs` makes a rank's
+    microbatches, and the initial weights, `initial`; if `initial` is None, the engine draws them
+    from the seed. `fields` has values of the other program's settings, by that program's own names.
+    """
 
     config: RunConfig
     iterations: int

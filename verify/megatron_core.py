@@ -337,12 +337,12 @@ def config_class(fields: Mapping[str, Any]) -> Any:
 
 
 def values_of(work: Work, layout: ParityLayout) -> JSON:
-    """Return all of Megatron-Core's settings for a rank, by its own names in groups such as
-    `config` and `optimizer`, each a dict, from the work's configuration, the layout and the work's
-    `fields`. A field replaces the setting in every group that can have it, `schedule` excepted; one
-    that no group can have is ignored. Beside the groups are `seed` and `kind`, the name of the
-    configuration's class. Number formats are torch's dtypes, so the dict cannot be written as JSON.
-    """
+    """Return a dict of Megatron-Core's settings, by its own names, from the work's configuration,
+    its `fields` and the layout; it is the same on every rank. The settings lie in the dicts
+    `groups`, the sizes of the parallel groups, `config`, `model`, `distributed`, `optimizer` and
+    `schedule`; beside these are `seed` and `kind`, the name of the configuration's class. A field
+    is set in each of the dicts that can have it, `schedule` excepted; one that none can have is
+    ignored. Number formats are torch's dtypes, so the result cannot be written as JSON."""
     model = work.config.model
     train = work.config.train
     dtype = DTYPES[train.precision]

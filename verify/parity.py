@@ -178,9 +178,11 @@ def misfit(layout: ParityLayout, config: RunConfig) -> str:
 
 
 def comparable_layout(config: RunConfig, layout: str) -> ParityLayout:
-    """Return the layout of the name `layout`, on which two engines are compared. Raises BadInput
-    for a model, a recipe or a precision that is not compared with other engines, and for a layout
-    that is unknown or does not fit."""
+    """Return the ParityLayout that the text `layout` names, on which two engines are compared; the
+    other engine may still refuse it. Raises BadInput for a text that names no layout, for a layout
+    that has cp, ep, fsdp or mb or does not fit `config`, and for a `config` that is not compared
+    with other engines: only a GPT-2 without options, with Adam, a batch that does not grow and the
+    precision fp32 or bf16 is."""
     if (
         config.model.section != GPT2Config()
         or config.train.optimizer != "adam"

@@ -148,11 +148,11 @@ def fix_text(normalization: Normalization, *left_out: str) -> Callable[[str], st
 
 
 def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str], str]:
-    """Return a function equal to `ftfy.fix_text` with the Unicode normalization `normalization`;
-    time and memory are linear in the text.
+    """Return a function, text → text, equal to `ftfy.fix_text` with the Unicode normalization
+    `normalization`, `NFC` or `NFKC`; time and memory are linear in the text.
 
-    `left_out` names the repairs that are not made, by default none: any of `unescape_html`,
-    `fix_character_width` and `uncurl_quotes`.
+    `left_out`, the further arguments, are the names of repairs that are not made, by default none:
+    any of `unescape_html`, `fix_character_width` and `uncurl_quotes`.
 
     The function raises Unfit for a text whose repair would not be linear. Raises RuntimeError for a
     version of ftfy that this was not derived from; `fix_text` warns of it and uses ftfy's own
@@ -237,9 +237,10 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
         return text
 
     def repaired_with(text: str, entities: bool) -> str:
-        """Return the text with all repairs, as `ftfy.fix_and_explain` makes them; HTML entities are
-        repaired only if `entities` is True. Raises Unfit if that takes too many passes, or for too
-        many combining marks in a row."""
+        """Return the text with the repairs that `ftfy.fix_and_explain` makes, except those in
+        `left_out`, and in the chosen normalization; HTML entities are repaired only if `entities`
+        is True. Raises Unfit if that takes too many passes, or for too many combining marks in a
+        row."""
         passes = _passes()
         before = ""
         while text != before:

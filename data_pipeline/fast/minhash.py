@@ -302,8 +302,9 @@ def _slot(key: np.uint64) -> np.int64:
 
 @compiled
 def _lower(minima: Numbers, hashes: Numbers, multipliers: Numbers, offsets: Numbers) -> None:
-    """Lower each of `minima`, in place, to the smallest of the hashes permuted with its multiplier
-    and offset, if that is smaller."""
+    """Lower each of `minima`, in place, to the smallest of the numbers hash · multiplier + offset,
+    modulo 2³², over all `hashes`, if that is smaller. The multiplier and the offset are those at
+    the same index in `multipliers` and `offsets`."""
     for permutation in range(minima.shape[0]):
         multiplier = multipliers[permutation]
         offset = offsets[permutation]

@@ -124,8 +124,9 @@ def tiers_block(kept: Reproduction) -> str:
 
 
 def engines_block(_: Reproduction) -> str:
-    """Return a sentence on the largest difference between the losses of another engine and of ours,
-    on each layout, in the trainings kept below `results/against`; the argument is not used."""
+    """Return a sentence on the largest difference, in nats, between the losses of another engine
+    and of ours, on each layout, in the comparisons kept below `results/against`. There must be at
+    least one; the argument is not used. Raises the errors of `read_engines`."""
     return apart([read_engines(run) for run in sorted((KEPT / "against").glob("against-*"))])
 
 

@@ -225,11 +225,11 @@ def compare(part: TensorPart, whole: Array, rank: str, tolerance: float) -> Tens
 def merge(
     differences: Iterable[TensorDifference], reference: Mapping[Key, Array]
 ) -> list[TensorDifference]:
-    """Return a list with one TensorDifference for each tensor of the reference in each iteration:
-    the largest of its parts' `differences`, or an infinite one if fewer elements were compared than
-    the tensor has. An element that several ranks computed counts for each of them. Raises KeyError
-    for a difference of a tensor that `reference`, (iteration, tensor name) → array, does not
-    have."""
+    """Return a list with one TensorDifference for each key of `reference`, (iteration, tensor name)
+    → array, in its order: the largest of the `differences` of the tensor's parts, or an infinite
+    one if fewer elements were compared than the tensor has. The field `elements` is the sum over
+    the parts; an element that several ranks computed counts for each of them. Raises KeyError for a
+    difference of a tensor that `reference` does not have."""
     merged_parts: dict[Key, list[TensorDifference]] = {key: [] for key in reference}
     for difference in differences:
         merged_parts[difference.iteration, difference.tensor].append(difference)

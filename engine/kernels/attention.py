@@ -152,8 +152,8 @@ et al. 2022, arXiv 2205.14135).
 
 
 def _by_head(qkv: Tensor) -> Tensor:
-    """Return a view [3, b·n, s, d], ordered by head, of the tensor `qkv` [s, b, n, 3, d] of
-    queries, keys and values."""
+    """Return a view [3, b·n, s, d] of `qkv` [s, b, n, 3, d]: the queries, the keys and the values,
+    each with the n heads of the first sequence, then the n heads of the second, and so on."""
     return qkv.flatten(1, 2).permute(2, 1, 0, 3)
 
 

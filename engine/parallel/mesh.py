@@ -262,9 +262,11 @@ class ParallelMesh:
 
     @property
     def waiting(self) -> Waiting:
-        """Waiting of this rank: a context manager that times the rank's communication over all axes
-        and adds the time to its own `seconds`. On GPUs this is little more than the time to queue
-        the communication."""
+        """The Waiting of this rank, which all axes of several ranks share: a context manager that
+        adds the wall time inside its block, which is communication, to its attribute `seconds`. The
+        axes enter it in their collectives of tensors; a caller enters it around the `wait` of
+        communication that it started. On GPUs this time is little more than the time to queue the
+        communication."""
         # Whoever builds the mesh gives all its axes one clock.
         return self.tp.waiting
 

@@ -254,7 +254,10 @@ def _parse(content: str, where: str) -> Any:
 def _text_of(value: object, where: str) -> str:
     text = value.get("text") if isinstance(value, dict) else value
     if not isinstance(text, str):
-        raise BadInput(f'{where} has no "text" that is a string: not a file of documents')
+        raise BadInput(
+            f'{where} has no "text" that is a string, so the file is not a file of documents:'
+            " put an undamaged copy of it there, or take another text"
+        )
     return text
 
 

@@ -235,7 +235,9 @@ class Cluster(Config):
 
 
 class Machine(Constants[float]):
-    """The values of a cluster's constants without their sources, as the cost model takes them."""
+    """The values of a cluster's constants as the cost model takes them: each is a float, without
+    its source, in a field of the constant's name. `element_bytes` is the number of bytes of an
+    element in the cluster's precision."""
 
     element_bytes: float
 

@@ -37,8 +37,9 @@ it."""
 
 
 class Choice(NamedTuple):
-    """A layout, as a Workload, with its Prediction: time and memory, and in the field `reason` why
-    it cannot run or does not fit, empty if it runs. If it cannot run, the numbers are 0."""
+    """A `workload` on one layout, and its `prediction`, of time and memory. The prediction's
+    `reason` says why the workload cannot run or does not fit into memory, and is empty if it can
+    run and fits. If the workload cannot run, the prediction's numbers are 0."""
 
     workload: Workload
     prediction: Prediction

@@ -34,7 +34,7 @@ AHEAD = 4
 
 class LocalExecutor:
     """Context manager whose method `run` runs tasks in at most `count` processes, 0 meaning one for
-    each core. With one, tasks run in this process itself.
+    each core, and yields the tasks' results in order. With one, tasks run in this process itself.
 
     The processes are forked from a server that has imported PRELOADED and the modules `preload`.
     It is started when the object is made, so that it imports them while this process does other

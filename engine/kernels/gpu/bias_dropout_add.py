@@ -143,9 +143,9 @@ def add_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return a pair of tensors [s, b, h] on a GPU: the sum x + dropout(branch + bias), and the
     layer norm of this sum, with scale `weight` [h] and offset `shift` [h]; `epsilon` is added to
-    the sum's variance. The `bias` [h] is the branch's; None adds nothing, and a `mask` of None
-    drops nothing. Without a branch the sum is x itself, `bias` is ignored, and `mask` must be None.
-    Differentiable."""
+    the sum's variance. `x` and `branch` are [s, b, h]; `bias` is [h], and None adds nothing.
+    `mask`, a DropoutMask, decides what is dropped; None drops nothing. If `branch` is None, the sum
+    is x itself, `bias` is ignored, and `mask` must be None. Differentiable."""
     # A wider row would not fit the registers; the reference makes two kernels of it.
     if x.size(-1) > WIDEST:
         return references.add_norm(x, weight, shift, branch, bias, mask, epsilon)
