@@ -58,7 +58,8 @@ class Parts:
 
     @property
     def total(self) -> Floats:
-        """The seconds of the whole iteration, one element per workload: the sum of the parts."""
+        """The seconds of the whole iteration, an array with one element per workload: the sum of
+        the attributes `pipeline`, `gradients`, `optimizer` and `host`."""
         return self.pipeline + self.gradients + self.optimizer + self.host
 
 
