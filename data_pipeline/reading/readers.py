@@ -255,8 +255,8 @@ def pieces_within(
 ) -> Iterator[Piece]:
     """Yield `pieces`, the Pieces of a source, in order, up to the first document that `limit`, a
     Limit, refuses. Each piece is read here before it is yielded, and its documents are counted in
-    `limit`. The piece with the refused document is the last: a copy of it is yielded whose `take`
-    is the number of documents before that one, or nothing if there is none.
+    `limit`. The piece with the refused document is the last: a copy is yielded whose `take` is the
+    number of its documents before that one; if that number is 0, the piece is left out.
 
     With `goes_on`, a piece of a damaged file is read up to the damage, and the next piece follows;
     without, Damaged is raised. The other errors of `read_pieces`, which gets `max_line_bytes`, are

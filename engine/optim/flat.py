@@ -83,8 +83,9 @@ class FlatGroup:
 
     def publish(self) -> None:
         """Gather the weights that the other ranks of the attribute `owners`, an axis, have updated
-        into the attribute `flat`, the model's weights, in place. Every rank of `owners` calls it,
-        after the update of its own slice of `flat`; if the axis has one rank, nothing happens."""
+        into the attribute `flat`, the weights that the model computes with, in place. Every rank of
+        `owners` calls it, after the update of its own slice of `flat`; if the axis has one rank,
+        nothing happens."""
         if self.owners.size > 1:
             self.flat.copy_(self.owners.all_gather(self.flat[self.own], dim=0))
 
