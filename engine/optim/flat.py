@@ -82,8 +82,8 @@ class FlatGroup:
         return self.main_gradient[self.own]
 
     def publish(self) -> None:
-        """Gather the weights that the other ranks of the attribute `owners`, an axis, have updated
-        into the attribute `flat`, the weights that the model computes with, in place. Every rank of
+        """Gather into the attribute `flat`, in place, the weights that the other ranks of the
+        attribute `owners`, an axis, have updated; the model computes with `flat`. Every rank of
         `owners` calls it, after the update of its own slice of `flat`; if the axis has one rank,
         nothing happens."""
         if self.owners.size > 1:

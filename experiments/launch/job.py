@@ -64,8 +64,8 @@ option and has no character that a shell interprets."""
 
 class Job(Config):
     """Content of job.toml: a training of `model` on `dataset` as work for machines that are lent
-    for a limited time, with `ranks_per_node` ranks on each of `nodes` nodes, in attempts of at most
-    `time_limit`. The scripts for Slurm and torchrun are written from it."""
+    for a limited time, with `ranks_per_node` ranks on each of `nodes` nodes. The scripts for Slurm
+    and torchrun are written from it; only Slurm ends an attempt at `time_limit`."""
 
     name: str
     """Name of the job, which its files have too."""
