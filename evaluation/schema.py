@@ -179,8 +179,9 @@ class ClozeResult(Result):
 
 
 class Sample(FileSchema):
-    """A window or example of an evaluation, as a line of `--samples`: its task, number and text;
-    its scored sub-words, `tokens`; and in lists of the same length their log-probabilities in nats
+    """A window or example of an evaluation, as a line of `--samples`: the name of its task, its
+    number in the whole test and its text; the number of sub-words before the scored ones; `tokens`,
+    the ids of the scored sub-words; and in lists of the same length their log-probabilities in nats
     and True where one was the model's most likely sub-word. `correct` is True or False for an
     example, None for a window."""
 

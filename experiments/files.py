@@ -283,8 +283,9 @@ class ReproductionScores(FileSchema):
 
     @property
     def quantity(self) -> str:
-        """The name of the quantity whose records hold the bits per byte of each model and seed,
-        such as `wikitext103_bits_per_byte`."""
+        """The name of the quantity whose records hold the bits per byte of each model and seed: the
+        attribute `text` without an ending `-perplexity`, then `_bits_per_byte`, such as
+        `wikitext103_bits_per_byte`."""
         return f"{self.text.removesuffix('-perplexity')}_bits_per_byte"
 
     def sentences(self, labels: Mapping[str, str]) -> list[str]:

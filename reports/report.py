@@ -141,7 +141,9 @@ class Report:
     def findings(self) -> list[tuple[str, str, str]]:
         """List of the findings in short, each a triple of texts: the id of the element of the page
         that the finding links to, the finding's name and a sentence. First comes the order of the
-        sizes in the reproduction, last the sections with an exhibit of their own."""
+        sizes in the reproduction; then, if there are such, that order in `kept`, the reproduction
+        kept with the code, and in other runs with a sealed forecast; last, for each of `sections`,
+        its title and the first text of its exhibit's caption."""
         short = [("reproduction", "This run", order_of(self.reproduction))]
         if self.kept:
             place = f"run-{Origin.of(self.kept).name}"

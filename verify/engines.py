@@ -415,10 +415,11 @@ class Ours(Engine):
         )
 
     def _watch(self, chunk: Any, firsts: list[int], recorder: Any) -> Callable[[], None]:
-        """Record the outputs of a chunk's modules, and its loss, which no module returns. Call n
-        of a module, counted from 0, belongs to the microbatch that begins at sequence `firsts[n]`
-        of the global batch; there must be no more calls than `firsts` has entries. Return a
-        function that ends the recording."""
+        """Let `recorder` record from now on the outputs of the modules of `chunk` and their
+        gradients, as `Recorder.watch` does, and each loss that the method `batch_loss` of `chunk`
+        returns. Call n of a module or of `batch_loss`, counted from 0, belongs to the microbatch
+        that begins at sequence `firsts[n]` of the global batch; there must be no more calls than
+        `firsts` has entries. Return a function that ends the recording."""
         end_hooks = recorder.watch(chunk, firsts)
         batch_loss = chunk.batch_loss
         waiting = iter(firsts)

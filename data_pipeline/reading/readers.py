@@ -253,10 +253,15 @@ def check_damaged(damaged: Sequence[str], limit: int) -> None:
 def pieces_within(
     limit: Limit, pieces: Iterable[Piece], max_line_bytes: int, goes_on: bool = False
 ) -> Iterator[Piece]:
-    """Yield the pieces up to the first document that `limit` refuses; the last piece ends before
-    it. The pieces are read here once, as `read_sound` does with `max_line_bytes` and `goes_on`, for
-    the sizes of their documents, which are counted in `limit`. Raises the errors of `read_pieces`,
-    Damaged only without `goes_on`."""
+    """Yield `pieces`, the Pieces of a source, in order, up to the first document that `limit`, a
+    Limit, refuses. Each piece is read here before it is yielded, and its documents are counted in
+    `limit`. The piece with the refused document is the last: a copy is yielded whose `take` is the
+    number of its documents before that one; if that number is 0, the piece is left out.
+
+    With `goes_on`, a piece of a damaged file is read up to the damage, and the next piece follows;
+    without, Damaged is raised. The other errors of `read_pieces`, which gets `max_line_bytes`, are
+    raised either way.
+    """
     for piece in pieces:
         before = limit.documents
         if all(map(limit.admits, read_sound([piece], max_line_bytes, goes_on, []))):

@@ -40,9 +40,9 @@ class Stage(Config):
     @classmethod
     def made_with(cls) -> dict[str, Any]:
         """Return a dict name → JSON value of the facts that the result depends on beside the
-        settings, such as a library's version. A stage that has such facts overrides this method; by
-        default the dict is empty. The facts stand in the data card, and a build with other facts is
-        another run."""
+        settings, such as a library's version; by default the dict is empty. A stage that has such
+        facts overrides this class method, which is called without settings. The facts stand in the
+        data card, and a build with other facts is another run."""
         return {}
 
 

@@ -185,8 +185,10 @@ class PairSamples:
         """Return an int64 array [samples, 3] with a row for each sample of one pass over the file,
         in the file's order: the indices of its first sentence and of the sentence after its last,
         and its target length in tokens, special ones not counted. That is the longest length or,
-        for some samples that the seed draws, a length from 2 to the longest, drawn too. A document
-        of one sentence has no sample."""
+        for some samples that the seed draws, a length from 2 to the longest, drawn too. A sample
+        has at least two sentences of one document, the next ones until they have its target length
+        or the document ends; it also takes the last sentence of a document if that would be left
+        alone. A document of one sentence has no sample."""
         sizes = self._sentences.ends - self._sentences.starts
         draws = (
             np.random.RandomState(self._seed)

@@ -61,8 +61,10 @@ HELD_IN_BF16 = ("output of ", "gradient of output of ", "updated ")
 
 
 class TensorPart(NamedTuple):
-    """Part of a tensor of one iteration, as one rank computed it: number of the iteration, from 0,
-    name of the tensor, index at which the part begins in the whole, and values as a numpy array."""
+    """Part of a tensor of one iteration, as one rank computed it: number of the iteration, from 0;
+    name of the tensor; `start`, the index in the whole tensor at which the part begins, a tuple
+    with a number for each dim; and `value`, the part's values, a numpy array in the part's
+    shape."""
 
     iteration: int
     tensor: str

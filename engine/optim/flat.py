@@ -82,8 +82,10 @@ class FlatGroup:
         return self.main_gradient[self.own]
 
     def publish(self) -> None:
-        """Gather the other owners' updated weights into the model's flat tensor `flat`, in place.
-        Every rank of `owners` calls it; with one owner nothing happens."""
+        """Gather into the attribute `flat`, in place, the weights that the other ranks of the
+        attribute `owners`, an axis, have updated; the model computes with `flat`. Every rank of
+        `owners` calls it, after the update of its own slice of `flat`; if the axis has one rank,
+        nothing happens."""
         if self.owners.size > 1:
             self.flat.copy_(self.owners.all_gather(self.flat[self.own], dim=0))
 

@@ -63,7 +63,9 @@ option and has no character that a shell interprets."""
 
 
 class Job(Config):
-    """job.toml: a training run as work for a machine that is lent for a limited time."""
+    """Content of job.toml: a training of `model` on `dataset` as work for machines that are lent
+    for a limited time, with `ranks_per_node` ranks on each of `nodes` nodes. The scripts for Slurm
+    and torchrun are written from it; only Slurm ends an attempt at `time_limit`."""
 
     name: str
     """Name of the job, which its files have too."""

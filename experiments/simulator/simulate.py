@@ -58,7 +58,8 @@ class Parts:
 
     @property
     def total(self) -> Floats:
-        """The seconds of the whole iteration, one element per workload: the sum of the parts."""
+        """The seconds of the whole iteration, an array with one element per workload: the sum of
+        the attributes `pipeline`, `gradients`, `optimizer` and `host`."""
         return self.pipeline + self.gradients + self.optimizer + self.host
 
 
@@ -203,9 +204,11 @@ def simulate(
 
 def _memory(machine: Machine, workload: Workload, config: RunConfig) -> Prediction:
     """Return a Prediction of memory alone, without times, for a workload whose configuration is
-    `config`: the bytes that the fullest pipeline rank needs, the probability that a GPU has as
-    many, and a reason if a GPU does not. A GPT-2 with fused attention stores no scores; under ZeRO
-    3 the parameters and gradients that are whole at one time count too."""
+    `config`: the bytes that the fullest pipeline rank needs, the probability that a GPU of
+    `machine` has as many, and as `reason` a text if it has fewer, else an empty one. The number of
+    data-parallel ranks and ZeRO 3 are taken from `workload`. A GPT-2 stores no scores if `machine`
+    has fused attention; under ZeRO 3 the parameters and gradients that are whole at one time count
+    too."""
     model = config.model
     available = machine.memory_bytes
     if machine.fused_attention and workload.family == "gpt2":
