@@ -87,8 +87,8 @@ class ReproductionSummary(FileSchema):
     @property
     def labels(self) -> dict[str, str]:
         """Dict from the name of each published model in `models`, without a seed, to the name under
-        which readers see the trained model, such as `8.3b` → `8.3b twin (446 k)`. If several seeds
-        were trained, it is the name of the last one."""
+        which readers see the trained model, such as `8.3b` → `8.3b twin (446 k)`. Models that
+        differ only in their seed share one entry."""
         return {model.series: model.label for model in self.models}
 
     @property
