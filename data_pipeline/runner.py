@@ -732,9 +732,11 @@ def _found(run: RunDirectory) -> RunDirectory:
 
 
 def _find_or_none(name: str) -> Path | None:
-    """Return the path of a test set: a published one by its name, such as `lambada`, or the PATH of
-    `jsonl:PATH` or `text:PATH`. If a published one is missing and cannot be downloaded, print a
-    warning to standard error and return None. Raises BadInput if there is no file at PATH."""
+    """Return the absolute path of the test set `name`: of a published one by its name, such as
+    `lambada`, which is downloaded if this machine does not have it, or the PATH of `jsonl:PATH` or
+    `text:PATH`. If a published one is missing and cannot be downloaded, print a warning to standard
+    error and return None. Raises BadInput if there is no file at PATH, and for a name that is not
+    published and has no PATH."""
     try:
         return find_test_set(name).resolve()
     except DataMissing as error:

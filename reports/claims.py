@@ -20,9 +20,11 @@ OWN: tuple[Kind, ...] = ("measured", "counted", "computed")
 
 
 class Claims(tuple[Verdict, ...]):
-    """Tuple of verdicts, each with its claim. The method `of` sorts them by outcome, and `by`
-    groups them by one of their fields. The properties `counts` and `counted` are numbers of claims;
-    `deviations` is a list of distances from the published numbers."""
+    """Tuple of Verdicts, each with its claim. The class method `of` makes a Claims of Verdicts and
+    sorts them by outcome, and `by` returns a dict value → Claims, grouped by one of a Verdict's
+    fields. The property `counts` is a Counter outcome → number of claims, `counted` the number of
+    all claims but the ones with the outcome `of-others`, and `deviations` a list of the relative
+    distances of our numbers from the published ones."""
 
     @classmethod
     def of(cls, verdicts: Iterable[Verdict]) -> Self:

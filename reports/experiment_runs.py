@@ -23,7 +23,9 @@ AGAINST = "against"
 
 @dataclass(frozen=True)
 class Origin:
-    """Run behind numbers on the page: its directory, its manifest, and the seeds of its numbers."""
+    """Run that numbers on the page come from: `path`, its directory or that of the study that keeps
+    it; its `manifest`; and `seeds`, a tuple of the seeds of its numbers, by default empty. The
+    properties `name` and `experiment` are the run's name and its experiment's."""
 
     path: Path
     """Directory of the run, or of the study that keeps it."""

@@ -50,7 +50,9 @@ class Point:
 
 @dataclass(frozen=True)
 class Layer:
-    """Points of one line in a figure, which are of one series and one kind of number."""
+    """Line in a figure: `points`, by ascending x, which are of one `series` and one `kind` of
+    number. `rank`, the index of the series, decides colour and marker, and `kind` the look of the
+    line."""
 
     series: str
     rank: int

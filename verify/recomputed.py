@@ -175,8 +175,10 @@ class RunCheck:
 
 
 def kind_of(place: Path) -> str:
-    """Return the kind of a sealed directory without a manifest, by its files or its parent:
-    `checkpoint`, `imported checkpoint`, `report` or `oracle`; empty if it is of no known kind."""
+    """Return the kind of the sealed directory `place`, which has no manifest: `checkpoint` if it
+    lies in a folder with the name `checkpoints`, else the first of `checkpoint`, `imported
+    checkpoint`, `report` and `oracle` whose files, the names in `KINDS`, are all in it. Return an
+    empty text if it is of no known kind."""
     if place.parent.name == CHECKPOINTS:
         return "checkpoint"
     has = {path.name for path in place.iterdir()}

@@ -276,8 +276,9 @@ def _multiplied(factor: float, replay: SerialReplay) -> None:
 
 
 def _scaled(replay: SerialReplay, gradient: Gradient) -> Gradient:
-    """Return a copy of the Gradient whose field `norm` alone is multiplied by the recorded loss
-    scale, as if the scale had not been taken out."""
+    """Return a copy of `gradient` whose field `norm` alone is multiplied by the loss scale that the
+    run recorded for the iteration that `replay` is at, `replay.now`, as if the scale had not been
+    taken out of the norm."""
     return replace(gradient, norm=gradient.norm * replay.now.loss_scale)
 
 

@@ -37,8 +37,10 @@ class Input:
 
 @dataclass(frozen=True)
 class WorkTask:
-    """A unit of work, which `run_task` does: a function to call with settings, input directories
-    and an output directory. Settings, and the counts that it returns, are JSON."""
+    """A unit of work, which `run_task` does: it calls the function `work` with `settings`, the
+    paths of the Inputs in `inputs` and an empty directory that becomes `output`, and `work` returns
+    counts. Settings and counts are dicts of JSON. Tasks with equal values of the property `digest`
+    have equal results."""
 
     work: Work
     settings: Settings

@@ -177,9 +177,10 @@ class FineTuned:
 
 
 class Feature(NamedTuple):
-    """Input of the model made from an example, or from one window of its context: a list of texts
-    encoded in pairs, one pair or one for each option, and the label as a tuple of one index, or of
-    a span's first and last position."""
+    """Input of the model made from an example, or from one window of its context: `sequences`, a
+    list of one EncodedPair or of one for each option, and `label`, a tuple of one index, of the
+    class or option, or of a span's first and last position, 0 and 0 if the answer is not in the
+    window."""
 
     sequences: list[EncodedPair]
     """List of one EncodedPair, or of one for each option."""

@@ -71,11 +71,11 @@ class RecentIterations:
     def add(self, loss: float, gradient_norm: float) -> dict[str, float]:
         """Remember an iteration's loss and gradient norm, and return which of the two are spikes,
         as a dict: `loss` or `gradient_norm` → the limit that the value exceeds, 6 standard
-        deviations above the mean of the iterations remembered before. The dict is empty if neither
-        is a spike, and while fewer than 64 iterations are remembered.
+        deviations above the mean of the iterations remembered before, at most the last 128. The
+        dict is empty if neither is a spike, and if fewer than 64 iterations were remembered before.
 
-        An iteration with a value that is not finite, such as an fp16 overflow, is not remembered
-        and is no spike.
+        A spike is remembered too. An iteration with a value that is not finite, such as an fp16
+        overflow, is not remembered and is no spike.
         """
         # An fp16 run overflows while its loss scale is found; remembered, such an iteration would
         # hide every later spike.

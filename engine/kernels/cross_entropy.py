@@ -32,7 +32,8 @@ class VocabAxis(Protocol):
 
     @property
     def rank(self) -> int:
-        """This rank's index along the axis."""
+        """This rank's index along the axis, from 0: the number of the part of the vocabulary that
+        it holds."""
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp.RedOpType = ...) -> Tensor:
         """Reduce in place the tensors that the ranks of the axis give, by default to their sum, or

@@ -381,8 +381,8 @@ LAST_WORD_AXES: Axes = {
 
 def last_word_readings(usage: Usage) -> list[dict[str, str]]:
     """Return a list of every reading of passages whose last words are predicted, each as a dict
-    axis → value: all combinations of values in LAST_WORD_AXES, of the axis `first` only those that
-    `usage` has."""
+    axis → value: all combinations of the values that the dict LAST_WORD_AXES has for each axis, but
+    on the axis `first` only the values that `usage.axes` has too. The last axis changes fastest."""
     first = [value for value in LAST_WORD_AXES["first"] if value in usage.axes["first"]]
     axes = LAST_WORD_AXES | {"first": first}
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]

@@ -210,7 +210,10 @@ def read_texts(path: Path) -> tuple[list[str], tuple[str, ...]]:
             remarks.append(f"its {lines:,} line ends of CRLF are scored as they stand")
         documents = [content]
     if not any(documents):
-        raise BadInput(f"{path} has no text")
+        raise BadInput(
+            f"{path} has no text: it is empty, or has no document but empty ones; give a file with"
+            " text"
+        )
     clean = [SURROGATE.sub("\ufffd", document) for document in documents]
     changed = [
         number

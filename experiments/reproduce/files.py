@@ -86,8 +86,9 @@ class ReproductionSummary(FileSchema):
 
     @property
     def labels(self) -> dict[str, str]:
-        """Dict from a published model's name to the name under which readers see the trained model,
-        such as `8.3b twin (446 k)`."""
+        """Dict from the name of each published model in `models`, without a seed, to the name under
+        which readers see the trained model, such as `8.3b` → `8.3b twin (446 k)`. Models that
+        differ only in their seed share one entry."""
         return {model.series: model.label for model in self.models}
 
     @property

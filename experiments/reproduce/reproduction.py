@@ -414,8 +414,9 @@ def facts_of(config: RunConfig, done: TrainingSummary) -> JSON:
 
 
 def hardware_of(started: Environment) -> str:
-    """Return the processor, cores, memory and GPUs of an Environment, as a run's manifest records
-    it, as one text. Memory that is not known and absent GPUs are left out."""
+    """Return the processor, number of cores, memory in GiB and names of the GPUs of an Environment,
+    as a run's manifest records it, as one text: `NAME, 8 cores, 64 GiB; GPU, GPU`. Memory that is
+    not known and absent GPUs are left out with the sign before them."""
     memory = f", {started.memory_bytes / 2**30:.0f} GiB" if started.memory_bytes else ""
     gpus = f"; {', '.join(started.gpus)}" if started.gpus else ""
     return f"{started.cpu}, {started.cores} cores{memory}{gpus}"

@@ -151,8 +151,9 @@ class ErrorInterval(Config):
 
 
 class Intervals(Config):
-    """Error intervals, as factors on the prediction, of a run on one node, on several nodes and
-    beyond the measured range, and of the ratio of two runs."""
+    """Error intervals, as factors on the prediction: `one_node` and `several_nodes` of a run within
+    the measured range, by its number of nodes, `extrapolated` of a run beyond that range, and
+    `ratio` of the ratio of two runs, None if the ratio is as uncertain as a run."""
 
     one_node: ErrorInterval
     several_nodes: ErrorInterval

@@ -135,10 +135,11 @@ class _Flash(torch.autograd.Function):
 
 
 def _launch(kernel: Any, rows: int, tiles: Tiles, qkv: Tensor, *given: object) -> None:
-    """Run the Triton function `kernel` on `qkv` [s, b, n, 3, d] and the arguments `given`, with one
-    program for every head of every sequence and every `rows` of its queries or keys. `tiles` has
-    the kernel's sizes. Nothing is returned: the kernel writes its results to tensors among the
-    arguments."""
+    """Run the Triton function `kernel` with these arguments, in order: `qkv` [s, b, n, 3, d], the
+    arguments `given`, the sizes s, b, n and d, the queries and keys of `tiles`, and the two numbers
+    from `parts_of`. There is a program for every `rows` queries or keys (first axis of the grid) of
+    every head of every sequence (second axis), with the warps and stages of `tiles`. Nothing is
+    returned: the kernel writes its results to tensors among the arguments."""
     s, b, n, _, d = qkv.shape
     kernel[triton.cdiv(s, rows), b * n](
         qkv,
