@@ -88,8 +88,10 @@ def flops_per_iteration(model: ModelConfig, train: TrainConfig, recompute: bool 
 
 
 def tokens_trained(model: ModelConfig, train: TrainConfig) -> int:
-    """Return the number of tokens in all samples of a run from beginning to its configured end,
-    repeated ones included; the tokens of a run that it continues count too."""
+    """Return the number of tokens in all samples of the run that `model` and `train` configure,
+    from its beginning to iteration `train.iterations`, its configured end, repeated tokens
+    included. If the run continues another, the samples of that run count too, each as one sequence
+    of `model`."""
     return BatchSchedule(train).samples_before(train.iterations) * model.seq_length
 
 
