@@ -72,8 +72,8 @@ def flops_per_token(model: ModelConfig, recompute: bool = False, causal: bool = 
     full sequence, on average.
 
     With `recompute` the layers' forward pass counts twice. Attention counts in full, as in the
-    papers; with `causal` its masked half is left out, except for a BERT, which masks nothing, so
-    that `causal` changes nothing.
+    papers; with `causal` the half of a sequence's own scores that a causal mask hides is left out.
+    A BERT has no such mask, so for it `causal` changes nothing.
     """
     return family_of(model).closed_forms(model).flops(1, recompute, causal) / model.seq_length
 

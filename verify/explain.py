@@ -111,7 +111,7 @@ class Judged:
 
     @property
     def last(self) -> int:
-        """The largest number of an iteration that was replayed so far. At least one must have been
+        """The number of the last iteration that was replayed so far. At least one must have been
         replayed."""
         return max(self.numbers)
 
