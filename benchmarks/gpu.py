@@ -198,7 +198,10 @@ class ItemRecord:
         start = time.monotonic()
         try:
             if limit < LEAST_SECONDS:
-                raise UserError("too little time is left before --deadline: the item was not begun")
+                raise UserError(
+                    "too little time is left before --deadline, so the item was not begun: give"
+                    " --deadline more seconds"
+                )
             results = self.worker.answer(limit, measure)
         except UserError as error:
             self.say(name, failed=str(error), seconds=round(time.monotonic() - start, 2))

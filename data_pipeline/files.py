@@ -296,7 +296,8 @@ class DatasetFile(FileSchema):
 
 class DataCard(FileSchema, frozen=False):
     """dataset.json: the content of a dataset, with its splits, files and vocabulary, and how it was
-    made, with source, seed, tokenizer, stages and settings.
+    made, with source, seed and tokenizer, the amount that each stage kept, in the dict `stages`,
+    and the settings of each stage that has some, in the dict `settings`.
 
     A stage whose result depends on more than its settings has a field of its own name.
     """

@@ -72,7 +72,8 @@ def flops_per_token(model: ModelConfig, recompute: bool = False, causal: bool = 
     full sequence, on average.
 
     With `recompute` the layers' forward pass counts twice. Attention counts in full, as in the
-    papers; with `causal` the masked half is left out, which a BERT does not have.
+    papers; with `causal` the half of a sequence's own scores that a causal mask hides is left out.
+    A BERT has no such mask, so for it `causal` changes nothing.
     """
     return family_of(model).closed_forms(model).flops(1, recompute, causal) / model.seq_length
 
@@ -87,8 +88,10 @@ def flops_per_iteration(model: ModelConfig, train: TrainConfig, recompute: bool 
 
 
 def tokens_trained(model: ModelConfig, train: TrainConfig) -> int:
-    """Return the number of tokens in all samples of a run from beginning to its configured end,
-    repeated ones included; the tokens of a run that it continues count too."""
+    """Return the number of tokens in all samples of the run that `model` and `train` configure,
+    from its beginning to iteration `train.iterations`, its configured end, repeated tokens
+    included. If the run continues another, the samples of that run count too, each as one sequence
+    of `model`."""
     return BatchSchedule(train).samples_before(train.iterations) * model.seq_length
 
 

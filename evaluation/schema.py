@@ -147,8 +147,10 @@ class PerplexityResult(Result):
 
 
 class ClozeResult(Result):
-    """Accuracy of predictions of a passage's last word. `perplexity` is exp of the mean loss of a
-    whole target, the sum over its sub-words."""
+    """Result of an evaluation by predicting the last word of passages, the examples: the accuracy,
+    a share from 0 to 1, and the perplexity, each with its standard error; the numbers of examples
+    that were scored, right and truncated; and the loss of each example. `perplexity` is exp of the
+    mean loss of a whole target, the sum over its sub-words."""
 
     perplexity: Positive
     accuracy: float

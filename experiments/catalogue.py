@@ -446,8 +446,9 @@ class Experiment(Config):
         return tuple(claim for claim in every_claim() if matches(claim, self.expected.claims))
 
     def produces(self, quantity: str) -> bool:
-        """Return True if running the experiment may give numbers of this quantity, a name. An
-        experiment that measures, trains or has arithmetic may give any."""
+        """Return True if running the experiment may give numbers of `quantity`, a quantity's name:
+        if one of the experiment's parts simulates or computes that quantity. An experiment that
+        measures, trains or has arithmetic may give any quantity."""
         return bool(self.reproduction or self.ablation or self.measures or self.arithmetic) or any(
             quantity in (*part.simulated, *part.computed) for part in self.parts
         )

@@ -195,7 +195,9 @@ class Parent(NamedTuple):
     """Item that a check of a run yields to name a further directory, `place`, that is to be checked
     in the same way, with all that it was made from in turn: an input of the run, or a directory
     inside the run or inside a folder of runs. With a `name`, under which the run's manifest states
-    an input's digest, this digest is compared with the one that `digest_of` returns for `place`."""
+    an input's digest, this digest is compared with the one that `digest_of` returns for `place`.
+    Things that the check of `place` lacks on this machine count as lacking in the run too or, if
+    `strictly` is False, are only reported as not recomputed."""
 
     place: Path
     name: str = ""

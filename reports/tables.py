@@ -225,7 +225,9 @@ def ledger_data(ledger: Ledger) -> Table:
 
 def settings(card: DataCard) -> list[tuple[str, str]]:
     """Return a list of pairs (stage, its settings as one text, `name value; name value`) from the
-    DataCard of a dataset, in the card's order."""
+    DataCard of a dataset, in the card's order; an empty list if the card has no settings. Names
+    have spaces for underscores. A list's entries stand with commas between; an empty list is
+    `none`."""
 
     def as_text(value: Any) -> str:
         return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)

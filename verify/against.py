@@ -133,11 +133,15 @@ def _tokens(config: RunConfig) -> str:
 def _case(
     quantity: str, name: str, curves: list[list[StepResult]], theirs: str, layers: int
 ) -> Case:
-    """Return the record's case of one quantity: four series (ours, theirs, difference, tolerance)
-    and the largest share of the tolerance. `quantity` is its field in a StepResult, `name` its name
-    in words, `theirs` the other engine's name. `curves` has our steps, theirs, and theirs with
-    perturbed weights, which give the tolerance together with the model's number of `layers`. Raises
-    Diverged if one of the first two is not finite."""
+    """Return the record's Case of one quantity: four series (ours, theirs, difference, tolerance)
+    and, as its only ratio, the largest share of the tolerance that a difference takes. `quantity`
+    is its field in a StepResult, `name` its name in words, `theirs` the other engine's name.
+
+    `curves` has a list of StepResults for each training: first ours, then the other engine's, then
+    one or several of the other engine with perturbed weights, which give the tolerance together
+    with the model's number of `layers`. All have the same iterations. Raises Diverged if the
+    quantity is not finite somewhere in the first two.
+    """
     ours, others, *moved = [[getattr(step, quantity) for step in steps] for steps in curves]
     if not np.isfinite([ours, others]).all():
         raise Diverged(

@@ -111,7 +111,8 @@ class Judged:
 
     @property
     def last(self) -> int:
-        """The number of the last iteration that was replayed."""
+        """The number of the last iteration that was replayed so far. At least one must have been
+        replayed."""
         return max(self.numbers)
 
     @property

@@ -180,8 +180,9 @@ def _share(text: str, ngrams: Ngrams) -> float:
 def _dropped(decisions: list[Path], start: int, count: int) -> NDArray[np.bool_]:
     """Return a boolean array [count], True for each document that is dropped as a duplicate, of the
     `count` documents of the corpus from number `start` on. `decisions` is a list of one folder,
-    below which `00000/decisions.npy` has all decisions, or an empty list if no duplicates were
-    searched for."""
+    below which `00000/decisions.npy` has a record for each dropped document of the corpus, in the
+    order of their numbers, the field `document`; or an empty list if no duplicates were searched
+    for, so that every value is False."""
     gone = np.zeros(count, bool)
     for folder in decisions:
         documents = np.load(folder / "00000" / DECISIONS, mmap_mode="r")["document"]

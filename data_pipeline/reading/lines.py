@@ -27,9 +27,10 @@ COMPRESSIONS = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"BZh": ".bz2",
 
 
 class Cut(NamedTuple):
-    """A position at which a compressed file can be entered, the start of a frame, with the numbers
-    of bytes and of newlines of the decompressed content before it, and whether the frame begins
-    inside of a line; or, as the last of a list, the end of the file."""
+    """A position at which a compressed file can be entered, the start of a frame; or, as the last
+    of a list, the end of the file. `start` is the position in the compressed file in bytes;
+    `content` and `newlines` are the numbers of bytes and of newlines of the decompressed content
+    before it. `is_inside` is True if the frame begins inside of a line."""
 
     start: int
     """First byte of the frame in the compressed file."""

@@ -69,8 +69,9 @@ class Damaged(BadInput):
 class Limit:
     """Counter whose method `admits` returns True for a document that is within a largest number of
     documents and of their texts' UTF-8 bytes, together with the ones admitted before; a limit that
-    is None does not count. After a document that was too long, a shorter one may be admitted; the
-    attribute `reached` says that one was refused."""
+    is None does not count. Malformed input and blank lines are always admitted and not counted.
+    After a document that was too long, a shorter one may be admitted; the attribute `reached` is
+    True once one was refused, `documents` and `bytes` count the admitted ones."""
 
     def __init__(self, max_documents: int | None, max_bytes: int | None) -> None:
         self._max_documents = max_documents

@@ -87,10 +87,10 @@ def place_groups(
 
 @dataclass(frozen=True)
 class ValidationOrder:
-    """Order of validation, which gives each rank its microbatches: sequences of the validation
-    split from the first on, each once, dealt to the data-parallel ranks in turn. It has
-    `num_samples` sequences in all, and a validation may take fewer. The function `take` makes a
-    Microbatch of the sequences with given numbers."""
+    """Order of validation, whose method `microbatches` yields the microbatches of one data-parallel
+    rank: sequences of the validation split from the first on, each once, dealt to the ranks in
+    turn. The order has `num_samples` sequences in all, and a validation may take fewer. `take`, a
+    function (sequence numbers, the same once more) → Microbatch, makes each microbatch."""
 
     num_samples: int
     take: Take

@@ -118,8 +118,9 @@ class SpikeGuard(Guard):
 
 
 class FiniteGuard(Guard):
-    """Guard that ends a run, with NotFinite, if its loss or gradient is not finite. In fp16 an
-    overflow of the gradient ends nothing, because the loss scale is lowered for it."""
+    """Guard whose method `skips` ends a run, with NotFinite and before the update, if the loss or
+    the gradient of an iteration is not finite. In fp16 a gradient that overflows with a finite loss
+    ends nothing, because the loss scale is lowered for it. The guard itself skips no update."""
 
     def __init__(self, step: TrainingStep) -> None:
         self._step = step

@@ -70,10 +70,13 @@ class StageModel(nn.Module, ABC):
     def initialize(self, seed: int) -> None:
         """Fill in place every parameter of this stage, or this rank's part of it, with its initial
         value, which depends only on (seed, global name, global shape), its role and the model's
-        configuration.
+        configuration, and so not on the layout.
 
-        Its distribution follows from the parameter's role
-        (`mlm_repro.engine.parallel.sharding.Role`).
+        The role, a `mlm_repro.engine.parallel.sharding.Role`, decides: biases become 0 and scales
+        of norms 1; other parameters are drawn from a normal distribution with mean 0 and the
+        configuration's `init_std` as standard deviation, which for the last matrix of a residual
+        branch is divided by √(2 · number of layers) if the class attribute `scales_residual` is
+        True.
         """
         std = self.config.init_std
         last_std = std / math.sqrt(2 * self.config.num_layers if self.scales_residual else 1)

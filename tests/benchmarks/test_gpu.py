@@ -204,7 +204,8 @@ def test_what_comes_after_the_deadline_is_not_begun_and_what_fails_is_ended(tmp_
     record = ItemRecord(tmp_path, deadline=0.1)
     record.attempt("late", 30, list)
     assert json.loads((tmp_path / "gpu.jsonl").read_text())["failed"] == (
-        "too little time is left before --deadline: the item was not begun"
+        "too little time is left before --deadline, so the item was not begun: give --deadline"
+        " more seconds"
     )
     with pytest.raises(
         UserError, match=r"^nothing was measured: the line of each item above has the reason$"

@@ -193,10 +193,10 @@ def _part(base, first, stride, s, r: tl.constexpr, d: tl.constexpr, w: tl.conste
 def _tile(
     base, first, stride, s, r: tl.constexpr, d: tl.constexpr, w: tl.constexpr, v: tl.constexpr
 ):
-    """Load `r` rows of one head, from row `first` on of the memory at `base`, where rows lie
-    `stride` elements apart, and return a pair of tensors, the rows' first `w` columns [r, w] and
-    the next `v` [r, v]. Rows and columns that the head, [s, d], lacks are zero. If v is 0, the
-    second tensor is the first once more."""
+    """Load `r` rows of one head, [s, d], from row number `first` on, where row 0 lies at `base` and
+    rows lie `stride` elements apart. Return a pair of tensors, the rows' columns 0 to `w` - 1,
+    [r, w], and the next `v` columns, [r, v]. Rows and columns that the head lacks, numbers from `s`
+    and `d` on, are zero. If `v` is 0, the second tensor is the first once more."""
     at, inside = _part(base, first, stride, s, r, d, w)
     tile = tl.load(at, inside, 0.0)
     rest = tile
