@@ -565,9 +565,9 @@ def _find(experiment: Experiment, claim: Claim, records: Rows) -> list[Record]:
     the experiment's, as a dict (series, quantity, kind) → list of Records.
 
     If a reproduction answers the experiment, records of the kind `scaled` are of twins, whose
-    trainings are shorter. For them the claim's x is first multiplied by the largest x of the twins'
-    records over the largest x of the experiment's claims, both of this claim's series and
-    quantity.
+    trainings have lengths of their own. For them the claim's x is first multiplied by the largest x
+    of the twins' records over the largest x of the experiment's claims, both of this claim's series
+    and quantity.
     """
     mine = (claim.series, claim.quantity)
     at = []
