@@ -566,8 +566,8 @@ def _find(experiment: Experiment, claim: Claim, records: Rows) -> list[Record]:
 
     If a reproduction answers the experiment, records of the kind `scaled` are of twins, whose
     trainings have lengths of their own. For them the claim's x is first multiplied by the largest x
-    of the twins' records over the largest x of the experiment's claims, both of this claim's series
-    and quantity.
+    of the twins' records and divided by the largest x of the experiment's claims, both with this
+    claim's series and quantity.
     """
     mine = (claim.series, claim.quantity)
     at = []
