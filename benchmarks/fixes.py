@@ -103,10 +103,11 @@ class Said(Config):
 
 
 class Row(Config):
-    """A case's result: the answers before its fix and after it, and in `result` whether the fault
-    was found; `named otherwise` means findings of which none has the words that the case expects,
-    and `cannot run` that on one of the two trees a layout or all could not run, and none gave a
-    finding."""
+    """Result of a case, a published fault of a package: in `before` and `after` the answers of
+    `mlm-verify layouts`, each a Said, on the package's trees without the fault's fix and with it,
+    and in `result` whether the fault was found. `named otherwise` means that there are findings
+    before the fix, but that none has the words that the case expects; `cannot run` means that on
+    one of the two trees a layout or all could not run, and none gave a finding."""
 
     name: str
     before: Said

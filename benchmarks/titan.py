@@ -65,9 +65,10 @@ def experts(score_before_experts: bool) -> Any:
 
 
 class Block(nn.Module):
-    """A residual block of a model: maps hidden states [b, s, h] to the same shape by adding the
-    output of a new layer of `experts` on the normed states. Scores multiply the experts' inputs if
-    `score_before_experts` is true, else their outputs. There is no attention."""
+    """A residual block without attention: maps hidden states [b, s, HIDDEN] to the same shape by
+    adding the output of a mixture of experts on the normed states. The layer of experts is a new
+    one, built by the function `experts`. If `score_before_experts` is true, the router's scores
+    multiply the experts' inputs, else their outputs."""
 
     moe_enabled = True
 

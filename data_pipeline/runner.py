@@ -228,8 +228,11 @@ def promise(
     config: DataConfig, sources: OpenedSources, rehearsed: "Rehearsed", size: int
 ) -> Promise:
     """Return the Promise for a build of `size` bytes of text by the recipe `config` and its number
-    of processes: the predicted documents, seconds, memory and disk. `rehearsed` is the measured
-    cost of a sample of the same `sources`; the predicted numbers grow with the number of documents.
+    of processes, by default one for each core: the predicted number of documents, dicts of each
+    stage's seconds and of its bytes on disk, and the peak bytes of memory of all processes
+    together. `rehearsed` is the measured cost of a sample of the same `sources`. Documents and disk
+    are in proportion to `size`; seconds grow with it, but not in proportion. Memory grows up to the
+    size of a slice, beyond it only if `config` has the stage `deduplicate`.
 
     The number of compared pairs that are not alike grows with the square of the number of
     documents, up to the limit of documents that a bucket offers.

@@ -141,10 +141,10 @@ def activation_bytes_per_layer(
 def memory_of_ranks(
     model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, dp: int = 1
 ) -> list[RankMemory]:
-    """Return a list with a RankMemory for each pipeline rank, in order: the peak in bytes, in
-    closed form, of one of its tensor-parallel ranks, without a checkpoint's copy, with the batch
-    and precision of `train` and the layout and recomputation of `parallel`. `dp` is the number of
-    data-parallel ranks.
+    """Return a list with a RankMemory for each pipeline rank, in order: the peak bytes of state and
+    of activations on one of its tensor-parallel ranks, in closed form, without the copy for a
+    checkpoint. The batch and precision are from `train`, the layout and recomputation from
+    `parallel`. `dp` is the number of data-parallel ranks.
 
     A rank holds the activations of forward passes that await their backward pass (2021 paper,
     Section 2.2), and the activations that one recomputation restores. The last rank also holds the

@@ -53,8 +53,11 @@ class Gradient:
 
 
 class TrainingStep:
-    """One rank's model, gradient reducer, optimizer and loss scale, and the training iteration over
-    them."""
+    """One rank's part of a training: its `model`, and the gradient reducer, the optimizer and, in
+    fp16, the loss scaler, which are built here for `train`. The method `run` does a whole training
+    iteration; `gradient` and then `update` are its two halves. With `shard_optimizer` the state of
+    the optimizer is divided over the data-parallel ranks. Every rank has one, and a model belongs
+    to one alone."""
 
     def __init__(
         self, model: PartitionedModel, train: TrainConfig, shard_optimizer: bool = False

@@ -562,10 +562,12 @@ def _verdict(
 def _find(experiment: Experiment, claim: Claim, records: Rows) -> list[Record]:
     """Return a list of the records with the claim's series, quantity and x, in the order of kinds
     of `ORDER`; the first one answers the claim, and without any the list is empty. `records` has
-    the experiment's, as a dict of lists by series, quantity and kind.
+    the experiment's, as a dict (series, quantity, kind) → list of Records.
 
-    On a curve of an experiment that a reproduction answers, the x of a twin, whose kind is
-    `scaled`, counts as the same share of its own training.
+    If a reproduction answers the experiment, records of the kind `scaled` are of twins, whose
+    trainings have lengths of their own. For them the claim's x is first multiplied by the largest x
+    of the twins' records and divided by the largest x of the experiment's claims, both with this
+    claim's series and quantity.
     """
     mine = (claim.series, claim.quantity)
     at = []

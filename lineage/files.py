@@ -222,10 +222,10 @@ def as_said(result: BaseModel, values: Mapping[str, object], where: str, by: str
 
 
 def misread(values: Any, schema: Any, where: str) -> Iterator[str]:
-    """Yield a sentence for each key of a document, other than `RETIRED_KEYS`, that the class
-    `schema` does not have or reads as another value. `values` are the document's plain values;
-    `where` names it in the sentences. Raises IntegrityFailure if the document does not fit the
-    schema at all."""
+    """Yield a sentence for each key of a document, at any depth, that the class `schema` does not
+    have or reads as another value; keys in `RETIRED_KEYS` are passed over. `values` is the document
+    as a dict of plain values; `where` names it in the sentences. Raises IntegrityFailure if the
+    schema refuses the document, as when it lacks a key that is required."""
     values = parse_json(
         json.dumps(values),
         lambda pairs: {key: entry for key, entry in pairs if key not in RETIRED_KEYS},

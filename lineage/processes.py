@@ -53,8 +53,9 @@ def exit_code_of(status: int, stopped: bool = False) -> int:
     """Return the documented exit code for `status`, a child process's exit code or, if a signal
     ended it, a number that is negative or above 128.
 
-    A signal counts as an interruption, and so does any undocumented status if this process was
-    `stopped`; another undocumented status is a Fault.
+    0 and the documented codes are returned as they are. A signal gives the code of Interrupted, and
+    so does any undocumented status if this process was `stopped`; another undocumented status gives
+    the code of Fault.
     """
     if status in {0, *(error.exit_code for error in UserError.__subclasses__())}:
         return status

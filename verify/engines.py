@@ -338,8 +338,9 @@ class Engine:
 
 
 class Ours(Engine):
-    """This suite's own engine, its part on one rank of a layout of one or several, as `mlm-verify`
-    trains it and compares it with other engines."""
+    """This suite's own engine, its part on one rank: it trains the Work `work` in the layout
+    `layout`, which has one rank or several. `mlm-verify` compares such a training with this
+    engine's serial one, or with another engine's."""
 
     names = read_names("ours")
 

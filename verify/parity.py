@@ -130,9 +130,9 @@ def parse_layout(text: str) -> ParityLayout:
 
 
 def all_layouts(ranks: int) -> Iterator[ParityLayout]:
-    """Yield a ParityLayout for every tp × pp × dp of at most `ranks`, with every schedule and
-    option that changes something there; no model is asked whether it fits. If `ranks` is above 8,
-    sizes are powers of 2.
+    """Yield a ParityLayout for every tp × pp × dp of at most `ranks`, with every schedule, and with
+    and without sequence parallelism, a divided optimizer and full recomputation, where these change
+    something; no model is asked whether it fits. If `ranks` is above 8, sizes are powers of 2.
 
     The serial run is left out. Axes such as `cp` stay 1, the interleaved schedule has two chunks
     per rank; `selective` recomputation and more chunks are available by name.

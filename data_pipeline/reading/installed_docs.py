@@ -109,8 +109,9 @@ class InstalledDocs:
 
     def describe(self) -> str:
         """Return a text of one line for the ledger: this source's name, the version of Python and
-        the number of installed packages. Once `pieces` has drawn a sample, the number of files in
-        the sample and the number of all files are in the text too."""
+        the number of installed packages that this package needs to run, whose documentation is
+        read. Once `pieces` has drawn a sample, the number of files in the sample and the number of
+        all files are in the text too. Raises DataMissing if this package is not installed."""
         version = platform.python_version()
         count = len(self._distributions)
         return (

@@ -22,9 +22,10 @@ from mlm_repro.engine.rng import Dropout
 
 
 class GPT2(CausalModel):
-    """GPT-2 language model over token ids [b, s], or one pipeline stage of it. Its output is [s, b,
-    h], or [s/t, b, h] where the sequence is divided; `logits` takes the last stage's output.
-    Parameters have the whole model's names."""
+    """GPT-2 language model over token ids [b, s], or one pipeline stage of it, which takes the
+    previous stage's output if it is not the first. Its output is [s, b, h], or [s/t, b, h] where
+    the sequence is divided; `logits` takes the last stage's output. Parameters have the whole
+    model's names; the method `initialize` gives them their values."""
 
     def build(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         if self.stage.is_first or self.stage.is_last:

@@ -411,10 +411,13 @@ def settings_of(config: RunConfig) -> JSON:
 
 
 def read_config(run: RunDirectory) -> RunConfig:
-    """Return the RunConfig in the manifest of a training's directory, without records and loggers
-    of earlier versions; an fp16 run of the first release gets the keys that its manifest left out.
+    """Return the RunConfig in the manifest of `run`, a training's RunDirectory, without records and
+    loggers of earlier versions; an fp16 run of the first release gets the keys that its manifest
+    left out.
+
     Raises BadInput if there is no manifest, or if this program lacks another key of the manifest's
-    configuration or refuses a value in it; IntegrityFailure if the manifest is damaged."""
+    configuration or refuses a value in it; IntegrityFailure if the manifest is damaged.
+    """
     manifest = run.manifest
     values = manifest["config"]
     if manifest["schema_version"] is None and values.get("train", {}).get("precision") == "fp16":

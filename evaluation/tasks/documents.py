@@ -101,7 +101,7 @@ def lm_eval_documents(text: str) -> Iterator[str]:
     A line that begins and ends like a first-level heading starts a document and is its first line,
     wherever it occurs; two equations do (`wikitext_document_level.py` of the data set
     EleutherAI/wikitext_document_level). Text before the first such line is a document too, unless
-    it is blank.
+    it is blank. A text without such a line is one document, even if it is blank or empty.
     """
     lines: list[str] = []
     for line in text.split("\n"):

@@ -107,8 +107,10 @@ SMOKE = Size(
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a reproduction: the target; the size, full or scaled, and the reason for this
-    size in words; the data recipe; and the models to train."""
+    """The plan of a reproduction: in `target` the name of its largest model, such as `8.3b`; in
+    `mode` the size, full or scaled, and in `reason`, in words, why it has this size; in `recipe`
+    the path of the data recipe. The tuples `published` and `configs` have a RunConfig each for
+    every training, in the same order: the model's published recipe, and the one to train."""
 
     target: str
     mode: str
