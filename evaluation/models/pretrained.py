@@ -113,9 +113,10 @@ class PretrainedTokenizer:
 
 
 class PretrainedModel(nn.Module):
-    """A model that transformers computes, with the interface by which scoring uses the engine's
-    models. Its states are the inputs of its output layer, or its logits if that layer alone does
-    not produce them."""
+    """A model of transformers, `theirs`, which the caller has put into evaluation mode, with the
+    interface by which scoring uses the engine's models. Its states are the inputs of its output
+    layer, or its logits if that layer alone does not produce them; the attribute `cuts` is False
+    then. The constructor runs the model once or twice on test tokens to set `cuts`."""
 
     def __init__(self, theirs: Any) -> None:
         super().__init__()
