@@ -387,8 +387,8 @@ name of its sealed forecast."""
 
 class Ablation(Config):
     """Small trainings that answer one `question`: the common recipe `model` and `train`, its
-    variants `arms`, each trained with several seeds, and `effects`, the claimed differences between
-    two arms."""
+    variants `arms`, each trained with several seeds, and `effects`, claimed differences, each
+    between two arms."""
 
     question: str
     model: JSON

@@ -246,9 +246,9 @@ class PretrainedModel(nn.Module):
         self, inputs: Tensor, cuts: bool = False, **settings: Any
     ) -> tuple[Tensor | None, Tensor]:
         """Run the model on token ids [b, s] and return a pair. If the argument `cuts` is True, the
-        pair is the inputs of the output layer, [b, s, h], and empty logits; the model must have an
-        output layer then. Else it is None and the logits, [b, s, v]. `settings` are further keyword
-        arguments of the model's call."""
+        model must have an output layer, and the pair is the inputs of that layer, [b, s, h], and
+        empty logits. If it is False, or if the model does not call that layer, the pair is None and
+        the logits, [b, s, v]. `settings` are further keyword arguments of the model's call."""
         states = []
 
         def cut(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -431,12 +431,12 @@ class Pretrained:
         )
 
     def _check_kind(self, library: Any, config: Any, stated: JSON) -> None:
-        """Raise BadInput if transformers has no causal language model of the type of `config`, its
-        configuration, or if `config` is an encoder-decoder's. That the model sees earlier tokens
-        alone is not checked. If `stated`, the content of its config.json as a dict, names modeling
-        code, which is never run, append a sentence that warns of this to this object's list
-        `warnings` and put it into the dict `checked`, under `modeling code`. `library` is the
-        module transformers."""
+        """Raise BadInput if transformers has no causal language model of the type of `config`, the
+        model's configuration, or if `config` is an encoder-decoder's. That the model sees earlier
+        tokens alone is not checked. If `stated`, the content of the model's config.json as a dict,
+        names modeling code, which is never run, append a sentence that warns of this to this
+        object's list `warnings` and put it into the dict `checked`, under `modeling code`.
+        `library` is the module transformers."""
         names = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         if config.model_type not in names or config.is_encoder_decoder:
             kind = f"{self.directory} is a {config.model_type}"

@@ -26,9 +26,9 @@ carries 16e9."""
 
 
 class Failures(NamedTuple):
-    """A job's times, all in seconds and in this order: `mean`, between failures; `checkpoint`, to
-    write a checkpoint beside training; `restart`, from a failure to the first iteration after it;
-    and `copy`, to copy a checkpoint to the host, while training pauses."""
+    """A job's times, all in seconds and in this order: `mean`, the mean time between failures;
+    `checkpoint`, to write a checkpoint beside training; `restart`, from a failure to the first
+    iteration after it; and `copy`, to copy a checkpoint to the host, while training pauses."""
 
     mean: float
     """Mean seconds between failures of any of the job's GPUs."""
