@@ -146,13 +146,14 @@ def build_dataset(
 def run_stage(
     stage: type[Stage], config: DataConfig, out: Path, executor: str = "local"
 ) -> RunDirectory:
-    """Run the stages of `config`, a recipe that lists `stage` alone, over its sources into the
-    directory `out` and return its RunDirectory, of the kind of that stage's verb; if it is complete
-    there, print a note to standard error and return it at once. `executor` is "local" or "ray". The
+    """Run the one stage of `config`, a recipe whose `stages` has only the name of the class
+    `stage`, over the recipe's sources into the directory `out` and return its RunDirectory, whose
+    kind is `data-` and the stage's verb. The cost is printed to standard error first; if the work
+    is complete in `out`, a note follows, and nothing is run. `executor` is "local" or "ray". The
     same call continues after an interruption. Raises BadInput for input or a directory that cannot
-    be used, DataMissing for missing input, IntegrityFailure for input from another dataset that is
-    not as it was sealed, Interrupted when stopped, and for a lost worker, a full disk or a server
-    that does not answer."""
+    be used, and for "ray" if it is not installed; DataMissing for missing input; IntegrityFailure
+    for input from another dataset that is not as it was sealed; Interrupted when stopped, and for a
+    lost worker, a full disk or a server that does not answer."""
     begin = partial(RunDirectory.begin_at, out, f"data-{stage.verb}", config.identity())
     return _run_stages(config, begin, executor, ROOM_OF_DOCUMENTS)
 

@@ -386,8 +386,9 @@ name of its sealed forecast."""
 
 
 class Ablation(Config):
-    """Small trainings that differ in one thing, over several seeds, and the effects that are
-    claimed."""
+    """Small trainings that answer one `question`: the common recipe `model` and `train`, its
+    variants `arms`, each trained with several seeds, and `effects`, claimed differences, each
+    between two arms."""
 
     question: str
     model: JSON

@@ -56,8 +56,8 @@ SchemaT = TypeVar("SchemaT", bound=FileSchema)
 
 
 def write_document(path: Path, document: FileSchema) -> None:
-    """Replace the file `path` by `document` as indented JSON, without the fields that were not
-    given."""
+    """Write `document`, without the fields that were not given, as indented JSON to the file
+    `path`, in place of one that is there. Missing folders are made."""
     write_json(path, document.to_json())
 
 

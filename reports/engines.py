@@ -30,8 +30,9 @@ def read_engines(run: Path) -> Benchmark:
 
 
 def apart(results: Sequence[Benchmark]) -> str:
-    """Return a sentence on the largest difference, in nats, between the losses of two engines: one
-    number for each of the results, each a comparison on one layout as `read_engines` returns it."""
+    """Return a sentence on the losses of two engines: the number of iterations, the other engine's
+    name and release and, for each of `results`, the largest difference in nats, with the layout.
+    There is at least one result, each a comparison on one layout as `read_engines` returns it."""
     theirs = ", ".join(dict.fromkeys(result.title.partition(" beside ")[0] for result in results))
     by_layout = ", ".join(f"{max(_losses(each)[2]):.2g} ({_setting(each)[1]})" for each in results)
     iterations = max(len(_losses(result)[0]) for result in results)

@@ -93,8 +93,10 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that one page shows: a reproduction, its exhibits, the claims by paper, and the
-    runs behind them."""
+    """Everything that one page shows: a `reproduction`, and `exhibits` of it and of the verdicts;
+    all `claims`, and `papers`, sections with the same claims by paper; `sections`, each of one more
+    exhibit; and `origins`, the runs behind the numbers. The function `assemble` makes it from
+    `inputs`."""
 
     reproduction: Reproduction
     exhibits: dict[str, Exhibit]

@@ -231,11 +231,12 @@ def _points(curves: Sequence[dict[int, float]], of_runs: bool) -> list[Point]:
 
 
 def _scored(run: Path) -> tuple[dict[str, Result], list[JSON]]:
-    """Return a pair: a dict file stem → Result of the run's checkpoints, with the task's name
-    behind the stem if a file has results by task, and a list of their generated texts, each a dict.
-    They come from the JSON files of `mlm-eval` in the run's parent folder. Other files there are
-    passed over, and so are results of checkpoints that the run has no more. Raises IntegrityFailure
-    for a damaged result."""
+    """Return a pair, read from the JSON files of `mlm-eval` in the parent folder of the directory
+    `run`: a dict name → Result of the run's checkpoints, and a list of their generated texts, each
+    a dict. A name is the file's stem or, for each result of a file that has results by task,
+    `STEM-TASK`. Other and unreadable files there are passed over, and so are results of checkpoints
+    that the run has no more. Raises IntegrityFailure for a result that does not fit the schema, or
+    if a checkpoint's seal cannot be read."""
     digests = {read_digest(checkpoint) for checkpoint in complete_checkpoints(run)}
     evaluations = {}
     samples = []

@@ -62,19 +62,21 @@ class Program(Engine):
         clip: Callable[[], Any] | None = None,
         named: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
-        """Describe the program.
+        """Make the engine of `model`, this rank's part of the whole model. All other arguments are
+        optional.
 
         `gradient` runs the same batch at every layout, forward and backward, reduces the gradients
         and returns the mean loss; by default the loss of every microbatch of this rank goes
         backward, and the model itself must reduce the gradients. `step` clips, updates and returns
         the norm of the whole gradient; by default `clip` clips and returns it, and the optimizer
-        updates. With neither, the norm is not compared and planted gradients are not counted.
-        `named` are the parameters by their names in the whole model, where this rank's model has
-        others. `starts` has, by name, the first indices of this rank's parts of parameters in the
-        whole; a DTensor knows its own, other parameters are whole. Moments of the `optimizer` are
-        compared: by default AdamW's, and none if `step` is given without it. `save` writes a
-        checkpoint into a new directory, `restore` loads one of any layout; every rank calls them.
-        Unless both are given, checkpoints are not compared.
+        updates. If neither `step` nor `clip` is given, the norm is not compared, and planted
+        gradients are not counted. `named` are the parameters by their names in the whole model,
+        where this rank's model has others. `starts` has, by name, the first indices of this rank's
+        parts of parameters in the whole; a DTensor knows its own, other parameters are whole.
+        Moments of the `optimizer` are compared: by default of an AdamW that is made here, and none
+        if `step` is given without an optimizer. `save` writes a checkpoint into a new directory,
+        `restore` loads one of any layout; every rank calls them. Unless both are given, checkpoints
+        are not compared.
         """
         self.module = model
         self.gradient = gradient

@@ -325,13 +325,13 @@ def _file(rank: int) -> str:
 
 
 def _check(directory: Path, model: nn.Module, tp: int) -> str:
-    """Run the tensor-parallel parts of a model that lie in `directory` on `tp` ranks, threads in
-    float64, compare their outputs with the outputs of `model`, the undivided model, and return the
-    result as a sentence with the largest difference. `model` itself becomes float64.
+    """Load the tensor-parallel parts of a model that lie in `directory` on `tp` ranks, which are
+    threads, run them and `model`, the undivided model, on the same token ids in float64, and return
+    a sentence with the largest difference of their outputs. `model` itself becomes float64.
 
-    If memory is too small, nothing is compared, and the sentence says so. Raises BadInput if
-    outputs differ by more than TOLERANCE, relative to the largest output or, if that is smaller, to
-    1, or if the parts do not run.
+    If less memory is free than this needs, nothing is run or changed, and the sentence says so.
+    Raises BadInput if outputs differ by more than TOLERANCE, relative to the largest output or, if
+    that is smaller, to 1, or if the parts do not run.
     """
     needed = 24 * sum(parameter.numel() for parameter in model.parameters())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

@@ -36,10 +36,10 @@ def write_oracle(out: Path) -> None:
 
 def read_table(directory: Path) -> list[Convention]:
     """Return a list of a Convention for each row of the file `table.csv` of `directory`, which is
-    one of an oracle's two checkpoints: the convention's axes, its number on each text by the text's
-    name, and its assumed frequency. Raises BadInput if a sealed file of the directory was changed
-    or removed, since that changes numbers, and IntegrityFailure if the directory has no readable
-    seal."""
+    one of an oracle's two checkpoints. The row gives the convention's axes and its number on each
+    text that it has one for, by the text's name; the convention's assumed frequency is computed
+    from its axes. Raises BadInput if a sealed file of the directory was changed or removed, since
+    that changes numbers, and IntegrityFailure if the directory has no readable seal."""
     for name, entry in sealed_files(directory).items():
         if not (directory / name).is_file() or sha256_file(directory / name) != entry["sha256"]:
             raise BadInput(

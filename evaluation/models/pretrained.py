@@ -113,9 +113,10 @@ class PretrainedTokenizer:
 
 
 class PretrainedModel(nn.Module):
-    """A model that transformers computes, with the interface by which scoring uses the engine's
-    models. Its states are the inputs of its output layer, or its logits if that layer alone does
-    not produce them."""
+    """A model of transformers, `theirs`, which the caller has put into evaluation mode, with the
+    interface by which scoring uses the engine's models. Its states are the inputs of its output
+    layer, or its logits if that layer alone does not produce them; the attribute `cuts` is False
+    then. The constructor runs the model once or twice on test tokens to set `cuts`."""
 
     def __init__(self, theirs: Any) -> None:
         super().__init__()
@@ -244,9 +245,10 @@ class PretrainedModel(nn.Module):
     def _run(
         self, inputs: Tensor, cuts: bool = False, **settings: Any
     ) -> tuple[Tensor | None, Tensor]:
-        """Run the model on token ids [b, s]; `settings` are more arguments of its call. Return a
-        pair: with `cuts` the output layer's inputs [b, s, h] and empty logits, else None and the
-        logits [b, s, v]."""
+        """Run the model on token ids [b, s] and return a pair. If the argument `cuts` is True, the
+        model must have an output layer, and the pair is the inputs of that layer, [b, s, h], and
+        empty logits. If it is False, or if the model does not call that layer, the pair is None and
+        the logits, [b, s, v]. `settings` are further keyword arguments of the model's call."""
         states = []
 
         def cut(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -429,11 +431,12 @@ class Pretrained:
         )
 
     def _check_kind(self, library: Any, config: Any, stated: JSON) -> None:
-        """Raise BadInput if transformers has no causal language model of the type of `config`, its
-        configuration, or if `config` is an encoder-decoder's. That the model sees earlier tokens
-        alone is not checked. If the content of its config.json, `stated`, names modeling code,
-        which is never run, add a warning to this object's `warnings` and `checked`. `library` is
-        the module transformers."""
+        """Raise BadInput if transformers has no causal language model of the type of `config`, the
+        model's configuration, or if `config` is an encoder-decoder's. That the model sees earlier
+        tokens alone is not checked. If `stated`, the content of the model's config.json as a dict,
+        names modeling code, which is never run, append a sentence that warns of this to this
+        object's list `warnings` and put it into the dict `checked`, under `modeling code`.
+        `library` is the module transformers."""
         names = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         if config.model_type not in names or config.is_encoder_decoder:
             kind = f"{self.directory} is a {config.model_type}"

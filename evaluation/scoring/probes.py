@@ -40,10 +40,11 @@ Outcome = tuple[ScoringModel, str]
 class Probed:
     """Log-probabilities that a model gives four rows of tokens, computed once for all probes, when
     the object is made on every rank of the model's mesh: a row, the row with another last input, a
-    short row, and the first row's first two tokens. `alone` has them scored one by one, `together`
-    in one batch, each a list of an array [targets] for each row. `moved` is the largest change of
-    an earlier log-probability by the other input, `moved_first` the change of the first one in the
-    row of two tokens. A change of at most `allowed` counts as rounding."""
+    short row, and the first row's first two tokens. The attributes `alone`, of rows scored one by
+    one, and `together`, of rows in one batch, are each a list of an array [targets] for each row.
+    `moved` is the largest change of an earlier log-probability by the other input, `moved_first`
+    the change of the first one in the row of two tokens. `allowed`, computed for this model, is the
+    largest change that counts as rounding between rows of one length, scored alone."""
 
     def __init__(self, model: ScoringModel) -> None:
         length = min(LENGTH, model.seq_length)

@@ -128,9 +128,9 @@ def lm_eval_words(document: str) -> int:
 
 
 def cut_articles(text: RunningText, detokenized: str) -> list[str]:
-    """Return a list of the articles of `text` as they are in `detokenized`, the text after a
-    detokenizer; joined, they are `detokenized`. The text must have articles, or else ValueError is
-    raised.
+    """Return a list of the articles of `text`, a RunningText, as they are in `detokenized`, the
+    result of a detokenizer for its whole text; joined, they are `detokenized`. Raises ValueError if
+    `text.articles`, which says where they begin in the original, is empty.
 
     Detokenizers change white space and marks only, so an article begins after as many other
     characters as in the original. The cut is before white space, where byte-level BPE never joins.

@@ -274,9 +274,10 @@ def _bands(records: list[Record], run: RunDirectory) -> Iterator[Record]:
 
 def derived_scores(run: RunDirectory, summary: ReproductionSummary) -> ReproductionScores:
     """Return a ReproductionScores, the paired differences between models that are neighbours in
-    size, derived from the WikiText-103 evaluations that a reproduction keeps. The summary must have
-    the models smallest first. A text of one article gives no differences. Raises IntegrityFailure
-    if a result of any protocol is missing or has another form than its protocol's, or if a file of
+    size, derived from the WikiText-103 results that the directory of the reproduction `run` keeps
+    of the models of `summary`. The summary must have the models smallest first. A text of one
+    article, or a single size, gives no differences. Raises IntegrityFailure if a result of any
+    protocol is missing, is there twice or has another form than its protocol's, or if a file of
     results is damaged."""
     by_size = defaultdict(list)
     results = results_of(run.path, summary)

@@ -26,8 +26,9 @@ carries 16e9."""
 
 
 class Failures(NamedTuple):
-    """A job's mean time between failures, and three times, all in seconds: to write a checkpoint
-    beside training, to copy it, while training pauses, and to restart."""
+    """A job's times, all in seconds and in this order: `mean`, the mean time between failures;
+    `checkpoint`, to write a checkpoint beside training; `restart`, from a failure to the first
+    iteration after it; and `copy`, to copy a checkpoint to the host, while training pauses."""
 
     mean: float
     """Mean seconds between failures of any of the job's GPUs."""
