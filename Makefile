@@ -31,10 +31,10 @@ test-published: $(READY) ## Run the tests about the published files, which lie i
 # the nearest thing to another processor that one machine can try
 OTHER_PROCESSOR := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 NUMBA_CPU_NAME=generic MKL_CBWR=COMPATIBLE \
 	NPY_DISABLE_CPU_FEATURES="X86_V3 X86_V4 AVX512_ICL AVX512_SPR"
-BY_PROCESSOR := $(patsubst %,tests/engine/test_%.py,kernels cross_entropy dropout optimizers layouts model) \
-	$(patsubst %,tests/data_pipeline/test_%.py,clean_exact language_exact minhash tokenizer near_duplicates lsh samples)
+BY_PROCESSOR := $(patsubst %,tests/engine/test_%.py,kernels products precision cross_entropy dropout optimizers layouts model) \
+	$(patsubst %,tests/data_pipeline/test_%.py,clean_exact language_exact minhash tokenizer near_duplicates lsh samples) tests/golden/test_golden.py
 
-test-other-processor: $(READY) ## Kernels for processors, layouts and exact data with another machine's vector extensions
+test-other-processor: $(READY) ## What depends on the processor, with another machine's vector extensions
 	OMP_NUM_THREADS=1 $(OTHER_PROCESSOR) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -k 'not cuda' $(BY_PROCESSOR)
 
 test-pythons: ## Tests that need no torch, with the other Pythons that are here

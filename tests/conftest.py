@@ -98,6 +98,16 @@ def stops_are_heard() -> Iterator[None]:
     assert [n for n in STOPS if after[n] == signal.SIG_IGN != before[n]] == []
 
 
+@pytest.fixture
+def plain_git(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Git commits without the user's own settings, such as hooks and signatures, and speaks
+    English."""
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    monkeypatch.delenv("LANGUAGE", raising=False)
+
+
 @pytest.fixture(scope="session")
 def reference(published: Path) -> Path:
     """The directory of the papers' numbers, which lies beside the published files."""

@@ -15,19 +15,27 @@ from packaging.requirements import Requirement
 
 from tests.architecture.rooms import ROOT
 
+ROOM = {"df": "echo; echo a b c 9000000"}
+"""A set-up of nothing large is tried on a disk without 4 GB of room too."""
+
+
+def with_programs(folder: Path, programs: dict[str, str]) -> str:
+    """A PATH with scripts in `folder` in the place of some programs."""
+    (folder / "bin").mkdir(exist_ok=True)
+    for name, text in programs.items():
+        (folder / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / "bin" / name).chmod(0o755)
+    return f"{folder / 'bin'}:{os.environ['PATH']}"
+
 
 def set_up(
     folder: Path, python: str, programs: dict[str, str], **more: str
 ) -> "subprocess.CompletedProcess[str]":
     """`install.sh` with an interpreter, scripts in the place of some programs, and `more`
     environment variables."""
-    (folder / "bin").mkdir(exist_ok=True)
-    for name, text in programs.items():
-        (folder / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
-        (folder / "bin" / name).chmod(0o755)
     environment = (
         os.environ
-        | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PIP_INDEX_URL": "file:///nowhere"}
+        | {"PATH": with_programs(folder, programs), "PIP_INDEX_URL": "file:///nowhere"}
         | {"XDG_CACHE_HOME": str(folder / "cache")}
         | more
     )
@@ -65,7 +73,7 @@ def test_without_a_network_the_remedy_is_the_last_line_and_an_old_environment_is
 ) -> None:
     (tmp_path / "venv" / "bin").mkdir(parents=True)
     (tmp_path / "venv" / "bin" / "python").write_text("of another machine")
-    done = set_up(tmp_path, sys.executable, {})
+    done = set_up(tmp_path, sys.executable, ROOM)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].endswith("with PyPI in reach the same command goes on")
     space, step = done.stdout.splitlines()
@@ -97,7 +105,7 @@ def test_a_file_under_the_name_of_what_is_needed_is_not_installed(tmp_path: Path
                 "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
             )
             wheel.writestr(f"{about}.dist-info/RECORD", "")
-    done = set_up(tmp_path, sys.executable, {}, PIP_NO_INDEX="1", PIP_FIND_LINKS=str(tmp_path))
+    done = set_up(tmp_path, sys.executable, ROOM, PIP_NO_INDEX="1", PIP_FIND_LINKS=str(tmp_path))
     assert done.returncode == 2
     assert "DO NOT MATCH THE HASHES" in done.stderr
     assert not list(tmp_path.rglob("torch.py"))
@@ -135,7 +143,11 @@ def test_a_second_clone_shares_the_files_of_the_first_and_installs_nothing_again
         )
         file.writestr("needed-1.dist-info/RECORD", "")
     pin = f"needed==1 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
-    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PIP_NO_INDEX": "1"}
+    environment = os.environ | {
+        "PATH": with_programs(tmp_path, ROOM),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "PIP_NO_INDEX": "1",
+    }
 
     def clone(name: str, more: str = "") -> tuple[Path, str]:
         folder = tmp_path / name
@@ -281,6 +293,7 @@ def test_no_job_leaves_its_token_in_the_checkout_or_may_write_without_saying_so(
     assert checkouts >= len(jobs)
 
 
+@pytest.mark.usefixtures("plain_git")
 def test_a_container_has_what_git_tracks_and_does_not_run_as_root(tmp_path: Path) -> None:
     *_, last = re.split(
         r"^FROM ", (ROOT / "Dockerfile").read_text(encoding="utf-8"), flags=re.MULTILINE

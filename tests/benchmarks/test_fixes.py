@@ -49,7 +49,7 @@ EDIT = (
 
 
 @pytest.fixture
-def clone(tmp_path: Path) -> Path:
+def clone(tmp_path: Path, plain_git: None) -> Path:
     """A repository whose second commit mends a fault and whose third does not touch it."""
     path, rule = tmp_path / "clone", tmp_path / "clone" / "torchtitan" / "rule.py"
     rule.parent.mkdir(parents=True)

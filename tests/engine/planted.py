@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed import distributed_c10d
 
 import mlm_repro.engine.train
 from mlm_repro.engine.checkpoint import shards
 from mlm_repro.engine.inputs import TrainingInputs
-from mlm_repro.engine.launch import mesh
+from mlm_repro.engine.launch import local, mesh
 from mlm_repro.engine.run import scores
 from mlm_repro.engine.run.resolved import ResolvedRun
 from mlm_repro.engine.step import TrainingStep
@@ -80,6 +81,18 @@ def slow_down(seconds: float) -> None:
     TrainingInputs.of = inputs  # type: ignore[method-assign]
 
 
+def wait_at(number: int) -> None:
+    """Before the iteration with this number every rank waits for a stop."""
+    original = Trainer.iterate
+
+    def iterate(self: Trainer, iteration: int) -> Any:
+        while iteration + 1 == number and not self.stop_requested:
+            time.sleep(0.01)
+        return original(self, iteration)
+
+    Trainer.iterate = iterate  # type: ignore[method-assign]
+
+
 def write_slowly(moments: str) -> None:
     """Each file of the checkpoints of iterations, `SECONDS@ITERATION,…`, takes so much longer."""
     original, seconds = (
@@ -92,6 +105,21 @@ def write_slowly(moments: str) -> None:
         return original(path, *arguments)
 
     shards.write_shard = write
+
+
+def time_out_after(seconds: float) -> None:
+    """From the fault on ranks wait so long for each other, and have time to print their stacks."""
+    original = Trainer.iterate
+
+    def iterate(self: Trainer, iteration: int) -> Any:
+        if iteration == AT:
+            mesh.COLLECTIVE_TIMEOUT = timedelta(seconds=seconds)
+            for group in distributed_c10d._world.pg_map:
+                distributed_c10d._set_pg_timeout(mesh.COLLECTIVE_TIMEOUT, group)
+        return original(self, iteration)
+
+    Trainer.iterate = iterate  # type: ignore[method-assign]
+    local.STACK_SECONDS = 10.0
 
 
 def plant(fault: str) -> None:
@@ -108,7 +136,9 @@ def plant(fault: str) -> None:
         scores.PROGRAM = Path(value)
     elif kind == "slow_seconds":
         slow_down(float(value))
+    elif kind == "wait_at":
+        wait_at(int(value))
     elif kind == "write_seconds":
         write_slowly(value)
     elif kind == "wait_seconds":
-        mesh.COLLECTIVE_TIMEOUT = timedelta(seconds=float(value))
+        time_out_after(float(value))

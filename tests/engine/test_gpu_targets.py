@@ -121,7 +121,6 @@ def misfits(case: tuple[int, str, int], kernels: Counts) -> list[str]:
     ]
 
 
-@pytest.mark.timeout(400)
 def test_every_kernel_fits_without_spills_and_attention_uses_tensor_cores() -> None:
     assert {name for kernels in compiled().values() for name in kernels} >= KERNELS
     for case, kernels in compiled().items():
@@ -155,7 +154,7 @@ def test_the_kept_counts_cover_the_matrix() -> None:
 def test_a_training_step_waits_for_a_gpu_at_one_place() -> None:
     pytest.importorskip("triton")
     command = [sys.executable, "-m", "tests.engine.valueless"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
     assert done.stdout, done.stderr
     asked, launched = map(int, done.stdout.split())
     assert asked == 2

@@ -484,9 +484,15 @@ def test_a_tensor_no_rank_computed_is_a_difference() -> None:
 # Forked ranks
 
 
-def hang_on_rank_1() -> int:
+def meet_on_rank_1() -> int:
     if os.environ["RANK"] == "1":
         torch.distributed.barrier()
+    return 7
+
+
+def hang_on_rank_1() -> int:
+    if os.environ["RANK"] == "1":
+        time.sleep(600)
     return 7
 
 
@@ -507,8 +513,10 @@ def test_no_forked_rank_starts_before_all_are_connected(monkeypatch: pytest.Monk
 
 
 def test_a_rank_that_hangs_or_dies_ends_the_call(tmp_path: Path) -> None:
-    with pytest.raises(RanksFailed, match="rank 1 "):
-        run_forked(hang_on_rank_1, 2, timeout_seconds=3)
+    with pytest.raises(RanksFailed, match="rank 1 failed: "):
+        run_forked(meet_on_rank_1, 2)  # the other has left
+    with pytest.raises(RanksFailed, match="rank 1 was not done after 20 s"):
+        run_forked(hang_on_rank_1, 2, timeout_seconds=20)  # in which both ranks meet
 
     def die_before_the_other() -> None:
         if os.environ["RANK"] == "0":

@@ -33,6 +33,8 @@ RECIPE = {
     "validation_interval": 10,
 }
 TP2_PP2 = ("--ranks", 4, "--set", "parallel.tp=2", "--set", "parallel.pp=2")
+BEFORE_THE_END = "wait_at=29"
+"""A run of this recipe that is not complete when it is stopped, however fast the machine."""
 TP1_PP2_DP2 = ("--ranks", 4, "--set", "parallel.tp=1", "--set", "parallel.pp=2")
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
@@ -73,13 +75,13 @@ def test_kill_9_at_random_moments_changes_no_bit(
     rng = random.Random(2021)
     run = tmp_path / reference.name
     command = (toml, "--runs", tmp_path, *TP2_PP2)
-    process = start(*command)
+    process = start(*command, plant=BEFORE_THE_END)
     # While it starts, or in its first iterations.
     deadline = time.monotonic() + rng.uniform(0.5, 6.0)
     while time.monotonic() < deadline and not (run / "metrics.jsonl").exists():
         time.sleep(0.01)
     kill_all(process)
-    process = start(*command)
+    process = start(*command, plant=BEFORE_THE_END)
     wait_for_iteration(process, run, rng.randrange(4, 27))
     time.sleep(rng.uniform(0.0, 0.1))
     kill_all(process)
@@ -92,7 +94,7 @@ def test_kill_9_at_random_moments_changes_no_bit(
 
 def test_another_layout_goes_on_with_the_run(toml: Path, reference: Path, tmp_path: Path) -> None:
     run = tmp_path / reference.name
-    process = start(toml, "--runs", tmp_path, *TP2_PP2)
+    process = start(toml, "--runs", tmp_path, *TP2_PP2, plant=BEFORE_THE_END)
     wait_for_iteration(process, run, 12)
     process.send_signal(signal.SIGTERM)
     code, _, err = finish(process)

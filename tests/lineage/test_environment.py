@@ -57,6 +57,7 @@ def test_a_copy_of_the_files_says_which_commit_it_is_of(
 ) -> None:
     monkeypatch.setattr(environment, "HOME", tmp_path)
     monkeypatch.setattr(environment, "wheel_state", dict)
+    monkeypatch.delenv("MLM_COMMIT", raising=False)
     assert environment.source_state() == {}
     monkeypatch.setenv("MLM_COMMIT", "abc")
     assert environment.source_state() == {"commit": "abc", "dirty": None}
@@ -73,7 +74,8 @@ def test_no_driver_and_a_broken_driver_mean_no_gpu(
     assert environment.list_gpus.__wrapped__() == []
 
 
-def test_the_commit_is_that_of_the_checkout() -> None:
+def test_the_commit_is_that_of_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLM_COMMIT", raising=False)
     root = Path(environment.__file__).resolve().parent.parent
     if not (root / ".git").exists():
         assert environment.source_state() == {}
@@ -106,6 +108,7 @@ def test_processors_of_one_name_are_told_apart(
     assert environment.cpu_name() == name
 
 
+@pytest.mark.usefixtures("plain_git")
 def test_the_state_of_a_clone_is_read_without_a_change_to_its_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,7 @@
 to."""
 
 import shutil
-import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -24,7 +24,7 @@ from mlm_repro.engine.parallel.layers import VocabParallelEmbedding
 from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.engine.parallel.sharding import Role
 from mlm_repro.engine.rng import Dropout
-from mlm_repro.engine.run.files import Step
+from mlm_repro.engine.run.files import Step, read_metrics, validations_in
 from mlm_repro.engine.run.resolved import resolve, resolve_begun
 from mlm_repro.engine.step import TrainingStep
 from mlm_repro.lineage.errors import Interrupted
@@ -480,34 +480,12 @@ def test_a_training_of_another_program_is_explained_as_a_run(
     assert fault.endswith("kind: the embedding's padding rows take part in the softmax"), fault
 
 
-def test_it_takes_at_most_twice_the_two_trainings(
-    data: Path, tmp_path: Path, verify: Command
-) -> None:
-    """By processor time in one process, where a busy machine makes both longer alike.
-
-    Each run is replayed in float64, and both together once in their own format. That took 1.9 to
-    2.0 times as long as the trainings; the rest is room for machines on which float64 costs more.
-    """
-    size = {"num_layers": 4, "hidden_size": 128, "num_heads": 4, "seq_length": 64}
-    recipe = {"iterations": 12, "checkpoint_interval": 12, "validation_interval": 6}
-    trained(data, tmp_path / "first use", size, **recipe | {"iterations": 3})
-    began = time.process_time()
-    pair = [
-        trained(data, tmp_path / f"of {microbatch}", size, microbatch_size=microbatch, **recipe)
-        for microbatch in (2, 4)
-    ]
-    training = time.process_time() - began
-    began = time.process_time()
-    verify("explain", *pair, ends=0)
-    assert time.process_time() - began < 2.5 * training
-
-
 SHARING: dict[str, tuple[dict[str, Any], dict[str, Any], str, dict[str, Any], int]] = {
-    "microbatches": ({}, {}, "serial", {"microbatch_size": 4}, 3),
-    "layout in bf16": ({}, {"precision": "bf16"}, "tp2", {}, 3),
-    "microbatches in bf16": ({}, {"precision": "bf16"}, "serial", {"microbatch_size": 4}, 4),
-    "microbatches of a BERT": (BERT, {}, "serial", {"microbatch_size": 4}, 4),
-    "rate": ({}, {}, "serial", {"learning_rate": 1e-3}, 4),
+    "microbatches": ({}, {}, "serial", {"microbatch_size": 4}, 1),
+    "layout in bf16": ({}, {"precision": "bf16"}, "tp2", {}, 1),
+    "microbatches in bf16": ({}, {"precision": "bf16"}, "serial", {"microbatch_size": 4}, 2),
+    "microbatches of a BERT": (BERT, {}, "serial", {"microbatch_size": 4}, 2),
+    "rate": ({}, {}, "serial", {"learning_rate": 1e-3}, 2),
 }
 
 
@@ -515,22 +493,33 @@ SHARING: dict[str, tuple[dict[str, Any], dict[str, Any], str, dict[str, Any], in
 def test_replays_that_round_alike_are_made_once(
     name: str, data: Path, tmp_path: Path, verify: Command, monkeypatch: Patch
 ) -> None:
-    """Four replays, or three where one in the runs' own format serves both."""
-    model, recipe, layout, change, replays = SHARING[name]
+    """Each run is replayed in float64, with its validations, and each, or both together, in their
+    own format without them: the work of the two trainings and that again, or half of it."""
+    model, recipe, layout, change, own = SHARING[name]
     recipe = SHORT | recipe
     pair = (
         trained(data, tmp_path / "first", model, **recipe),
         trained(data, tmp_path / "second", model, layout, **recipe | change),
     )
-    iterations = []
-    iterate = SerialReplay.iterate
-    monkeypatch.setattr(
-        SerialReplay,
-        "iterate",
-        lambda self, number: (iterations.append(number), iterate(self, number))[1],
-    )
+    work = Counter[tuple[str, str]]()
+
+    def count(what: str) -> None:
+        original = getattr(SerialReplay, what)
+
+        def counted(self: SerialReplay, *arguments: Any) -> Any:
+            work[what, self.config.train.precision] += 1
+            return original(self, *arguments)
+
+        monkeypatch.setattr(SerialReplay, what, counted)
+
+    count("iterate")
+    count("_validate")
     verify("explain", *pair, ends=0)
-    assert len(iterations) == replays * SHORT["iterations"]
+    assert work == {
+        ("iterate", "fp64"): 2 * SHORT["iterations"],
+        ("iterate", recipe.get("precision", "fp32")): own * SHORT["iterations"],
+        ("_validate", "fp64"): sum(len([*validations_in(read_metrics(run))]) for run in pair),
+    }
 
 
 def test_larger_microbatches_in_bf16_are_no_fault(
