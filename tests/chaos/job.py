@@ -12,7 +12,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -34,6 +33,7 @@ from mlm_repro.lineage.errors import Interrupted
 from mlm_repro.lineage.shipped import HOME, model_file
 from mlm_repro.reports import experiment_runs, page, render
 from tests.chaos.faults import MEANWHILE, Fault, Instrument, Touch, instrument
+from tests.ports import held_port
 
 COMMANDS: dict[str, Callable[[], object]] = {
     script.name: script.load()
@@ -246,25 +246,26 @@ def _run_step(
     if program == "mlm-eval":
         stage += f" {arguments[0]}"
     _keep(points, notes, stage)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+    with held_port() as port:
         where = {
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(probe.getsockname()[1]),
+            "MASTER_PORT": str(port),
             "WORLD_SIZE": str(ranks),
         }
-    started = []
-    for rank in range(ranks if program == "mlm-train" else 1):
-        sys.stdout.flush()
-        process = os.fork()
-        if process == 0:
-            if program == "mlm-train":
-                os.environ |= {**where, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-                _plant_nan(points.fault, rank)
-            sys.argv = [program, *arguments]
-            _call(COMMANDS[program], points, stage, rank, notes)
-        started.append(process)
-    codes = wait_for(started, goes_on=points.fault is None or points.fault.name not in MEANWHILE)
+        started = []
+        for rank in range(ranks if program == "mlm-train" else 1):
+            sys.stdout.flush()
+            process = os.fork()
+            if process == 0:
+                if program == "mlm-train":
+                    os.environ |= {**where, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                    _plant_nan(points.fault, rank)
+                sys.argv = [program, *arguments]
+                _call(COMMANDS[program], points, stage, rank, notes)
+            started.append(process)
+        codes = wait_for(
+            started, goes_on=points.fault is None or points.fault.name not in MEANWHILE
+        )
     if failed := [code for code in codes if code]:
         causes = [code for code in failed if code > 0 and code != Interrupted.exit_code]
         raise steps.StepFailed(program, causes[0] if causes else Interrupted.exit_code)

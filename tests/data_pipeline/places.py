@@ -13,33 +13,33 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from tests.ports import held_port
+
 BUCKET = "corpus"
 
 
 @contextmanager
 def s3_server(folder: Path) -> Iterator[str]:
     """The address of a server, a process of its own, whose one bucket has the files of a folder."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    program = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        _wait_for(port)
-        import boto3
+    with held_port() as port:
+        url = f"http://127.0.0.1:{port}"
+        program = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            _wait_for(port)
+            import boto3
 
-        client = boto3.client("s3", endpoint_url=url, region_name="us-east-1")
-        client.create_bucket(Bucket=BUCKET)
-        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-            client.upload_file(str(path), BUCKET, path.relative_to(folder).as_posix())
-        yield url
-    finally:
-        program.terminate()
-        program.wait()
+            client = boto3.client("s3", endpoint_url=url, region_name="us-east-1")
+            client.create_bucket(Bucket=BUCKET)
+            for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+                client.upload_file(str(path), BUCKET, path.relative_to(folder).as_posix())
+            yield url
+        finally:
+            program.terminate()
+            program.wait()
 
 
 def _wait_for(port: int) -> None:

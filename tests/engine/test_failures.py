@@ -4,7 +4,6 @@ look."""
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from tests.engine.small_run import (
     wait_for_iteration,
     write_toml,
 )
+from tests.ports import held_port
 from tests.processes import is_running
 
 WAIT_SECONDS = 8
@@ -98,21 +98,19 @@ def test_ranks_that_disagree_about_the_configuration_stop(dataset: Path, tmp_pat
 def test_a_rank_that_does_not_come_is_not_waited_for_in_vain(
     rank: int, sentence: str, dataset: Path, tmp_path: Path
 ) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
     toml = write_toml(tmp_path / "small.toml", dataset)
     began = time.monotonic()
-    code, _, err = mlm_train(
-        toml,
-        f"--runs={tmp_path / 'runs'}",
-        MLM_JOIN_SECONDS="3",
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE="2",
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=port,
-    )
+    with held_port() as port:
+        code, _, err = mlm_train(
+            toml,
+            f"--runs={tmp_path / 'runs'}",
+            MLM_JOIN_SECONDS="3",
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE="2",
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+        )
     assert code == 4, err
     said = [line for line in err.splitlines() if line.startswith("error: ")]
     assert len(said) == 1

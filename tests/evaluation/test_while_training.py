@@ -4,7 +4,6 @@ without."""
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
@@ -42,6 +41,7 @@ from tests.engine.small_run import (
     write_toml,
 )
 from tests.made_data import lambada
+from tests.ports import held_port
 from tests.processes import is_running
 
 SHORT = {
@@ -302,22 +302,20 @@ def test_of_launched_ranks_the_first_asks_and_all_stop(
 ) -> None:
     (stand_in / "mode").write_text(mode)
     toml = write_toml(tmp_path / "small.toml", data, **SHORT)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    ranks = [
-        start(
-            *("run", toml, "--set=record.evaluate=lambada", "--runs", tmp_path / "runs"),
-            plant=f"mlm_eval={stand_in / 'mlm-eval'}",
-            RANK=str(rank),
-            LOCAL_RANK=str(rank),
-            WORLD_SIZE="2",
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=port,
-        )
-        for rank in range(2)
-    ]
-    done = [finish(rank) for rank in ranks]
+    with held_port() as port:
+        ranks = [
+            start(
+                *("run", toml, "--set=record.evaluate=lambada", "--runs", tmp_path / "runs"),
+                plant=f"mlm_eval={stand_in / 'mlm-eval'}",
+                RANK=str(rank),
+                LOCAL_RANK=str(rank),
+                WORLD_SIZE="2",
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=str(port),
+            )
+            for rank in range(2)
+        ]
+        done = [finish(rank) for rank in ranks]
     refuses = mode == "refuses"
     assert [code for code, _, _ in done] == [2 * refuses] * 2, done
     assert ("error: not here" in done[0][2]) == refuses

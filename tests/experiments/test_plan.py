@@ -37,7 +37,8 @@ SCALE = TwinScale(hidden_size=32, num_heads=8, num_layers=24, vocab_size=49, glo
 
 def machine(monkeypatch: pytest.MonkeyPatch, count: int, gibibytes: int) -> None:
     gpus = [GPU | {"memory_bytes": gibibytes * 2**30}] * count
-    monkeypatch.setattr("mlm_repro.experiments.reproduce.plan.list_gpus", lambda: gpus)
+    for module in ("experiments.reproduce.plan", "engine.run.resolved"):
+        monkeypatch.setattr(f"mlm_repro.{module}.list_gpus", lambda: gpus)
 
 
 @pytest.mark.parametrize(

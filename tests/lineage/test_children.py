@@ -2,8 +2,6 @@
 their end means."""
 
 import json
-import os
-import re
 import signal
 import subprocess
 import sys
@@ -16,13 +14,15 @@ from mlm_repro.lineage.processes import exit_code_of
 from tests.architecture.rooms import PACKAGE
 from tests.engine.conftest import write_dataset
 from tests.engine.small_run import finish, ranks_of, start, wait_for_iteration, write_toml
+from tests.lineage.test_sockets import listening
 
 PROC = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
 STEP = f"""
 from {PACKAGE}.experiments.reproduce.steps import run_step
 from {PACKAGE}.lineage.command import run_command
-run_command(lambda **_: run_step("mlm-train", "schedule", "--pp", "64", "--microbatches", "512"))
+run_command(lambda **_: run_step("mlm-train", "schedule", "--pp", "64", "--microbatches", "16384"))
 """
+"""A step of twenty seconds, so that it has not ended by itself when it is stopped."""
 BIN = Path(sys.executable).parent
 
 
@@ -90,19 +90,6 @@ def test_modules_of_the_current_folder_are_not_imported(words: str, tmp_path: Pa
     assert list(tmp_path.glob("imported-*")) == []
 
 
-def listening(process: int) -> set[str]:
-    """Addresses at which a process waits for connections, in the hexadecimal digits of /proc."""
-    own = set()
-    for link in Path(f"/proc/{process}/fd").iterdir():
-        own |= {*re.findall(r"socket:\[(\d+)\]", os.readlink(link))} if link.is_symlink() else set()
-    lines = [
-        line.split()
-        for name in ("tcp", "tcp6")
-        for line in Path(f"/proc/net/{name}").read_text().splitlines()
-    ]
-    return {line[1].partition(":")[0] for line in lines if line[3] == "0A" and line[9] in own}
-
-
 @PROC
 def test_ranks_of_one_machine_listen_to_this_machine_alone(tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data")
@@ -118,7 +105,7 @@ def test_ranks_of_one_machine_listen_to_this_machine_alone(tmp_path: Path) -> No
         assert time.monotonic() < deadline
         time.sleep(0.05)
     wait_for_iteration(process, run, 2)
-    where = set[str]().union(*map(listening, [process.pid, *ranks_of(process.pid)]))
+    where = {address.partition(":")[0] for address in listening(process.pid)}
     process.send_signal(signal.SIGTERM)
     assert finish(process)[0] == 7
     assert where

@@ -124,8 +124,8 @@ def test_every_verb_that_opens_a_socket_does_it_through_a_door_that_is_watched()
 def listening(process: int) -> set[str]:
     """Addresses, in hexadecimal, at which a process or one below it listens."""
     inodes = set()
-    with suppress(OSError):
-        for each in tree(process):
+    for each in tree(process):
+        with suppress(OSError):
             for descriptor in Path(f"/proc/{each}/fd").iterdir():
                 with suppress(OSError):
                     inodes.add(readlink(descriptor).removeprefix("socket:[").removesuffix("]"))

@@ -28,6 +28,8 @@ def main() -> None:
         run_command(fail_as_a_gpu)
     elif module == "mlm_repro.engine.cli" and kind == "killed":
         kill_in(int(value))
+    elif module == "mlm_repro.engine.cli" and kind == "slow-while":
+        slow_down_while(Path(value))
     elif module == "mlm_repro.engine.cli" and kind == "killed-in-turn":
         counter = Path(os.environ["FAULT_COUNTER"])
         turn = len(counter.read_bytes()) if counter.exists() else 0
@@ -41,6 +43,18 @@ def main() -> None:
 def fail_as_a_gpu(**_: Any) -> None:
     """What torch says on a GPU that has failed."""
     raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+
+
+def slow_down_while(file: Path) -> None:
+    """Every iteration takes a tenth of a second longer while the file is there, so that training
+    does not end before it is stopped."""
+    iterate = Trainer.iterate
+
+    def iterate_slowly(trainer: Trainer, iteration: int) -> Any:
+        time.sleep(0.1 * file.exists())
+        return iterate(trainer, iteration)
+
+    Trainer.iterate = iterate_slowly  # type: ignore[method-assign]
 
 
 def kill_in(killed: int) -> None:

@@ -17,6 +17,7 @@ from mlm_repro.experiments.launch.job import Job, slurm_script, torchrun_script,
 from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.run import RunDirectory
 from tests.experiments.launch.jobs import ENVIRONMENT, assert_trained, small_job, wait_for
+from tests.ports import held_port
 
 ROOT = Path(__file__).parents[3]
 FAULTY = "tests.experiments.launch.faulty"
@@ -208,34 +209,42 @@ def test_one_call_starts_stops_and_starts_again_the_ranks_of_all_hosts(tmp_path:
         update={"nodes": 2, "ranks_per_node": 1, "hosts": hosts}
     )
     _, script = write_launch_files(job, tmp_path / "launch")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = ENVIRONMENT | {"PATH": f"{bin_}:{os.environ['PATH']}", "MASTER_PORT": str(port)}
-    log = tmp_path / "log"
-    for stop, code in ((True, 7), (False, 0)):
-        with (
-            log.open("a") as output,
-            subprocess.Popen(
-                ["bash", script],
-                env=environment,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            ) as process,
-        ):
-            try:
-                if stop:
-                    wait_for(
-                        lambda: any(map(Path.read_text, job.runs.glob("small-*/metrics.jsonl"))),
-                        600,
-                        log.read_text,
-                    )
-                    process.send_signal(signal.SIGTERM)
-                assert process.wait(600) == code, log.read_text()
-            finally:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
+    with_fault(script)
+    log, slow = tmp_path / "log", tmp_path / "slow"
+    slow.touch()
+    with held_port() as port:
+        environment = ENVIRONMENT | {
+            "PATH": f"{bin_}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "FAULT": f"slow-while={slow}",
+            "MASTER_PORT": str(port),
+        }
+        for stop, code in ((True, 7), (False, 0)):
+            with (
+                log.open("a") as output,
+                subprocess.Popen(
+                    ["bash", script],
+                    env=environment,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                ) as process,
+            ):
+                try:
+                    if stop:
+                        wait_for(
+                            lambda: any(
+                                map(Path.read_text, job.runs.glob("small-*/metrics.jsonl"))
+                            ),
+                            600,
+                            log.read_text,
+                        )
+                        process.send_signal(signal.SIGTERM)
+                    assert process.wait(600) == code, log.read_text()
+                    slow.unlink(missing_ok=True)
+                finally:
+                    if process.poll() is None:
+                        os.killpg(process.pid, signal.SIGKILL)
     assert log.read_text().count("on me@127.0.0.2") == 3
     assert_trained(job.runs, 400)
     hosts.write_text("127.0.0.1\n")
@@ -250,7 +259,7 @@ def test_a_folder_that_no_script_can_name_is_refused(job: Job, tmp_path: Path) -
 
 
 def test_torchrun_stops_its_ranks_with_a_checkpoint(tmp_path: Path) -> None:
-    job = small_job(tmp_path, 400)
+    job = small_job(tmp_path, 100_000)  # far more than pass until the signal comes
     _, script = write_launch_files(job, tmp_path / "launch")
     log = tmp_path / "log"
     with (
@@ -271,18 +280,18 @@ def test_torchrun_stops_its_ranks_with_a_checkpoint(tmp_path: Path) -> None:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
     (checkpoint,) = job.runs.glob("small-*/checkpoints/iter_*/COMPLETE")
-    assert f"stopped after iteration {int(checkpoint.parent.name[5:])} of 400" in log.read_text()
+    assert f"stopped after iteration {int(checkpoint.parent.name[5:])} of 100000" in log.read_text()
     assert not RunDirectory.open(checkpoint.parents[2]).is_complete
 
 
 def test_the_best_interval_is_written_and_kept_by_the_clock(tmp_path: Path) -> None:
     """A failure an hour for two ranks and checkpoints of an instant: saved after a minute; stated,
-    after that."""
+    after that. That is six milliseconds here, as sixty iterations may take a tenth of a second."""
     job = small_job(tmp_path, 60).model_copy(
-        update={"failures_per_gpu_hour": 0.5, "checkpoint_minutes": 0.002}
+        update={"failures_per_gpu_hour": 0.5, "checkpoint_minutes": 0.0001}
     )
     _, script = write_launch_files(job, tmp_path / "launch")
-    assert "--set=record.checkpoint_minutes=0.002" in script.read_text()
+    assert "--set=record.checkpoint_minutes=0.0001" in script.read_text()
     done = subprocess.run(
         ["bash", str(script)], env=ENVIRONMENT, capture_output=True, text=True, timeout=600
     )

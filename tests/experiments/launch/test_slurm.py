@@ -17,6 +17,7 @@ from mlm_repro.engine.run.files import read_metrics
 from mlm_repro.experiments.launch.job import write_launch_files
 from tests.experiments.launch.jobs import ENVIRONMENT, assert_trained, small_job, wait_for
 from tests.experiments.launch.test_scripts import ROOT, with_fault
+from tests.ports import held_port
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol")
 ITERATIONS = 400
@@ -61,56 +62,53 @@ def running_slurm(folder: Path, *names: str) -> Iterator[Slurm]:
         )
     if os.geteuid():
         pytest.skip("slurmd must be root to start other users' jobs")
-    with ExitStack() as probes:
-        free = [probes.enter_context(socket.socket()) for _ in range(len(names) + 1)]
-        for probe in free:
-            probe.bind(("127.0.0.1", 0))
-        ports = [probe.getsockname()[1] for probe in free]
-    host = socket.gethostname().split(".")[0]
-    nodes = [
-        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={os.cpu_count()}"
-        " State=UNKNOWN"
-        for name, port in zip(names, ports[1:], strict=True)
-    ]
-    for name in ("state", *(f"spool-{name}" for name in names)):
-        (folder / name).mkdir()
-    (folder / "hosts").write_text(f"127.0.0.1 localhost {host} {' '.join(names)}\n")
-    (folder / "slurm.conf").write_text(
-        CONFIGURATION.format(
-            folder=folder, host=host, ports=ports, user="root", nodes="\n".join(nodes)
+    with ExitStack() as held:
+        ports = [held.enter_context(held_port()) for _ in range(len(names) + 1)]
+        host = socket.gethostname().split(".")[0]
+        nodes = [
+            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port}"
+            f" CPUs={os.cpu_count()} State=UNKNOWN"
+            for name, port in zip(names, ports[1:], strict=True)
+        ]
+        for name in ("state", *(f"spool-{name}" for name in names)):
+            (folder / name).mkdir()
+        (folder / "hosts").write_text(f"127.0.0.1 localhost {host} {' '.join(names)}\n")
+        (folder / "slurm.conf").write_text(
+            CONFIGURATION.format(
+                folder=folder, host=host, ports=ports, user="root", nodes="\n".join(nodes)
+            )
         )
-    )
-    slurm = Slurm(folder)
-    known = [
-        "unshare",
-        "-m",
-        "sh",
-        "-c",
-        'mount --bind "$0/hosts" /etc/hosts && exec slurmd -D -N "$1"',
-        str(folder),
-    ]
-    daemons = [
-        subprocess.Popen(
-            command, env=slurm.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        for command in (["slurmctld", "-D"], *([*known, name] for name in names))
-    ]
-    try:
-        wait_for(
-            lambda: (
-                slurm("sinfo", "--noheader", "--Node", "--format=%T").stdout.count("idle")
-                == len(names)
-            ),
-            300,
-            lambda: "".join(path.read_text() for path in folder.glob("*.log")),
-        )
-        yield slurm
-    finally:
-        for job in slurm("squeue", "--noheader", "--format=%A").stdout.split():
-            slurm("scancel", job)
-        for daemon in reversed(daemons):
-            daemon.terminate()
-            daemon.wait(300)
+        slurm = Slurm(folder)
+        known = [
+            "unshare",
+            "-m",
+            "sh",
+            "-c",
+            'mount --bind "$0/hosts" /etc/hosts && exec slurmd -D -N "$1"',
+            str(folder),
+        ]
+        daemons = [
+            subprocess.Popen(
+                command, env=slurm.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+            for command in (["slurmctld", "-D"], *([*known, name] for name in names))
+        ]
+        try:
+            wait_for(
+                lambda: (
+                    slurm("sinfo", "--noheader", "--Node", "--format=%T").stdout.count("idle")
+                    == len(names)
+                ),
+                300,
+                lambda: "".join(path.read_text() for path in folder.glob("*.log")),
+            )
+            yield slurm
+        finally:
+            for job in slurm("squeue", "--noheader", "--format=%A").stdout.split():
+                slurm("scancel", job)
+            for daemon in reversed(daemons):
+                daemon.terminate()
+                daemon.wait(300)
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +132,11 @@ def test_slurm_accepts_the_script(slurm: Slurm, tmp_path: Path) -> None:
 def test_a_job_that_is_stopped_is_queued_again_and_completes(slurm: Slurm, tmp_path: Path) -> None:
     out = tmp_path / "launch files, 100 %"
     script, _ = write_launch_files(small_job(tmp_path, ITERATIONS), out)
-    done = slurm("sbatch", "--parsable", str(script))
+    with_fault(script)
+    slow = tmp_path / "slow"
+    slow.touch()
+    exported = f"--export=ALL,FAULT=slow-while={slow},PYTHONPATH={ROOT}"
+    done = slurm("sbatch", "--parsable", exported, str(script))
     assert done.returncode == 0, done.stderr
     job, runs = done.stdout.strip(), tmp_path / "runs"
 
@@ -152,6 +154,7 @@ def test_a_job_that_is_stopped_is_queued_again_and_completes(slurm: Slurm, tmp_p
     assert reached < ITERATIONS
     assert len(list(runs.glob("small-*/checkpoints/iter_*/COMPLETE"))) == 1
 
+    slow.unlink()
     asked = time.monotonic()
 
     def completed() -> bool:
