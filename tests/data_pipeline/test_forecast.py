@@ -18,6 +18,7 @@ from benchmarks.corpora import texts, words, write_corpus, write_recipe
 from mlm_repro.data_pipeline import pipeline, publish, runner
 from mlm_repro.data_pipeline.config import DataConfig, DeduplicateConfig, SourcesConfig
 from mlm_repro.data_pipeline.contamination.decontaminate import ngrams_of_files
+from mlm_repro.data_pipeline.contamination.words import Ngrams
 from mlm_repro.data_pipeline.document import Document
 from mlm_repro.data_pipeline.duplicates import near_duplicates
 from mlm_repro.data_pipeline.duplicates.lsh import buckets, fingerprints
@@ -279,18 +280,27 @@ def test_what_a_process_loads_once_is_not_multiplied(
     }
     config = override_config(DataConfig.model_validate(values), [])
     monkeypatch.setattr(runner, "REHEARSED_BYTES", path.stat().st_size)
-    build_sample, loaded = runner._build_sample, []
+    listing = Ngrams.__dict__["ngrams"]
+    list_ngrams, build_sample = listing.func, runner._build_sample
+    sizes: list[int] = []
+    listed: list[int] = []
+
+    def measured(ngrams: Ngrams) -> frozenset[str]:
+        found: frozenset[str] = list_ngrams(ngrams)
+        sizes.append(len(found))
+        return found
 
     def counted(*given: Any) -> runner.Built:
         built = build_sample(*given)
-        loaded.append(ngrams_of_files.cache_info().misses)
+        listed.append(sum(size > 160_000 for size in sizes))
         return built
 
+    monkeypatch.setattr(listing, "func", measured)
     monkeypatch.setattr(runner, "_build_sample", counted)
     rehearsed = runner.rehearse(config, open_sources(config.sources, 1))
     few, many = rehearsed.took
     assert few.documents < 100 < 150 < many.documents
-    assert loaded == [1, 1, 1], "by the first sample, which no time of documents is taken from"
+    assert listed == [1, 1, 1], "by the first sample, which no time of documents is taken from"
 
 
 @pytest.mark.parametrize(
