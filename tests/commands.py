@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,14 +85,22 @@ class Program:
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def interrupt_at(self, cpu_seconds: float, timeout: float) -> tuple[int, float]:
-        """Send Ctrl-C once it has taken so much processor time: its exit code, and the seconds
-        until it ended."""
+        """Send Ctrl-C once it has taken so much processor time: its exit code, and the processor
+        time that it took from then on, which is the same where others use the machine."""
         while self.cpu_seconds < cpu_seconds:
             assert self.poll() is None, self.err
             time.sleep(0.1)
         self.send_signal(signal.SIGINT)
-        began = time.monotonic()
-        return self.wait(timeout), time.monotonic() - began
+        began = taken = self.cpu_seconds
+        end = time.monotonic() + timeout
+        while self.poll() is None and time.monotonic() < end:
+            with suppress(OSError):  # it has ended since
+                taken = self.cpu_seconds
+            time.sleep(0.02)
+        try:
+            return self.wait(0), taken - began
+        finally:
+            self.kill()
 
     def poll(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs."""

@@ -19,6 +19,7 @@ from mlm_repro.data_pipeline.work.tasks import Counts, Settings, WorkTask, run_t
 from mlm_repro.lineage.errors import BadInput, Interrupted
 from mlm_repro.lineage.lock import LOCK, locked
 from tests.data_pipeline.builds import build, config_for, files_of, ledger_of, write_mixed
+from tests.processes import hold, tell, tree
 
 
 def square(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
@@ -146,20 +147,24 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 
 
 def kill_a_worker(killed: list[int], stop: threading.Event, folder: Path) -> None:
-    """Kill a process of the cluster that is at a task of the first passes."""
+    """Kill a process of this test's cluster that is at a task of the first passes."""
     while not stop.is_set() and not killed:
-        for entry in Path("/proc").iterdir():
-            try:
-                name = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
-            except OSError:
-                continue
-            if name.startswith(b"ray::run_task") and list(
-                folder.glob("ray/*/.work/prepare/*/DONE")
-            ):
-                os.kill(int(entry.name), signal.SIGKILL)
-                killed.append(int(entry.name))
-                break
+        for process in tree(os.getpid()):
+            if is_at_a_task(process) and list(folder.glob("ray/*/.work/prepare/*/DONE")):
+                held = hold(process)  # it may end its task before a signal comes
+                if is_at_a_task(process):
+                    tell([process], signal.SIGKILL)
+                    killed.append(process)
+                    break
+                tell(held, signal.SIGCONT)
         time.sleep(0.01)
+
+
+def is_at_a_task(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes().startswith(b"ray::run_task")
+    except OSError:
+        return False
 
 
 def test_a_cluster_that_loses_a_worker_gives_the_same_bytes(

@@ -5,7 +5,9 @@ import re
 import shlex
 import shutil
 import signal
+import time
 import tomllib
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
@@ -20,6 +22,7 @@ from mlm_repro.lineage.errors import Interrupted
 from mlm_repro.lineage.files import Manifest, read_document
 from mlm_repro.lineage.run import RunDirectory
 from mlm_repro.lineage.shipped import HOME, Shipped
+from mlm_repro.verify import cli as verify_cli
 from tests.commands import Program, call
 from tests.engine.small_run import (
     LONG,
@@ -270,8 +273,23 @@ def test_documents_that_were_not_divided_say_what_to_do(dataset: Path, tmp_path:
     ) == (5, True)
 
 
-def test_a_command_that_keeps_nothing_does_not_promise_to_continue() -> None:
-    process = Program("mlm-verify", "run", "results")
-    code, _ = process.interrupt_at(cpu_seconds=0.5, timeout=60)
-    assert code == Interrupted.exit_code
+def stand_still(sign: Path) -> None:
+    """Have `mlm-verify` make the file `sign` and wait for ten minutes where it would say what it
+    reads: it might end before a signal comes."""
+
+    def wait(*parts: str) -> None:
+        sign.touch()
+        time.sleep(600)
+
+    verify_cli.announce = wait
+
+
+def test_a_command_that_keeps_nothing_does_not_promise_to_continue(tmp_path: Path) -> None:
+    sign = tmp_path / "sign"
+    process = Program("mlm-verify", "run", "results", prepare=partial(stand_still, sign))
+    while not sign.exists():
+        assert process.poll() is None, process.err
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == Interrupted.exit_code
     assert "begins anew" in process.err
