@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
+from weakref import proxy
 
 from torch import Tensor
 
@@ -95,7 +96,9 @@ class GradientReducer:
                 )
                 self._buckets.append(bucket)
                 for parameter, view in members:
-                    hook = partial(self._take, bucket, view, group.is_mixed)
+                    # Not bound to this object: torch keeps a hook where the garbage collector sees
+                    # no circle, and everything that a training made would stay.
+                    hook = partial(GradientReducer._take, proxy(self), bucket, view, group.is_mixed)
                     parameter.local.register_post_accumulate_grad_hook(hook)
                     # Weights of products alone: their gradient is a product, which can add to fp32
                     # without a 16-bit result in between. `linear` finds the function on the weight.

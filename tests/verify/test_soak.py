@@ -16,7 +16,7 @@ from tests.engine.small_run import small_config, train
 ROUNDS = 12
 WARM = 4
 """Rounds after which whatever is made once has been made."""
-MOST_GROWN = 8_000_000
+MOST_GROWN = 2_000_000
 """Bytes that a process keeps."""
 
 
