@@ -149,14 +149,15 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 def kill_a_worker(killed: list[int], stop: threading.Event, folder: Path) -> None:
     """Kill a process of this test's cluster that is at a task of the first passes."""
     while not stop.is_set() and not killed:
-        for process in tree(os.getpid()):
-            if is_at_a_task(process) and list(folder.glob("ray/*/.work/prepare/*/DONE")):
-                held = hold(process)  # it may end its task before a signal comes
-                if is_at_a_task(process):
-                    tell([process], signal.SIGKILL)
-                    killed.append(process)
-                    break
-                tell(held, signal.SIGCONT)
+        has_begun = list(folder.glob("ray/*/.work/prepare/*/DONE"))
+        for process in filter(is_at_a_task, tree(os.getpid()) if has_begun else ()):
+            held = hold(process)  # it may end its task before a signal comes
+            if is_at_a_task(process):
+                tell([process], signal.SIGKILL)
+                killed.append(process)
+            tell(held, signal.SIGCONT)
+            if killed:
+                break
         time.sleep(0.01)
 
 
