@@ -77,11 +77,9 @@ def keep(training: Path, study: Path) -> None:
 
 class Kept:
     """Trainings that the folder of an ablation keeps: the attribute `trained` is a dict from the
-    name of a configuration to its Trained. The method `of` takes configurations and a dataset's
-    digest, and returns a list of their Trained in the same order; it raises IntegrityFailure for
-    one that is not kept, or was trained with other settings of `model` or `train`, or on another
-    dataset. After that the method `check_no_more` raises IntegrityFailure if a training, other than
-    a trial of a learning rate, was never asked for."""
+    name of a configuration to its Trained. The method `of` returns the Trained of configurations
+    that are asked for; after that the method `check_no_more` raises IntegrityFailure if a training,
+    other than a trial of a learning rate, was never asked for."""
 
     def __init__(self, folder: Path) -> None:
         """Read all trainings that `folder`, an ablation's, keeps, into the attribute `trained`, a
