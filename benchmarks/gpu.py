@@ -190,10 +190,11 @@ class ItemRecord:
 
     def attempt(self, name: str, seconds: float, measure: Callable[[], Result]) -> None:
         """Measure the item `name` by calling `measure` in the worker's process, for at most
-        `seconds` and not beyond the deadline. Add its cases and disagreements to the record, write
-        gpu.json if there is a folder, and print a line of JSON for each case, which is appended to
-        the folder's gpu.jsonl too. If the item fails, takes too long or has too little time left,
-        there is only such a line with the reason; nothing is raised."""
+        `seconds` and not beyond the deadline. `measure` returns a sequence of Cases and of texts,
+        its disagreements. Add both to the record, write gpu.json if there is a folder, and print a
+        line of JSON for each case, which is appended to the folder's gpu.jsonl too. If the item
+        fails, takes too long or has too little time left, there is only such a line with the
+        reason; nothing is raised."""
         limit = min(seconds, self._ends - time.monotonic())
         start = time.monotonic()
         try:

@@ -49,8 +49,9 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Evaluations:
-    """Answer of an evaluation of a checkpoint: the finished tasks with their results, and the
-    reason for each task that could not run."""
+    """Answer of an evaluation of a checkpoint, two dicts by the requested name of a task: `done`
+    has for each finished task its Evaluation, and `missing` for each task that could not run a
+    sentence with the reason."""
 
     done: dict[str, Evaluation]
     """Requested name → finished task with its scores and result."""

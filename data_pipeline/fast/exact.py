@@ -29,11 +29,12 @@ def checked(
     samples: Iterable[T],
     same: Callable[[R, R], bool] = eq,
 ) -> Callable[[T], R]:
-    """Return the function that `fast()` makes if its results agree, by the function `same`, by
-    default `==`, with `reference` on every sample, else `reference`, also if an error is raised
-    meanwhile. `name` is for the message.
+    """Return the function that `fast()` makes if it agrees with `reference` on every sample, else
+    `reference`, also if an error is raised meanwhile. Both functions take one argument, and each
+    of the `samples` is one; the function `same`, by default `==`, compares two results.
 
-    A rejected function is announced on standard error; results are the same either way.
+    A rejected function is announced on standard error, by its `name`; results are the same either
+    way.
     """
     try:
         candidate = fast()

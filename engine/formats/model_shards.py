@@ -183,11 +183,12 @@ def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
     of parameter is divided, and, last, the comparison of the outputs.
 
     Every weight keeps its value and number format, whatever format config.json names, if the files
-    have one format; of several, `read_model` takes one. The ranks, run as threads in float64, must
-    give the undivided model's outputs; the last line says so, or that memory is too small to
-    compare. Raises BadInput if `out` exists or cannot be written, if there is no such directory
-    or no transformers, and for a model that transformers cannot build with the weights there or
-    that cannot be divided over `tp` ranks; nothing is then written.
+    have one format; of several, `read_model` takes one. The ranks are run as threads in float64;
+    the last line has the largest difference of their outputs from the undivided model's, or says
+    that memory is too small to compare. Raises BadInput if outputs differ by more than rounding,
+    if `out` exists or cannot be written, if there is no such directory or no transformers, and for
+    a model that transformers cannot build with the weights there or that cannot be divided over
+    `tp` ranks; nothing is then written.
     """
     check_output(out)
     check_is_there(directory, "directory")

@@ -230,8 +230,9 @@ checkpoint."""
 
 
 class SlowRankGuard(Guard):
-    """Guard that warns, every 10 iterations, of each rank that has newly become slow: its own work
-    in these iterations, without communication, takes more than 1.5 times the median of the other
+    """Guard whose method `after` returns, every 10 iterations and on every rank, a text that warns
+    of each rank that has newly become slow, else an empty one. A rank is slow if its own work in
+    these iterations, without communication, takes more than 1.5 times the median of the other
     ranks of its pipeline stage, and at least 0.5 seconds more. Every rank must have such a guard,
     because the guards gather the ranks' times.
 

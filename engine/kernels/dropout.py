@@ -220,7 +220,8 @@ def _drop(
 
 def bias_dropout_add(x: Tensor, bias: Tensor, residual: Tensor, mask: DropoutMask | None) -> Tensor:
     """Return residual + dropout(x + bias), a new tensor [s, b, h], for x and residual [s, b, h] and
-    bias [h] (2021 paper, Section 4.2). If `mask` is None, nothing is dropped."""
+    bias [h] (2021 paper, Section 4.2). `mask` is a DropoutMask of probability p: the elements that
+    it keeps are multiplied by 1/(1 − p); if it is None, nothing is dropped."""
     branch = x + bias
     return residual + (branch if mask is None else reference(branch, mask))
 

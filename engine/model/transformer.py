@@ -135,7 +135,8 @@ class TransformerLayer(nn.Module):
     def add(self, x: Tensor, branch: Tensor, of: str, dropout: Dropout | None = None) -> Tensor:
         """Return x + dropout(branch + bias), [s, b, h], for x [s, b, h] and the output [s, b, h] of
         a branch; s is this rank's part with sequence parallelism. The text `of` names the branch,
-        attention or mlp, and so the bias [h]. Without `dropout` nothing is dropped."""
+        `attention` or `mlp`, and so the bias [h], a parameter of this layer. `dropout` is a
+        Dropout, from which the branch's mask is drawn; if it is None, nothing is dropped."""
         bias, mask = self.bias_and_mask(len(x), of, dropout)
         return kernel("bias_dropout_add", branch)(branch, bias, x, mask)
 

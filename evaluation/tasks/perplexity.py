@@ -86,10 +86,10 @@ def sliding_stream(
     """Return the whole text, rewritten by the detokenizer and encoded, as a Stream of sliding
     windows of at most `seq_length` inputs.
 
-    The tokenizer's first tokens come before the text once, or in every window, and are never
-    scored. If they come in every window, they leave the text less room there, and a stride longer
-    than this room is shortened to it; the Stream has the stride that was taken. Without such tokens
-    the text's first sub-word is not scored.
+    The tokenizer's first tokens come before the text if `first` is "once", the default, or in every
+    window if it is "every", and are never scored. In every window they leave the text less room,
+    and a stride longer than this room is shortened to it; the Stream has the stride that was taken.
+    Without such tokens the text's first sub-word is not scored.
 
     Its blocks are its articles. A text without articles is cut into stretches of a window each, or
     longer ones so that there are at most MOST_STRETCHES. Raises BadInput if first tokens in every

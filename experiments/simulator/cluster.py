@@ -39,8 +39,10 @@ def unmeasured(value: float) -> Any:
 
 
 class Hardware(Config, Generic[Number]):
-    """Constants of machines and their networks; units are in the names, per GPU unless stated
-    otherwise."""
+    """Constants by which the cost model describes a machine and its network: sizes, peak rates,
+    bandwidths, latencies, and the shares of peak and bandwidth that work reaches. Units are in the
+    names; sizes and rates are per GPU unless stated otherwise. In a file each is a Constant, with
+    its source; for computing, a plain number."""
 
     gpus_per_node: Number
     memory_bytes: Number

@@ -19,9 +19,11 @@ ANSWER_SECONDS = 10
 
 
 class RayExecutor:
-    """Context manager whose method `run` runs tasks on the Ray cluster that `RAY_ADDRESS` names,
-    whatever `workers` is, or on one started here with `workers` processes, 0 meaning one for each
-    core.
+    """Context manager whose method `run` runs tasks on a Ray cluster and yields the Done of each,
+    in the order of the tasks. The cluster is the one that the environment variable `RAY_ADDRESS`
+    names, whatever `workers` is. Without that variable it is the latest that Ray has recorded on
+    this machine, or, if there is none, one started here with `workers` processes, 0 meaning one for
+    each core.
 
     A task whose node or process is lost is run again elsewhere. Raises BadInput if Ray is not
     installed, or, when the block begins, if the cluster cannot be used.

@@ -181,10 +181,10 @@ class BERT(StageModel):
         return self.final_layernorm(x) if self.stage.is_last else x
 
     def pooled(self, hidden: Tensor) -> Tensor:
-        """Return the summary of each sentence pair, [b, h], from the first position of the last
-        stage's states [s, b, h]. Under sequence parallelism the states are this rank's part of the
-        sequence, [s/t, b, h]: only the first tensor-parallel rank has that position, and the result
-        of any other rank is meaningless."""
+        """Return the summary of each sentence pair, [b, h]: tanh of a linear layer's output for the
+        first position of the last stage's states [s, b, h]. Under sequence parallelism the states
+        are this rank's part of the sequence, [s/t, b, h]: only the first tensor-parallel rank has
+        that position, and the result of any other rank is meaningless."""
         return torch.tanh(self.pooler(hidden[0]))
 
     def logits(self, tokens: Tensor) -> Tensor:
