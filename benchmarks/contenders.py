@@ -126,8 +126,9 @@ class Timed:
 @dataclass(frozen=True)
 class OurLayout:
     """This suite's engine, as a contender in a timed training, on `ranks` ranks in the layout
-    `parallel`. The method `build` returns the function that trains an iteration and returns its
-    loss; `training` and `steps` are the two methods that `build` calls."""
+    `parallel`. Every rank calls the method `build` with a TrainingSize, for a function that is
+    given an iteration's number and a dropout probability, trains that iteration and returns its
+    loss, a float; `training` and `steps` are the two methods that `build` calls."""
 
     name: str
     microbatches: int = 1

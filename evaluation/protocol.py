@@ -271,10 +271,11 @@ class Task(ABC):
 
     def facts(self, scores: Scores, provenance: Provenance) -> dict[str, Any]:
         """Return a dict of the fields of a result that do not depend on its kind: the fields of
-        `provenance`, task's name, note, whether it is partial, number of scored tokens, digest and
-        repository of the text, and `warnings`, a list of sentences for oddities of the text and for
-        a perplexity per sub-word of at least half the vocabulary's size. `scores` is the Scores,
-        one object, of all of this task's `requests` in order.
+        `provenance`; `task`, this task's name; its `note`; `partial`, a bool; `num_scored_tokens`;
+        the text's `data_digest`; its `data_repository`, empty if it is no known test set; and
+        `warnings`, a list of sentences for oddities of the text and for a perplexity per sub-word
+        of at least half the vocabulary's size. `scores` is the Scores, one object, of all of this
+        task's `requests` in order.
 
         Raises IntegrityFailure if the mean loss of a sub-word is not finite or above
         LARGEST_EXPONENT.

@@ -91,7 +91,7 @@ def resolve_checkpoint(path: Path) -> Path:
         if not complete:
             raise IntegrityFailure(
                 f"{path} has no complete checkpoint: none in it has the file COMPLETE, which is"
-                " written last"
+                " written last; name another run, or train this one until it has saved a checkpoint"
             )
         return complete[-1]
     if not is_sealed(path):

@@ -109,8 +109,8 @@ def _inline(svg: str, exhibit: Exhibit) -> Markup:
 
 
 def files_of(exhibit: Exhibit, drawing: Drawing | None) -> dict[str, bytes]:
-    """Return the contents of an exhibit's files as a dict ending → bytes: `csv`, and `svg` if there
-    is a drawing."""
+    """Return the contents of the files of `exhibit` as a dict ending → bytes: `csv`, its data in
+    UTF-8, and `svg`, the picture in `drawing`, which the caller has drawn, unless that is None."""
     return {"csv": exhibit.data.csv.encode("utf-8", "replace")} | (
         {"svg": drawing.svg} if drawing else {}
     )

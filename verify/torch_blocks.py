@@ -83,8 +83,8 @@ class Attention(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Decoder block, [b, s, h] to the same shape: attention and an MLP, each after a norm and added
-    to its input."""
+    """Decoder block, [b, s, h] to the same shape: causal attention and an MLP, each after an
+    RMSNorm and added to its input."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -108,9 +108,10 @@ class ShingledTexts:
     def similarities(
         self, number: int, others: Sequence[int], enough: float
     ) -> NDArray[np.float64]:
-        """Return a float64 array of the Jaccard similarities of the text `number` to the texts
-        `others`, at least one number, in order. It ends with the first that is at least `enough`,
-        if there is one."""
+        """Return a float64 array of the Jaccard similarities of the text with the number `number`
+        to the texts with the numbers `others`, at least one, in their order. It ends with the first
+        similarity that is at least `enough`, so it may be shorter than `others`; with an `enough`
+        above 1 it never is."""
         ((start, end),) = [*self._find([number])][-1]
         own = self._keys[start:end].copy()
         similar = []

@@ -39,11 +39,12 @@ runs of words that the index has."""
 
 class NgramIndex:
     """A hash index of every run of `words` words in `texts`, which takes about 20 to 40 bytes for
-    each run. The method `candidates` yields the places in another text where one of these runs may
-    begin: all matches, and perhaps other places, so that the caller compares the words.
+    each run. The method `candidates` yields, in ascending order, the character positions in another
+    text, in upper or lower case, where one of these runs may begin: all matches, and perhaps other
+    positions, so that the caller compares the words.
 
-    A text consists of at least `words` lower-cased words, joined by one space. Raises ValueError if
-    this Python lower-cases in a way the index does not know.
+    Each of `texts` consists of at least `words` lower-cased words, joined by one space. Raises
+    ValueError if this Python lower-cases in a way the index does not know.
     """
 
     def __init__(self, texts: Sequence[str], words: int) -> None:

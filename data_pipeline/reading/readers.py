@@ -81,9 +81,10 @@ class Limit:
         """True once a document was refused."""
 
     def admits(self, item: Item) -> bool:
-        """Return True and count `item`, a document, if it is within the limits with the ones
-        counted before; else set the attribute `reached` and return False; a shorter document may be
-        admitted after it. Return True for malformed input and blank lines, which do not count."""
+        """Return True and count `item`, a document, if with the ones counted before it is within
+        the limits on the number of documents and on their texts' UTF-8 bytes. Else set the
+        attribute `reached` to True and return False; a shorter document may be admitted after it.
+        Return True for malformed input and blank lines, which do not count."""
         if not isinstance(item, Document):
             return True
         documents = self.documents + 1

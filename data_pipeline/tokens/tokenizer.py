@@ -72,7 +72,7 @@ class Tokenizer:
     """Encoder of text as token ids, and decoder of token ids, by `backend`, a tokenizer of the
     library `tokenizers`. `backend` is changed: it then treats special tokens in a text like other
     characters and neither cuts nor pads. Raises BadInput if the vocabulary lacks `end_token`, the
-    token that ends a text."""
+    token that ends a text, by default `<|endoftext|>`."""
 
     end_of_text: int
     """Id of the token that ends a document."""

@@ -168,7 +168,7 @@ def _rows(
         elif line and not skip_short:
             raise BadInput(
                 f"{path} line {number} has {len(cells)} cells separated by tabs, and the header has"
-                f" {len(header)}"
+                f" {len(header)}: put the published file back"
             )
 
 

@@ -69,7 +69,8 @@ class PipelineStage:
 
 def split_layers(num_layers: int, pp: int, chunks: int) -> list[PipelineStage]:
     """Return a list of the pipeline's stages as PipelineStages, pp · chunks in number, in order,
-    each with its layers; stage = chunk · pp + rank.
+    each with the range of its layers and the marks for the first and the last stage; the stage of
+    a rank's chunk has the index chunk · pp + rank.
 
     If the layers do not divide evenly, the earlier stages hold one layer more: the last stage also
     computes the output head. Raises BadInput when there are fewer layers than stages.

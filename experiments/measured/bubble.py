@@ -47,7 +47,9 @@ CONFIG = ModelConfig(
 class Clock:
     """A rank's logical time, `units`, a whole number of a chunk's forward passes that includes
     waiting, and its present and largest number of activations in flight, `in_flight` and `peak`;
-    all begin at 0. The method `pass_on` advances the time alone; a Tick changes the counts too."""
+    all begin at 0. The method `pass_on` sets the time to the one that a received tensor carries, if
+    that is later, adds the units of a pass and returns a tensor that carries the new time; a Tick
+    calls it and changes the counts too."""
 
     def __init__(self) -> None:
         self.units = 0
