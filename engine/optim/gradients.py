@@ -165,14 +165,15 @@ class GradientReducer:
         stage; with one data-parallel rank both stages sum, and the list is empty."""
         tied = []
         for parameter, view in self._gradients():
-            if self._is_tied(parameter) and self.mesh.dp.size == 1:
-                # With one replica there is nothing else to sum, and both stages add up at once.
-                self.mesh.embedding.all_reduce(view)
-            elif self._is_tied(parameter):
-                work = self.mesh.embedding.start_reduce(view, 0)
-                with self.mesh.waiting:
-                    work.wait()
-                tied.append(view)
+            if self._is_tied(parameter):
+                if self.mesh.dp.size == 1:
+                    # With one replica there is nothing else to sum, and both stages add up at once.
+                    self.mesh.embedding.all_reduce(view)
+                else:
+                    work = self.mesh.embedding.start_reduce(view, 0)
+                    with self.mesh.waiting:
+                        work.wait()
+                    tied.append(view)
             if self._is_summed(parameter):
                 self.mesh.tp.all_reduce(view)
         return tied
@@ -192,15 +193,16 @@ class GradientReducer:
         let `parameter.grad` be `main`, or None in mixed precision (`is_mixed`). If it was the last
         gradient of the iteration (the method `arm`) that the bucket lacked, start the bucket's
         reduction, unless the bucket is shared. Nothing is returned."""
+        gradient = parameter.grad
         # Without mixed precision autograd itself adds to the view after the first microbatch.
-        if parameter.grad is not None and parameter.grad is not main:
+        if gradient is not None and gradient is not main:
             if id(parameter) in self.arrived:
-                main.add_(parameter.grad)
-            elif parameter.grad.is_sparse:
+                main.add_(gradient)
+            elif gradient.is_sparse:
                 # Only the rows that were looked up; the others have no gradient.
-                main.zero_().add_(parameter.grad)
+                main.zero_().add_(gradient)
             else:
-                main.copy_(parameter.grad)
+                main.copy_(gradient)
             # A 16-bit gradient is dropped at once: all of them together would be as large as the
             # weights.
             parameter.grad = None if is_mixed else main
