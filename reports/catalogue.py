@@ -182,10 +182,10 @@ def _repeats(layers: Iterable[Layer]) -> list[str]:
 
 
 def _arms(numbers: ExperimentNumbers) -> list[str]:
-    """Return a list of sentences on an ablation: its question; in one sentence each arm's final
-    validation loss, mean, least and greatest, its learning rate and how many trainings diverged;
-    and the verdict on each effect. Empty if no effect was tried or the experiment is no ablation.
-    """
+    """Return a list of sentences on an ablation: its question; one sentence on all arms together,
+    with each arm's final validation loss (mean, least and greatest), its learning rate and how many
+    of its trainings diverged; and a sentence for the verdict on each effect. The list is empty if
+    no effect was tried or the experiment is no ablation."""
     ablation = numbers.experiment.ablation
     tried = [item for item in numbers.claims if item.scale == "reduced"]
     if ablation is None or not tried:

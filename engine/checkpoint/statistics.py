@@ -183,8 +183,9 @@ def check_loaded(
     for name, numbers in measured.items():
         if name not in stored:
             raise IntegrityFailure(
-                f"{directory}: {FILE} has no entry for tensor {name!r} of the checkpoint: the file"
-                " was changed, so copy or save the checkpoint again"
+                f"{directory}: {FILE}, which has numbers of each tensor from before it was saved,"
+                f" has none of tensor {name!r}: the file was changed, so copy or save the"
+                " checkpoint again"
             )
         if difference := differs(
             numbers, vars(parse_document(stored[name], TensorNumbers, f"{FILE}, {name}"))

@@ -523,11 +523,12 @@ class Pretrained:
             )
         self.checked["weights"] = "the file's tensors are the model's"
         if left:
+            foreign = [name for name in left if name.startswith(f"{model.base_model_prefix}.")]
             unused = (
-                f"tensor {left[0]!r} is in the file, but not in the model of its configuration"
-                f" ({len(left)} such)"
+                f"tensor {(foreign or left)[0]!r} is in the file, but not in the model of its"
+                f" configuration ({len(left)} such)"
             )
-            if any(name.startswith(f"{model.base_model_prefix}.") for name in left):
+            if foreign:
                 raise IntegrityFailure(
                     f"{self.directory}: {unused}, so weights and configuration do not belong"
                     " together: save both again from one model"

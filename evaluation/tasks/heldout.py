@@ -164,8 +164,9 @@ def read_documents(dataset: Path) -> list[str]:
         raise IntegrityFailure(str(error)) from error
     if not any(map(str.strip, documents)):
         raise DataMissing(
-            f"{path} holds no text, so it cannot stand in for a published test: get the test itself"
-            " by `mlm-data fetch FOLDER`, and name that folder in MLM_DATA_DIR"
+            f"{path}, the validation documents of the data that the checkpoint was trained on,"
+            " holds no text, so it cannot stand in for a published test: get the test itself by"
+            " `mlm-data fetch FOLDER`, and name that folder in MLM_DATA_DIR"
         )
     return documents
 

@@ -390,10 +390,18 @@ def add_tower(directory: Path) -> None:
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 
+def remove_layer_and_add_head(directory: Path) -> None:
+    remove_layer(directory)
+    tensors = load_file(directory / "model.safetensors") | {"a_head.weight": torch.ones(3)}
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+
 @pytest.mark.parametrize(
     ("change", "code", "words"),
     [
         (remove_layer, 6, "is in the file, but not in the model of its configuration"),
+        # The tensor that is the reason, though another comes before it.
+        (remove_layer_and_add_head, 6, "tensor 'model.layers.1."),
         (
             add_tower,
             0,
