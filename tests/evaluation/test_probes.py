@@ -385,15 +385,14 @@ def remove_layer(directory: Path) -> None:
     spoil_config(num_hidden_layers=1, layer_types=None)(directory)
 
 
-def add_tower(directory: Path) -> None:
-    tensors = load_file(directory / "model.safetensors") | {"tower.weight": torch.ones(3)}
+def add_tower(directory: Path, name: str = "tower.weight") -> None:
+    tensors = load_file(directory / "model.safetensors") | {name: torch.ones(3)}
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 
-def remove_layer_and_add_head(directory: Path) -> None:
+def remove_layer_and_add_tower(directory: Path) -> None:
     remove_layer(directory)
-    tensors = load_file(directory / "model.safetensors") | {"a_head.weight": torch.ones(3)}
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    add_tower(directory, "a_tower.weight")
 
 
 @pytest.mark.parametrize(
@@ -401,7 +400,7 @@ def remove_layer_and_add_head(directory: Path) -> None:
     [
         (remove_layer, 6, "is in the file, but not in the model of its configuration"),
         # The tensor that is the reason, though another comes before it.
-        (remove_layer_and_add_head, 6, "tensor 'model.layers.1."),
+        (remove_layer_and_add_tower, 6, "tensor 'model.layers.1."),
         (
             add_tower,
             0,
